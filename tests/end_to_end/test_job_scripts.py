@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.launch.submit.detached import DetachedJob
-from samestep.launch.submit.follow import follow
+from samestep.launch.submit.follow import DetachedJob, follow
 from samestep.launch.submit.job_command import work
 from samestep.launch.submit.mpi import MpiJob
 from samestep.launch.submit.mpi import script as mpi_script

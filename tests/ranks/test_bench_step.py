@@ -1,19 +1,19 @@
 """Ranks agree on the synchronizers to measure; rank 0 reports those that are not available."""
 
-from samestep.cli.bench_step import chosen
+from samestep.cli.bench import chosen_synchronizers
 from samestep.ranks.world.thread_world import run_ranks
 
 CAN = ["naive", "ring", "reference", "bucketed", "exact"]
 
 
 def test_all_available_synchronizers_are_measured_by_default(capsys):
-    assert run_ranks(lambda world: chosen(world, []), 2) == [CAN] * 2
-    assert run_ranks(lambda world: chosen(world, ["ring"]), 2) == [["ring"]] * 2
+    assert run_ranks(lambda world: chosen_synchronizers(world, []), 2) == [CAN] * 2
+    assert run_ranks(lambda world: chosen_synchronizers(world, ["ring"]), 2) == [["ring"]] * 2
     assert capsys.readouterr().err == ""
 
 
 def test_an_unavailable_synchronizer_is_reported_by_one_rank(capsys):
-    assert run_ranks(lambda world: chosen(world, ["ring", "flat"]), 2) == [[], []]
+    assert run_ranks(lambda world: chosen_synchronizers(world, ["ring", "flat"]), 2) == [[], []]
     (line,) = capsys.readouterr().err.splitlines()
     assert "--sync flat" in line
     assert ", ".join(CAN) in line

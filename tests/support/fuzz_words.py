@@ -271,12 +271,20 @@ def begin_flags():
     import samestep.cli
     import samestep.studies.bench.synchronizers
     import samestep.studies.verify.verification
-    from samestep.cli import bench, bench_step, doctor, train, verify
+    from samestep.cli import bench, doctor, train, verify
     from samestep.cli import run as run_module
     from samestep.run import execution
 
-    for module in (execution, bench, bench_step, train, doctor, run_module):
-        for name in ("execute", "_start", "_work", "run_monitored", "fix_hash_seed", "bind_worker"):
+    for module in (execution, bench, train, doctor, run_module):
+        for name in (
+            "execute",
+            "_start",
+            "_work",
+            "_measure_steps",
+            "run_monitored",
+            "fix_hash_seed",
+            "bind_worker",
+        ):
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.run_checks = _Nothing

@@ -28,6 +28,9 @@ _LONGEST = 900
 PUT_OFF = 75
 """The exit code of a preempted run, which can be resumed: EX_TEMPFAIL of sysexits.h."""
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 + SIGINT, as in a shell."""
+
 
 class Error(Exception):
     """An error that samestep reports; the base class of all its exceptions."""

@@ -1,7 +1,7 @@
 """Implements ``samestep bench``, which measures collectives and training steps."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,56 +10,71 @@ import typer
 
 from samestep.base.console import log
 from samestep.base.errors import UsageError
+from samestep.base.machine.accelerators import accelerator_count
+from samestep.base.progress_bar import progress_bar
 from samestep.base.record import json_line
-from samestep.base.units import bytes_text
-from samestep.cli import options
-from samestep.cli.bench_common import decide_bench, exit_on_timeout
-from samestep.cli.bench_step import step
-from samestep.cli.options import option, switch
-from samestep.cli.progress import progress_bar
-from samestep.cli.secret_flag import with_secret_file
-from samestep.cli.setting_flags import as_arguments
+from samestep.base.units import bytes_text, check_seconds
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
+from samestep.cli.options.settings import as_arguments
+from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import Measured
-from samestep.run.execution import start_own
+from samestep.run.decision import Decision
+from samestep.run.execution import OWN_PROGRAM, decide_own, start_own
 from samestep.run.worker_binding import bind_worker
-from samestep.studies.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
-from samestep.studies.report.drawing import Chart
+from samestep.studies.bench.request import COLLECTIVES, DTYPES, SYNCS, Request, chosen, names_of, sizes_of
+from samestep.studies.bench.time_limit import Limit, exit_on_timeout
 from samestep.studies.report.write import write_figures, write_text
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World
     from samestep.studies.bench.measurement import Report
+    from samestep.studies.bench.synchronizers import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """The forms in which measurements are printed and stored.
+class Duration:
+    """The options of the duration of a measurement."""
 
-    Args:
-        plot: file for a chart; None for no chart.
-        figures: folder for a chart as SVG, PDF and PNG; None for none.
-        as_json: whether JSON is printed instead of a table.
-        save: whether the fastest algorithms are stored for ``--algorithm auto``.
-    """
+    seconds: Annotated[float, option("S", "Seconds to measure (a collective: each size).")] = 2.0
+    timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0
 
-    plot: Path | None
-    figures: Path | None
-    as_json: bool
-    save: bool
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(results.Output):
+    """The options of the results of a collective."""
+
+    save: Annotated[
+        bool,
+        switch("Store the fastest all-reduce for each size, for --algorithm auto.", RESULTS_PANEL, "--save"),
+    ] = False
+    plot: Annotated[Path | None, option("FILE.svg", "Plot times over sizes.", RESULTS_PANEL)] = None
+
+    def check_for(self, request: Request) -> None:
+        """Raise an error if the results of `request` cannot be stored like this."""
+        if self.save and request.collective != "all_reduce":
+            raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
+        if self.save and request.dtype != "float32":
+            raise UsageError(f"--save needs --dtype float32, not {request.dtype}; leave out one of the two.")
+        if self.plot is not None and (self.plot.suffix != ".svg" or not self.plot.parent.is_dir()):
+            raise UsageError(
+                f"--plot {self.plot} is not a .svg file in an existing folder; give another name."
+            )
+
+
+_STEP_DURATION = Duration(seconds=60.0, timeout=120.0)
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
 
 def command_for(collective: str) -> Callable[..., None]:
     """Return the command that measures one collective."""
+    spelled = collective.replace("_", "-")
 
     def command(
         *,
-        workers: options.Workers = None,
-        threads: options.Threads = None,
-        bind: options.Bind = "none",
+        start: launch.Workers,
         sizes: Annotated[str | None, option("SIZE,..", "Sizes to measure, such as 4,64K,25MiB.")] = None,
         min_size: Annotated[str | None, option("SIZE", "Smallest size. Default: 4 B.", "", "--min")] = None,
         max_size: Annotated[
@@ -72,21 +87,8 @@ def command_for(collective: str) -> Callable[..., None]:
         rounds: Annotated[
             int | None, option("R", "Rounds per size. Default: as many as fit into --seconds.")
         ] = None,
-        seconds: Annotated[float, option("S", "Seconds to measure each size.")] = 2.0,
-        timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0,
-        save: Annotated[
-            bool,
-            switch(
-                "Store the fastest all-reduce for each size, for --algorithm auto.",
-                options.RESULTS_PANEL,
-                "--save",
-            ),
-        ] = False,
-        plot: Annotated[
-            Path | None, option("FILE.svg", "Plot times over sizes.", options.RESULTS_PANEL)
-        ] = None,
-        figures: options.Figures = None,
-        as_json: options.AsJson = False,
+        duration: Duration,
+        output: Output,
     ) -> None:
         request = Request(
             collective=collective,
@@ -94,52 +96,95 @@ def command_for(collective: str) -> Callable[..., None]:
             algorithms=names_of(algorithm),
             dtype=dtype,
             rounds=rounds,
-            seconds=seconds,
-            timeout_s=timeout,
+            seconds=duration.seconds,
+            timeout_s=duration.timeout,
         )
-        if save and collective != "all_reduce":
-            raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
-        if save and dtype != "float32":
-            raise UsageError(f"--save needs --dtype float32, not {dtype}; leave out one of the two.")
-        if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
-            raise UsageError(f"--plot {plot} is not a .svg file in an existing folder; give another name.")
-        decision = decide_bench(workers, threads, bind)
+        output.check_for(request)
+        flags = {
+            "sizes": ",".join(map(str, request.sizes)),
+            "algorithm": ",".join(request.algorithms) or None,
+            "dtype": dtype,
+            "rounds": rounds,
+            **asdict(duration),
+            "plot": output.plot,
+            "figures": output.figures,
+            "save": output.save or None,
+            "json": output.as_json or None,
+        }
+        decision = _decide(start)
         if decision.is_main:
-            options.refuse_unwritable("--figures", figures)
+            output.check()
         if isinstance(decision.plan, Spawn):
             _refuse_unknown(request)
-            flags = {
-                "sizes": ",".join(map(str, request.sizes)),
-                "algorithm": ",".join(request.algorithms) or None,
-                "dtype": dtype,
-                "rounds": rounds,
-                "seconds": seconds,
-                "timeout": timeout,
-                "plot": plot,
-                "figures": figures,
-            }
-            words = as_arguments(flags) + ["--json"] * as_json + ["--save"] * save
-            raise typer.Exit(start_own(decision, ["bench", _spelled(collective), *words]))
-        bind_worker(decision, decision.detected.place)
-        output = Output(plot=plot, figures=figures, as_json=as_json, save=save)
-        _work(request, output, threads=threads)
+        _start_or_bind(decision, ["bench", spelled, *as_arguments(flags)])
+        _work(request, output, threads=start.threads)
 
-    command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, interleaved.
+    command.__doc__ = f"""Measure the algorithms of {spelled}, interleaved.
 
     Results are first compared with float64; an algorithm with wrong results is not timed, and the exit code
     is 1. Under srun, mpirun or torchrun the launcher's tasks are the workers; otherwise -n of them start
     here. --json prints one object per line, for each algorithm and size.
     """
-    return with_secret_file(command)
+    return grouped(command)
 
 
-def _spelled(collective: str) -> str:
-    return collective.replace("_", "-")
+@grouped
+def step(
+    *,
+    start: launch.Workers,
+    model: Annotated[str, results.MODEL] = "convnet",
+    batch_per_worker: Annotated[int, results.BATCH_PER_WORKER] = 16,
+    sync: Annotated[
+        str | None,
+        option(
+            "NAME,..", f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run."
+        ),
+    ] = None,
+    duration: Duration = _STEP_DURATION,
+    as_json: results.AsJson = False,
+) -> None:
+    """Measure training steps with each gradient synchronizer, interleaved.
+
+    Efficiency compares with the same workers computing at the same time without communication, in the same
+    run. Batch norm is local, as in torch's DDP. Under srun, mpirun or torchrun the launcher's tasks are the
+    workers; otherwise -n of them start here. --json prints one object per line, for each synchronizer.
+    """
+    names = [] if sync is None else [name.strip() for name in sync.split(",")]
+    if unknown := next((name for name in names if name not in SYNCS), None):
+        raise UsageError(f"--sync {unknown!r} is not one of {', '.join(SYNCS)}.")
+    check_seconds("--seconds", duration.seconds)
+    check_seconds("--timeout", duration.timeout)
+    decision = _decide(start)
+    from samestep.studies.bench.synchronizers import Problem
+
+    problem = Problem(model=model, batch_per_worker=batch_per_worker)
+    if isinstance(decision.plan, Spawn):
+        _refuse_without_gpus(names, decision.size)
+    flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, **asdict(duration)}
+    _start_or_bind(decision, ["bench", "step", *as_arguments(flags | {"json": as_json or None})])
+    _measure_steps(problem, names, duration, threads=start.threads, as_json=as_json)
 
 
 for _name in COLLECTIVES:
-    bench.command(_spelled(_name), short_help=f"Measure {_spelled(_name)}.")(command_for(_name))
+    _spelled = _name.replace("_", "-")
+    bench.command(_spelled, short_help=f"Measure {_spelled}.")(command_for(_name))
 bench.command("step", short_help="Measure training steps with each gradient synchronizer.")(step)
+
+
+def _decide(start: launch.Workers) -> Decision:
+    """Decide how a benchmark runs; it needs two workers."""
+    job = Job(program=OWN_PROGRAM, workers=start.workers)
+    decision = decide_own(job, threads=start.threads, bind=start.bind)
+    if decision.size < 2:
+        raise UsageError("one worker has no communication; give -n 2 or more, or start several tasks.")
+    return decision
+
+
+def _start_or_bind(decision: Decision, arguments: Sequence[str]) -> None:
+    """Start the workers with `arguments` and exit, or bind this process, which is one of them."""
+    if isinstance(decision.plan, Spawn):
+        raise typer.Exit(start_own(decision, arguments))
+    bind_worker(decision, decision.detected.place)
 
 
 def _refuse_unknown(request: Request) -> None:
@@ -149,8 +194,19 @@ def _refuse_unknown(request: Request) -> None:
     chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
 
 
+def _refuse_without_gpus(names: list[str], size: int) -> None:
+    """Refuse data_parallel without a GPU for each worker here, before each worker does."""
+    from samestep.studies.bench.synchronizers import NEEDS
+
+    if "data_parallel" in names and (found := accelerator_count()) < size:
+        raise UsageError(
+            f"--sync data_parallel needs {NEEDS['data_parallel']}. This node has {found} for {size} workers; "
+            "choose another synchronizer."
+        )
+
+
 def _work(request: Request, output: Output, *, threads: int | None) -> None:
-    """Measure, as one of the workers."""
+    """Measure a collective, as one of the workers."""
     from samestep.ranks.world.join import join
     from samestep.studies.bench.measurement import perform, pieces
 
@@ -165,56 +221,68 @@ def _work(request: Request, output: Output, *, threads: int | None) -> None:
 
 
 def _output(report: "Report", request: Request, world: "World", output: Output) -> None:
-    ranks = world.place.size
-    if report.rows:
-        print(_text(report, request, ranks, as_json=output.as_json), flush=True)
+    from samestep.studies.bench.cost_fit import crossovers
+    from samestep.studies.bench.text import chart, report_text, times_of
+
+    if report.rows and output.as_json:
+        print("".join(json_line(row.as_dict()) for row in report.rows).rstrip(), flush=True)
+    elif report.rows:
+        print(report_text(report, request, world.place.size), flush=True)
     for one in report.wrong:
         log(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
     if output.plot is not None and report.rows:
-        log(f"plot: {write_text(output.plot, _chart(report, request, ranks).svg())}")
+        log(f"plot: {write_text(output.plot, chart(report, request, world.place.size).svg())}")
     if output.figures is not None and report.rows:
-        log(write_figures([_chart(report, request, ranks)], output.figures))
+        log(write_figures([chart(report, request, world.place.size)], output.figures))
     if output.save and report.rows:
-        log(f"stored for --algorithm auto: {_saved(report, world)}")
+        measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
+        log(f"stored for --algorithm auto: {measured.save(crossovers(times_of(report.rows)))}")
 
 
-def _saved(report: "Report", world: "World") -> Path:
-    """Store from which size on each algorithm is the fastest, and return the file."""
-    from samestep.studies.bench.cost_fit import crossovers
-    from samestep.studies.bench.text import times_of
+def _measure_steps(
+    problem: "Problem", names: list[str], duration: Duration, *, threads: int | None, as_json: bool
+) -> None:
+    """Measure training steps, as one of the workers."""
+    from samestep.ranks.world.join import join
+    from samestep.studies.bench.step_text import step_answer, step_table
+    from samestep.studies.bench.step_times import measure
 
-    measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
-    return measured.save(crossovers(times_of(report.rows)))
-
-
-def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> str:
-    """Return the text to print."""
-    from samestep.studies.bench.text import answer, fastest, fits, table, times_of
-
-    if as_json:
-        return "".join(json_line(row.as_dict()) for row in report.rows).rstrip()
-    times = times_of(report.rows)
-    largest = max(report.copying)
-    rounds = sorted({min(report.rounds.values()), max(report.rounds.values())})
-    head = (
-        f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; all ranks at once "
-        f"copy memory at {report.copying[largest] / 1e9:.3g} GB/s each ({bytes_text(largest)})"
-    )
-    ends = [f"fastest: {fastest(times)}", answer(times)]
-    paragraphs = ([head], table(report.rows), fits(times), ends)
-    return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
-
-
-def _chart(report: "Report", request: Request, ranks: int) -> Chart:
-    from samestep.studies.bench.figures import bus_factor
-    from samestep.studies.bench.plot import times_chart
-    from samestep.studies.bench.text import times_of
-
-    factor = bus_factor(request.collective, ranks)
-    copying = {nbytes: factor * nbytes / speed for nbytes, speed in report.copying.items()}
-    name = _spelled(request.collective)
-    return times_chart(times_of(report.rows), copying=copying, title=_title(request, ranks), name=name)
+    with join(threads=threads) as world:
+        names = chosen_synchronizers(world, names)
+        if not names:  # on every rank; rank 0 has logged the reason
+            raise typer.Exit(2)
+        end = partial(exit_on_timeout, place=world.place, timeout_s=duration.timeout)
+        with progress_bar(None, shown=world.place.is_main) as done, Limit(duration.timeout, end) as limit:
+            rows = measure(
+                world,
+                problem,
+                names,
+                seconds=duration.seconds,
+                done=done,
+                around=lambda name: limit.of(f"steps with {name}"),
+            )
+        lines = [json_line(asdict(row)).rstrip() for row in rows]
+        if not as_json:
+            each = f"{problem.model}, {problem.batch_per_worker} samples each on {world.place.size} workers"
+            lines = [each, *step_table(rows), step_answer(rows)]
+        world.print("\n".join(lines))
 
 
-def _title(request: Request, ranks: int) -> str:
-    return f"{_spelled(request.collective)} of {request.dtype} among {ranks} ranks"
+def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
+    """Return the synchronizers to measure: those in `names`, or all that the workers can run.
+
+    If the workers cannot run one of them, rank 0 logs an error and the result is empty.
+
+    Args:
+        world: the workers; all of them call this.
+        names: the user's choice; empty for all.
+    """
+    from samestep.studies.bench.synchronizers import ALONE, NEEDS, ways_here
+
+    can = [name for name in ways_here(world) if name != ALONE]
+    missing = next((name for name in names if name not in can), None)
+    if missing is None:
+        return names or can
+    error = f"error: --sync {missing} needs {NEEDS[missing]}. These workers can run: {', '.join(can)}."
+    world.on_main(lambda: log(error))
+    return []

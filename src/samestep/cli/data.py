@@ -8,7 +8,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
-from samestep.cli import options
+from samestep.cli.options import results
 
 OTHERS = (
     ("synthetic:CxHxW,CLASSES,SAMPLES", "random images of any shape"),
@@ -31,8 +31,8 @@ def data(
         str | None, typer.Argument(metavar="[NAME]", help="The data set; not needed for list.")
     ] = None,
     *,
-    data_dir: options.DataDir = None,
-    as_json: options.AsJson = False,
+    data_dir: results.DataDir = None,
+    as_json: results.AsJson = False,
 ) -> None:
     """List, fetch or check data sets.
 

@@ -11,10 +11,9 @@ from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.units import check_seconds
-from samestep.cli import options
-from samestep.cli.options import option, switch
-from samestep.cli.secret_flag import with_secret_file
-from samestep.cli.setting_flags import as_arguments
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
+from samestep.cli.options.settings import as_arguments
 from samestep.launch.job import Job
 from samestep.launchers.detect import detect
 from samestep.run.execution import OWN_PROGRAM, decide_own, execute
@@ -25,16 +24,16 @@ from samestep.studies.doctor.report import Report, lines, record
 from samestep.studies.doctor.run_checks import Options, Outcome, run_checks
 
 
-@with_secret_file
+@grouped
 def doctor(
     *,
-    workers: options.Workers = None,
-    as_json: options.AsJson = False,
+    start: launch.Ranks,
+    as_json: results.AsJson = False,
     ticket: Annotated[
         bool,
         switch(
             "Print a text for a support request, with the variables; secrets are masked.",
-            options.RESULTS_PANEL,
+            RESULTS_PANEL,
             "--ticket",
         ),
     ] = False,
@@ -61,9 +60,9 @@ def doctor(
     check_seconds("--wait", wait)
     flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()
-    if workers not in (None, detect(environment).place.size):
+    if start.workers not in (None, detect(environment).place.size):
         arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
-        decision = decide_own(Job(program=replace(OWN_PROGRAM, args=arguments), workers=workers))
+        decision = decide_own(Job(program=replace(OWN_PROGRAM, args=arguments), workers=start.workers))
         return execute(replace(decision, explains_exit_1=True))
     chosen = Options(run_folder=run_folder, devices=devices, ticket=ticket, wait_s=wait)
     outcome = run_checks(environment, chosen)

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from samestep import __version__
-from samestep.base.errors import Error, WorkerFailed, one_line
+from samestep.base.errors import INTERRUPTED, Error, WorkerFailed, one_line
 from samestep.base.owned_folders import remove_dead
 
 VERBS: Mapping[str, str] = {
@@ -32,9 +32,6 @@ Each verb is a function, or an application of several commands, with its name in
 
 _SHORT = 100
 """Length from which an argument is compared as a whole with a file name that is too long."""
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C: 128 + SIGINT, as in a shell."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,8 +9,8 @@ import typer
 from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
-from samestep.cli import options
-from samestep.cli.options import option, switch
+from samestep.cli.options import results
+from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.studies.report import run_comparison, run_page
 from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import names, read_run
@@ -25,6 +25,7 @@ from samestep.studies.scaling.report.sources import is_about_scaling, is_study, 
 from samestep.studies.scaling.report.text import study_text, terminal_width
 
 
+@grouped
 def report(
     paths: Annotated[
         list[Path],
@@ -37,26 +38,25 @@ def report(
     scaling: Annotated[
         bool, switch("Compare numbers of workers: speedup and efficiency.", "", "--scaling")
     ] = False,
-    worth: options.Worth = None,
+    worth: results.Worth = None,
     out: Annotated[
         Path | None,
         option(
             "FILE",
             f"The page. Default: {NAME} beside the run, or in this folder for several runs.",
-            options.RESULTS_PANEL,
+            RESULTS_PANEL,
         ),
     ] = None,
-    figures: options.Figures = None,
-    as_json: options.AsJson = False,
+    output: results.Output,
 ) -> None:
     """Write a page about a run, a comparison of runs, or a scaling study.
 
     The page is one HTML file that needs no network. It shows curves, times, settings and the machine. --json
     prints its path with a summary of each run, or with the study.
     """
-    options.refuse_unwritable("--figures", figures)
+    output.check()
     if scaling or is_about_scaling(paths):
-        _report_study(paths, worth=worth, out=out, figures=figures, as_json=as_json)
+        _report_study(paths, output, worth=worth, out=out)
         return
     if worth is not None:
         raise UsageError("--worth needs a comparison of numbers of workers; add --scaling.")
@@ -65,10 +65,10 @@ def report(
         page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
     else:
         page = write_text(out or Path(NAME), run_comparison.render(runs))
-    if figures is not None:
-        log(write_figures(charts(runs), figures))
+    if output.figures is not None:
+        log(write_figures(charts(runs), output.figures))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
-    if as_json:
+    if output.as_json:
         found = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
@@ -80,13 +80,13 @@ def report(
 
 
 def _report_study(
-    paths: list[Path], *, worth: float | None, out: Path | None, figures: Path | None, as_json: bool
+    paths: list[Path], output: results.Output, *, worth: float | None, out: Path | None
 ) -> None:
     study = study_of(paths, bar=worth)
     page = write_study_page(study, out or _beside(paths))
-    if figures is not None:
-        log(write_figures(study_charts(study), figures))
-    if as_json:
+    if output.figures is not None:
+        log(write_figures(study_charts(study), output.figures))
+    if output.as_json:
         print(json_line({"page": str(page), "study": study_as_json(study)}).rstrip())
         return
     if is_study(paths[0]):

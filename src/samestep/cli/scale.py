@@ -2,54 +2,29 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
+from samestep.autopilot.script.options import Options
 from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
-from samestep.cli import options
-from samestep.cli.options import option, switch
-from samestep.cli.recipe_flags import refuse_wrong_flags
-from samestep.cli.scale_jobs import (
-    PerNode,
-    SlurmJobs,
-    collected_from,
-    refuse_flags_of_jobs,
-    refuse_flags_with_collect,
-    slurm_jobs,
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
+from samestep.cli.options.serial import Mode
+from samestep.cli.options.settings import as_arguments, given, with_flags_of
+from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
+from samestep.launch.submit.site_defaults import (
+    SITE_PANEL,
+    SIZE_PANEL,
+    SOFTWARE_PANEL,
+    SlurmSite,
+    site_of,
 )
-from samestep.cli.scale_local import LocalRuns, local_runs
-from samestep.cli.scale_study import default_folder, refuse_taken
-from samestep.cli.scale_target import (
-    batch_of,
-    compared,
-    kind_of,
-    refuse_ambiguous,
-    refuse_misplaced,
-    scaling_of,
-)
-from samestep.cli.setting_flags import as_arguments
-from samestep.cli.slurm_flags import (
-    Account,
-    Constraint,
-    CpusPerTask,
-    Directives,
-    GpusPerNode,
-    LoadedModules,
-    Memory,
-    Partition,
-    Qos,
-    Reservation,
-    Runtime,
-    Time,
-)
-from samestep.cli.submit_common import Container, Detach, Lines, Venv
 from samestep.studies.report.write import write_figures
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
@@ -57,7 +32,10 @@ from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
 from samestep.studies.scaling.sweep.collect import Frame, source_of
-from samestep.studies.scaling.sweep.plan import Request, plan, refuse_too_many
+from samestep.studies.scaling.sweep.execution import default_folder, refuse_taken
+from samestep.studies.scaling.sweep.local_runs import LocalRuns, local_runs
+from samestep.studies.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
+from samestep.studies.scaling.sweep.slurm_runs import SlurmRuns, collect
 from samestep.studies.scaling.sweep.variants import compared_threads
 
 SETTINGS: Mapping[str, Any] = {
@@ -67,8 +45,49 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 _SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
+_JOB_PANELS = (_JOBS, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
+_WITH_COLLECT = ("--collect", "--worth", "--figures", "--json")
+"""Options that do not change how a study is measured."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The options of the runs and their order."""
+
+    steps: Annotated[int, option("K", "Measured steps of each run.", _MEASUREMENT)] = 30
+    warm_up: Annotated[int, option("W", "Steps before the measured ones.", _MEASUREMENT)] = 5
+    repeats: Annotated[int, option("R", "Runs of each configuration, interleaved.", _MEASUREMENT)] = 3
+    seed: Annotated[int, option("", "Seed of the order of the runs.", _MEASUREMENT)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJobs:
+    """The options of a study whose runs are Slurm jobs."""
+
+    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None
+    detach: launch.Detach = False
+    collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", _JOBS)] = None
+    nproc_per_node: Annotated[int | None, option("K", "Maximum workers per node. Default: all.", _JOBS)] = (
+        None
+    )
+    gpus_per_node: launch.GpusPerNode = 0
+
+    def runs(self, site: SlurmSite, largest: int, threads: int | None) -> SlurmRuns:
+        """Return Slurm jobs for runs of up to `largest` workers."""
+        each = self.gpus_per_node or largest
+        return SlurmRuns(
+            site=site,
+            places=largest,
+            per_node=each if self.nproc_per_node is None else self.nproc_per_node,
+            gpus=self.gpus_per_node,
+            threads=threads,
+            detach=self.detach,
+        )
+
+
+@grouped
+@with_flags_of(Options, only=OF_SERIAL)
+@with_flags_of(SlurmSite, modules="--load-module")
 def scale(
     context: typer.Context,
     target: Annotated[
@@ -83,7 +102,7 @@ def scale(
         ),
     ] = None,
     *,
-    workers: options.WorkerCounts = "1,2",
+    workers: launch.WorkerCounts = "1,2",
     scaling: Annotated[
         str,
         option(
@@ -101,172 +120,121 @@ def scale(
             _SWEEP,
         ),
     ] = None,
-    module: options.Module = False,
-    steps: Annotated[int, option("K", "Measured steps of each run.", _MEASUREMENT)] = 30,
-    warm_up: Annotated[int, option("W", "Steps before the measured ones.", _MEASUREMENT)] = 5,
-    repeats: Annotated[int, option("R", "Runs of each configuration, interleaved.", _MEASUREMENT)] = 3,
-    seed: Annotated[int, option("", "Seed of the order of the runs.", _MEASUREMENT)] = 0,
+    module: launch.Module = False,
+    measurement: Measurement,
     oversubscribe: Annotated[
         bool, switch("Allow more workers than cores or GPUs.", _MEASUREMENT, "--oversubscribe")
     ] = False,
-    threads: options.Threads = None,
-    bind: Annotated[str | None, options.BIND] = None,
-    hang_timeout: Annotated[float | None, options.HANG_TIMEOUT] = None,
-    mode: options.Mode = None,
-    batch_norm: options.BatchNorm = None,
-    split: options.Split = None,
-    load: options.Load = None,
-    random: options.Random = None,
-    device: options.Device = None,
-    algorithm: options.Algorithm = None,
-    worth: options.Worth = None,
+    threads: launch.Threads = None,
+    bind: Annotated[str | None, launch.BIND] = None,
+    hang_timeout: Annotated[float | None, launch.HANG_TIMEOUT] = None,
+    mode: Mode = None,
+    worth: results.Worth = None,
     out: Annotated[
-        Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", options.RESULTS_PANEL)
+        Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", RESULTS_PANEL)
     ] = None,
-    figures: options.Figures = None,
-    as_json: options.AsJson = False,
-    dry_run: options.DryRun = False,
-    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None,
-    detach: Detach = False,
-    collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", _JOBS)] = None,
-    nproc_per_node: Annotated[
-        int | None, option("K", "Maximum workers per node. Default: all.", _JOBS)
-    ] = None,
-    gpus_per_node: GpusPerNode = 0,
-    cpus_per_task: CpusPerTask = None,
-    mem: Memory = None,
-    time: Time = None,
-    partition: Partition = None,
-    account: Account = None,
-    reservation: Reservation = None,
-    qos: Qos = None,
-    constraint: Constraint = None,
-    directive: Directives = None,
-    load_module: LoadedModules = None,
-    venv: Venv = None,
-    container: Container = None,
-    container_runtime: Runtime = None,
-    line: Lines = None,
+    output: results.Output,
+    dry_run: launch.DryRun = False,
+    submission: StudyJobs,
+    **settings: Any,
 ) -> int:
     """Measure a training on several numbers of workers: speedup, efficiency, and the causes of its loss.
 
     Each run is a separate command that is stopped after some steps; files that it writes are discarded. The
     exit code is 0 if every number of workers was measured, and 1 if a run failed and the others are reported.
     """
-    site = {
-        "partition": partition,
-        "account": account,
-        "reservation": reservation,
-        "qos": qos,
-        "constraint": constraint,
-        "time": time,
-        "mem": mem,
-        "cpus_per_task": cpus_per_task,
-        "directives": directive,
-        "modules": load_module,
-        "venv": venv,
-        "container": container,
-        "container_runtime": container_runtime,
-        "lines": line,
-    }
-    per_node = PerNode(workers=nproc_per_node, gpus=gpus_per_node)
-    _refuse_figures(figures, detach=detach)
-    if collect is not None:
-        refuse_flags_with_collect(context)
-    if submit is None:
-        refuse_flags_of_jobs({**site, **per_node.flags(), "detach": detach})
-    if collect is not None:
-        return _print_study(collected_from(collect, target, bar=worth), collect, figures, as_json=as_json)
+    output.check()
+    _refuse_unused(context, submission, output)
+    if submission.collect is not None:
+        if target is not None:
+            raise UsageError(f"--collect {submission.collect} has its own target; leave {target} out.")
+        return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
-    kind = kind_of(target, arguments or [], module=module, mode=mode)
-    refuse_ambiguous(target, kind, sys.argv, {name for one in context.command.params for name in one.opts})
+    found = Target.of(target, arguments or (), module=module, mode=mode)
+    found.refuse_ambiguous(sys.argv, {name for one in context.command.params for name in one.opts})
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
-    flags = {
-        "mode": mode,
-        "batch_norm": batch_norm,
-        "split": split,
-        "load": load,
-        "random": random,
-        "device": device,
-        "algorithm": algorithm,
-        "bind": bind,
-        "hang_timeout": hang_timeout,
-    }
-    refuse_misplaced(target, flags, compare or [], kind)
-    variants = compared(compare or [], kind)
+    flags = {"mode": mode, **given(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
+    found.refuse_misplaced(flags, compare or ())
+    variants = found.compared(compare or ())
     each = compared_threads(variants)
-    if submit is None:
-        runs: LocalRuns | SlurmJobs = local_runs(
-            numbers, threads=threads, compared=each, on_cpu=device == "cpu"
-        )
+    runs: LocalRuns | SlurmRuns
+    if submission.submit is None:
+        runs = local_runs(numbers, threads=threads, compared=each, on_cpu=settings["device"] == "cpu")
     else:
-        runs = slurm_jobs(submit, max(numbers), site, per_node=per_node, threads=threads, detach=detach)
+        runs = submission.runs(site_of(SlurmSite, given(settings, SlurmSite)), numbers[-1], threads)
     if not oversubscribe:
         refuse_too_many(numbers, places=runs.places, what=runs.what)
     request = Request(
         target=target,
-        kind=kind,
-        arguments=tuple(arguments or ()),
+        kind=found.kind,
+        arguments=found.arguments,
         workers=numbers,
-        scaling=scaling_of(scaling),
-        batch=batch_of(target, arguments or [], scaling) if kind == "recipe" else None,
+        scaling=cast("Scaling", scaling),
+        batch=found.batch(scaling),
         flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
         variants=variants,
-        steps=steps,
-        warm_up=warm_up,
-        repeats=repeats,
-        seed=seed,
         per_node=runs.per_node,
         folder=out or default_folder(target),
+        **asdict(measurement),
     )
     trials = plan(request)
-    if kind == "recipe":
+    if found.kind == "recipe":
         refuse_wrong_flags(trials)
     frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:
         print(runs.describe(frame, trials))
         return 0
-    if kind == "script":
+    if found.kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
-    return _print_study(runs.execute(frame, trials), request.folder, figures, as_json=as_json)
-
-
-def _refuse_figures(figures: Path | None, *, detach: bool) -> None:
-    """Refuse a folder that cannot be written to, or that nothing will be written to."""
-    options.refuse_unwritable("--figures", figures)
-    if detach and figures is not None:
-        raise UsageError("--figures needs the results, and --detach does not wait; give it with --collect.")
-
-
-def _print_study(
-    result: tuple[Study, int] | None, folder: Path, figures: Path | None, *, as_json: bool
-) -> int:
-    """Print the study in `folder`, if there is one already, save its charts, and return the exit code."""
-    if result is None:
-        return 0
-    study, code = result
-    if as_json:
-        print(json_line(as_json_of(study)).rstrip())
-    else:
-        print(study_text(seen_from_here(study, folder), terminal_width()))
-    if figures is not None:
-        log(write_figures(charts(study), figures))
-    return code
+    return _print_study(runs.execute(frame, trials), request.folder, output)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of workers of ``-n``.
-
-    Raises:
-        UsageError: the text is not a list of numbers, or has one of them twice.
-    """
-    numbers = tuple(options.worker_counts(text))
-    twice = next((one for one, other in pairwise(numbers) if one == other), None)
-    if twice is not None:
+    """Return the numbers of workers of ``-n``, each once."""
+    numbers = tuple(launch.worker_counts(text))
+    if twice := next((one for one in numbers if numbers.count(one) > 1), None):
         raise UsageError(
             f"-n {text} has {twice} twice; give each number once, and the number of runs with --repeats."
         )
     return numbers
+
+
+def _refuse_unused(context: typer.Context, submission: StudyJobs, output: results.Output) -> None:
+    """Refuse options of jobs without ``--submit``, of a new study with ``--collect``, and of no result."""
+    if submission.detach and output.figures is not None:
+        raise UsageError("--figures needs the results, and --detach does not wait; give it with --collect.")
+    if submission.submit not in (None, "slurm"):
+        raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        flag = max(one.opts, key=len)
+        if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
+            continue
+        if submission.collect is not None and flag not in _WITH_COLLECT:
+            raise UsageError(
+                f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
+                "out; only --worth, --figures and --json go with --collect."
+            )
+        is_of_job = flag == "--detach" or getattr(one, "rich_help_panel", "") in _JOB_PANELS
+        if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
+            raise UsageError(
+                f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
+            )
+
+
+def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.Output) -> int:
+    """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
+    if isinstance(result, str):
+        print(result)
+        return 0
+    study, code = result
+    if output.as_json:
+        print(json_line(as_json_of(study)).rstrip())
+    else:
+        print(study_text(seen_from_here(study, folder), terminal_width()))
+    if output.figures is not None:
+        log(write_figures(charts(study), output.figures))
+    return code

@@ -1,11 +1,249 @@
 """Implements ``samestep submit``, which writes a job for Slurm or MPI, submits it and follows it."""
 
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, cast
+
 import typer
 
+from samestep.base import env
+from samestep.base.console import log
+from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.signals import held
+from samestep.base.units import counted
+from samestep.cli import main
+from samestep.cli.options import launch
+from samestep.cli.options.declare import WORKERS_PANEL, option, switch
+from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
-from samestep.cli.submit_mpi import mpi
-from samestep.cli.submit_slurm import slurm
+from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
+from samestep.launch.submit.job_command import VERBS, Work, work
+from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
+from samestep.launch.submit.mpi import script as mpi_script
+from samestep.launch.submit.mpi_hosts import hosts_in, hosts_of
+from samestep.launch.submit.quoting import slug
+from samestep.launch.submit.resources import Launch
+from samestep.launch.submit.site_defaults import HOSTS_PANEL, SIZE_PANEL, MpiSite, SlurmSite, site_of
+from samestep.launch.submit.slurm import SlurmJob, per_node
+from samestep.launch.submit.slurm import script as slurm_script
+from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
+from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
+
+FOLDER = Path("jobs")
+"""The folder for jobs and their logs, in the working folder."""
+
+WARNING_S = 120
+"""Seconds before the time limit; Slurm checks limits every half minute or so."""
+
+Target = Annotated[
+    str, typer.Argument(metavar="PROGRAM", help="A script, or a verb: run, train, bench or doctor.")
+]
+JobName = Annotated[
+    str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
+]
+_MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
+
+
+@with_flags_of(SlurmSite)
+def slurm(
+    target: Target,
+    arguments: launch.Arguments = None,
+    *,
+    nodes: Annotated[int, option("N", "Number of nodes.", SIZE_PANEL)] = 1,
+    gpus_per_node: launch.GpusPerNode = 0,
+    workers: launch.WorkerCount = None,
+    nproc_per_node: Annotated[
+        int | None,
+        option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node"),
+    ] = None,
+    requeue: Annotated[
+        bool,
+        switch("Before the time limit, write a checkpoint and requeue the job.", SIZE_PANEL, "--requeue"),
+    ] = False,
+    warning: Annotated[
+        int | None,
+        option("S", f"With --requeue: seconds before the time limit. Default: {WARNING_S}.", SIZE_PANEL),
+    ] = None,
+    launcher: Annotated[
+        str,
+        option(
+            "",
+            "tasks: Slurm starts each worker; node: Slurm starts samestep once on each node.",
+            WORKERS_PANEL,
+            "--launch",
+        ),
+    ] = "tasks",
+    job_name: JobName = None,
+    output: Annotated[
+        str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
+    ] = None,
+    dry_run: launch.DryRun = False,
+    detach: launch.Detach = False,
+    **settings: Any,
+) -> int:
+    """Write a Slurm job, submit it, and follow its state and its log to the end.
+
+    The job is stored in jobs/, so that it can be read, changed and submitted again. Ctrl-C ends the
+    following, not the job. The exit code is that of the job. Defaults for all jobs of a site are read from
+    the slurm table of ~/.config/samestep/config.toml; flags override them.
+    """
+    if warning is not None and not requeue:
+        raise UsageError(f"--warning {warning} has an effect only with --requeue; give that too.")
+    site = site_of(SlurmSite, settings)
+    command = _work(target, arguments or [])
+    name = job_name or command.name
+    job = SlurmJob(
+        work=command,
+        name=name,
+        nodes=nodes,
+        per_node=per_node(
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            workers=workers,
+            nproc_per_node=nproc_per_node,
+            in_command=command.workers,
+        ),
+        gpus_per_node=gpus_per_node,
+        site=site,
+        launch=cast("Launch", launcher),
+        warning_s=(WARNING_S if warning is None else warning) if requeue else None,
+        output=output or str(FOLDER / f"{slug(name)}-%j.log"),
+        python=sys.executable,
+    )
+    text = slurm_script(job)
+    if dry_run:
+        _print(_encoded(text))
+        return 0
+    refuse_without_sbatch()
+    file = _store(name, text, suffix=".sbatch")
+    with held() as signals:  # a Ctrl-C waits until the number of an accepted job is printed
+        submitted = FollowedSlurmJob(submit_to_slurm(file))
+        where = f"{counted(job.workers, 'worker')} on {counted(nodes, 'node')}"
+        log(f"{submitted.name} is submitted: {where}. Its script is {file}.")
+    signals.heed()
+    return _follow(submitted, detach=detach)
+
+
+@with_flags_of(MpiSite)
+def mpi(
+    target: Target,
+    arguments: launch.Arguments = None,
+    *,
+    hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", HOSTS_PANEL)] = None,
+    workers: launch.WorkerCount = None,
+    job_name: JobName = None,
+    dry_run: launch.DryRun = False,
+    detach: launch.Detach = False,
+    **settings: Any,
+) -> int:
+    """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
+
+    The hosts are checked first. Without -n every slot of a host is a worker. The job and its log are stored
+    in jobs/. The job continues when the terminal is closed, and after Ctrl-C. The exit code is that of the
+    job. Defaults are read from the mpi table of ~/.config/samestep/config.toml; flags override them.
+    """
+    file = settings["hostfile"]
+    if hosts is not None and file is not None:
+        raise UsageError(
+            f"--hosts {hosts} and --hostfile {file} contradict each other; give only one of them."
+        )
+    site = site_of(MpiSite, settings)
+    command = _work(target, arguments or [])
+    if hosts is None and not site.hostfile:
+        raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
+    places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
+    flavour, mpirun = mpirun_of(site, here=not dry_run)
+    total = workers if workers is not None else command.workers
+    job = MpiJob(
+        work=command,
+        name=job_name or command.name,
+        hosts=places,
+        workers=sum(host.slots for host in places) if total is None else total,
+        flavour=flavour,
+        mpirun=mpirun,
+        site=site,
+        folder=Path.cwd(),
+        python=sys.executable,
+        as_root=os.geteuid() == 0,
+        forwarded=forwarded(list(env.snapshot())),
+    )
+    text = mpi_script(job)
+    if dry_run:
+        _print(_encoded(text))
+        return 0
+    check_hosts(job, target)
+    stored = _store(job.name, text, suffix=".sh")
+    started = DetachedJob(stored, stored.with_suffix(".log"))
+    log(
+        f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(places), 'host')}. "
+        f"Its script is {stored}, its log {stored.with_suffix('.log')}."
+    )
+    return _follow(started, detach=detach)
+
 
 submit = typer.Typer(help="Write the job for Slurm or MPI, submit it, and follow it to its end.")
 submit.command("slurm", context_settings=dict(SETTINGS), short_help="Submit a Slurm job.")(slurm)
 submit.command("mpi", context_settings=dict(SETTINGS), short_help="Start a job with Open MPI or MPICH.")(mpi)
+
+
+def _work(target: str, arguments: list[str]) -> Work:
+    """Return the command that the job runs.
+
+    Raises:
+        UsageError: the script does not exist, or the verb cannot run on several workers.
+    """
+    if target not in VERBS:
+        if target in main.VERBS and not Path(target).exists():
+            raise UsageError(
+                f"samestep {target} does not run on several workers; submit a script, or one of the verbs "
+                f"{', '.join(VERBS)}."
+            )
+        launch.program(target, arguments, module=False)
+    misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
+    if misplaced:
+        log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
+    return work([target, *arguments])
+
+
+def _store(name: str, text: str, *, suffix: str) -> Path:
+    """Write a job's script to a new file, and return it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    stem = f"{slug(name)}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - local time, for readers
+    tries = (FOLDER / f"{stem}{'' if count == 1 else f'-{count}'}{suffix}" for count in range(1, 1000))
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        file = next(path for path in tries if not path.exists())
+        file.write_bytes(_encoded(text))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the job to {FOLDER}/: {error.strerror}. Submit it from another folder."
+        ) from None
+    return file
+
+
+def _follow(job: FollowedJob, *, detach: bool) -> int:
+    """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job."""
+    if detach:
+        print(job.number)
+        return 0
+    try:
+        return follow(job, log=log, show=_print)
+    except KeyboardInterrupt:
+        log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
+        return INTERRUPTED
+
+
+def _encoded(text: str) -> bytes:
+    """Return a script as bytes; arguments that are not UTF-8 keep theirs."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _print(text: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -16,13 +16,11 @@ from samestep.base.console import log
 from samestep.base.errors import Error, Preempted, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
-from samestep.cli import options
-from samestep.cli.job_flags import Rendezvous, refuse_unused
-from samestep.cli.job_flags import clocking as clocking_of
-from samestep.cli.options import option, switch
-from samestep.cli.secret_flag import with_secret_file
-from samestep.cli.serial_flags import refuse_unmeasured
-from samestep.cli.setting_flags import as_arguments, given, with_flags_of
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, grouped, option, switch
+from samestep.cli.options.nodes import Rendezvous, refuse_unused
+from samestep.cli.options.serial import refuse_unmeasured
+from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
@@ -49,20 +47,7 @@ FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """The forms in which the result is reported.
-
-    Args:
-        figures: folder for the charts as SVG, PDF and PNG; None for none.
-        as_json: whether JSON is printed instead of text.
-    """
-
-    figures: Path | None
-    as_json: bool
-
-
-@with_secret_file
+@grouped
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
@@ -72,61 +57,52 @@ def train(
         ),
     ] = None,
     *,
-    workers: options.Workers = None,
-    threads: options.Threads = None,
-    bind: options.Bind = "none",
-    max_restarts: options.MaxRestarts = 0,
-    hang_timeout: options.HangTimeout = 60.0,
+    start: launch.WatchedWorkers,
     fast: Annotated[
         bool | None,
-        option("", "Train for the same task in a fraction of the time.", options.TRAINING_PANEL, "--fast"),
+        option("", "Train for the same task in a fraction of the time.", TRAINING_PANEL, "--fast"),
     ] = None,
     config: Annotated[
-        Path | None, option("FILE", "Settings from a TOML file; flags override them.", options.TRAINING_PANEL)
+        Path | None, option("FILE", "Settings from a TOML file; flags override them.", TRAINING_PANEL)
     ] = None,
-    model: Annotated[str | None, options.MODEL] = None,
+    model: Annotated[str | None, results.MODEL] = None,
     resume: Annotated[
         Path | None,
         option(
             "DIR",
             "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
-            options.TRAINING_PANEL,
+            TRAINING_PANEL,
         ),
     ] = None,
     eval_only: Annotated[
         bool,
-        switch("Evaluate the weights of --from, without training.", options.TRAINING_PANEL, "--eval-only"),
+        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
     ] = False,
     weights: Annotated[
         Path | None,
         option(
             "CHECKPOINT",
             "For --eval-only: a checkpoint, of samestep or of another program.",
-            options.TRAINING_PANEL,
+            TRAINING_PANEL,
             "--from",
         ),
     ] = None,
-    batch_per_worker: Annotated[int | None, options.BATCH_PER_WORKER] = None,
+    batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None,
     lr_scale: Annotated[
         str | None,
-        option(
-            "", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", options.TRAINING_PANEL
-        ),
+        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
     ] = None,
     data: Annotated[
         str | None,
-        option("NAME", "Another data set; samestep data list prints the names.", options.DATA_PANEL),
+        option("NAME", "Another data set; samestep data list prints the names.", DATA_PANEL),
     ] = None,
-    data_dir: options.DataDir = None,
-    subset: Annotated[int | None, option("K", "Train on the first K samples.", options.DATA_PANEL)] = None,
+    data_dir: results.DataDir = None,
+    subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None,
     out: Annotated[
-        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", options.RESULTS_PANEL)
+        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)
     ] = None,
-    figures: options.Figures = None,
-    as_json: options.AsJson = False,
-    clock: options.Clock = None,
-    clock_steps: options.ClockSteps = None,
-    clock_warm_up: options.ClockWarmUp = 5,
+    output: results.Output,
+    recording: launch.Clock,
     **settings: Any,
 ) -> None:
     """Train a built-in recipe on N workers, with the result of one.
@@ -141,10 +117,10 @@ def train(
 
     if eval_only != (weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
-    clocking = clocking_of(clock, steps=clock_steps, warm_up=clock_warm_up)
+    clocking = recording.checked()
     if eval_only:
-        _refuse_with_eval_only({"--clock records the steps": clocking, "--figures saves the charts": figures})
-    output = Output(figures=figures, as_json=as_json)
+        given_flags = {"--clock records the steps": clocking, "--figures saves the charts": output.figures}
+        _refuse_with_eval_only(given_flags)
     request = Request(
         recipe=recipe,
         fast=fast,
@@ -163,21 +139,24 @@ def train(
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
+    threads = start.threads
     if threads is None and configuration(request)[0].get("exact") and asked_threads(environment) is None:
         threads = 1  # the same number everywhere gives the same bits
-    job = Job(program=OWN_PROGRAM, workers=workers, max_restarts=max_restarts, patience_s=FINISH_S)
-    decision = with_checks(decide_own(job, threads=threads, bind=bind), hang_timeout=hang_timeout)
+    job = Job(
+        program=OWN_PROGRAM, workers=start.workers, max_restarts=start.max_restarts, patience_s=FINISH_S
+    )
+    decision = with_checks(decide_own(job, threads=threads, bind=start.bind), hang_timeout=start.hang_timeout)
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
     if decision.is_main:
-        options.refuse_unwritable("--figures", figures)
-    _exit_if_finished(request, decision, as_json=as_json)
+        output.check()
+    _exit_if_finished(request, decision, as_json=output.as_json)
     resolved = resolve(request, workers=decision.size)
     if resolved.settings.compile and not accelerator_count():  # only workers may open accelerators
         check_compiler(resolved)
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
-    if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
-        raise typer.Exit(_start(decision, request, resolved, clocking, output))
+    if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
+        raise typer.Exit(_start(decision, request, resolved, recording, output))
     work = partial(_work, decision, resolved, clocking, output, threads=threads)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
@@ -210,8 +189,8 @@ def _start(
     decision: Decision,
     request: "Request",
     resolved: "ResolvedConfig",
-    clocking: ClockOptions | None,
-    output: Output,
+    recording: launch.Clock,
+    output: results.Output,
 ) -> int:
     """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
@@ -225,7 +204,7 @@ def _start(
     if decision.is_main:
         _log_settings(decision, resolved)
     try:
-        code, why = start_own(decision, _arguments(request, clocking, output)), ""
+        code, why = start_own(decision, _arguments(request, recording, output)), ""
     except Error as error:
         if not _has_finished(resolved):
             raise
@@ -251,7 +230,7 @@ def _work(
     decision: Decision,
     resolved: "ResolvedConfig",
     clocking: ClockOptions | None,
-    output: Output,
+    output: results.Output,
     *,
     threads: int | None,
 ) -> None:
@@ -306,7 +285,7 @@ def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | 
     return result
 
 
-def _report(result: "Result", folder: Path, output: Output) -> None:
+def _report(result: "Result", folder: Path, output: results.Output) -> None:
     """Print the result of a training, and write page and figures; an error there does not fail it."""
     where = f"run folder: {folder}"
     try:
@@ -336,7 +315,7 @@ def _line(error: BaseException) -> str:
     return text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
 
 
-def _arguments(request: "Request", clocking: ClockOptions | None, output: Output) -> tuple[str, ...]:
+def _arguments(request: "Request", recording: launch.Clock, output: results.Output) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
         one.name: getattr(request, one.name)
@@ -346,12 +325,7 @@ def _arguments(request: "Request", clocking: ClockOptions | None, output: Output
     words = as_arguments({**flags, **request.changes, "figures": output.figures})
     if request.weights is not None:
         words += ["--eval-only", f"--from={request.weights}"]
-    if clocking is not None:
-        steps, warm_up = clocking.steps, clocking.warm_up
-        words += as_arguments({"clock": clocking.folder, "clock_steps": steps, "clock_warm_up": warm_up})
-    return (
-        "train",
-        *([request.recipe] if request.recipe else []),
-        *words,
-        *(["--json"] if output.as_json else []),
-    )
+    if recording.clock is not None:
+        words += as_arguments(asdict(recording))
+    words += ["--json"] * output.as_json
+    return ("train", *([request.recipe] if request.recipe else []), *words)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import UsageError
@@ -17,9 +18,10 @@ from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout
-from samestep.cli import job_flags, options
-from samestep.cli.options import option
-from samestep.cli.serial_flags import checked
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import option
+from samestep.cli.options.serial import SPLIT, Mode, checked_mode
+from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.programs import Watch, unwatched
@@ -44,6 +46,7 @@ _WORDS = {
 }
 
 
+@with_flags_of(Options, only=SPLIT, defaults=True)
 def verify(
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
@@ -52,20 +55,16 @@ def verify(
         list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Arguments of the script.")
     ] = None,
     *,
-    workers: options.WorkerCounts = "1,2",
+    workers: launch.WorkerCounts = "1,2",
     steps: Annotated[int, option("K", "Number of optimizer steps of each run.")] = 20,
     against: Annotated[
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
-    module: options.Module = False,
-    mode: options.Mode = "auto",
-    batch_norm: options.BatchNorm = "global",
-    load: options.Load = "auto",
-    split: options.Split = "call",
-    random: options.Random = "global",
-    device: options.Device = "auto",
-    hang_timeout: options.HangTimeout = 60.0,
-    as_json: options.AsJson = False,
+    module: launch.Module = False,
+    mode: Mode = "auto",
+    hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
+    as_json: results.AsJson = False,
+    **settings: Any,
 ) -> int:
     """Check that a script takes the same steps on several workers as on one.
 
@@ -84,7 +83,7 @@ def verify(
     from samestep.studies.verify.verification import Script, Verification
 
     def script(path: str, *, module: bool) -> Script:
-        program = job_flags.program(path, arguments or [], module=module, no_python=False)
+        program = launch.program(path, arguments or (), module=module)
         return Script(program=program, kind=_kind(program, mode))
 
     with owned_folder() as scratch:
@@ -94,7 +93,7 @@ def verify(
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
-            options=checked(batch_norm=batch_norm, load=load, split=split, random=random, device=device),
+            options=Options(**settings),
             watch=partial(_watch, limit_s=hang_timeout),
             tell=log,
         ).run()
@@ -124,14 +123,14 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
 
 
 def _sizes(text: str, *, least: int) -> list[int]:
-    sizes = sorted(set(options.worker_counts(text)))
+    sizes = sorted(set(launch.worker_counts(text)))
     if not least <= sizes[-1] <= MOST_WORKERS:
         raise UsageError(f"-n {text} has the maximum {sizes[-1]}; give {least} to {MOST_WORKERS:,} workers.")
     return sizes
 
 
 def _kind(program: Program, mode: str | None) -> Any:
-    if options.checked_mode(mode) != "auto":
+    if checked_mode(mode) != "auto":
         return "serial" if mode == "autopilot" else "native"
     script = recognize_script(program)
     refuse_own_workers(program, script, verb="verify")

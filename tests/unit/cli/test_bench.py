@@ -9,7 +9,7 @@ import torch
 import typer
 
 from samestep.base import env
-from samestep.cli import bench, bench_step
+from samestep.cli import bench
 from samestep.cli.main import run_command
 from samestep.ranks.collectives.algorithm_choice import Measured
 from samestep.studies.bench import measurement
@@ -55,7 +55,7 @@ def test_wrong_input_is_one_line_that_names_it(arguments, named, capsys, monkeyp
 
 def test_missing_gpus_are_reported_before_a_worker_starts(capsys, monkeypatch):
     monkeypatch.setattr(env, "snapshot", dict)
-    monkeypatch.setattr(bench_step, "accelerator_count", lambda: 1)
+    monkeypatch.setattr(bench, "accelerator_count", lambda: 1)
 
     assert run_command(["bench", "step", "-n", "2", "--sync", "ring,data_parallel"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

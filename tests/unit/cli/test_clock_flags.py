@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.cli.job_flags import clocking
 from samestep.cli.main import run_command
+from samestep.cli.options.launch import Clock
 
 HERE = Path("clock")
 
@@ -21,14 +21,14 @@ HERE = Path("clock")
 )
 def test_wrong_values_are_refused(folder, steps, warm_up, named):
     with pytest.raises(UsageError, match=named):
-        clocking(folder, steps=steps, warm_up=warm_up)
+        Clock(clock=folder, clock_steps=steps, clock_warm_up=warm_up).checked()
 
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("")
 
     with pytest.raises(UsageError, match=r"a\.csv is a file"):
-        clocking(tmp_path / "a.csv", steps=None, warm_up=5)
+        Clock(clock=tmp_path / "a.csv").checked()
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_a_folder_of_another_run_is_refused_once_before_anything_starts(
 
 
 def test_without_a_folder_no_step_is_recorded():
-    assert clocking(None, steps=None, warm_up=5) is None
+    assert Clock().checked() is None

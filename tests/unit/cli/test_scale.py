@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from samestep.cli import scale_local, scale_target
+from samestep.cli import scale_target
 from samestep.cli.main import application, run_command
 from samestep.studies.scaling.analysis.study_file import read_study
+from samestep.studies.scaling.sweep import local_runs
 from samestep.studies.scaling.sweep.host_load import Load
 from samestep.studies.scaling.sweep.trial import Outcome
 from samestep.training.recipes.registry import find
@@ -24,8 +25,8 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SERIAL)
-    monkeypatch.setattr(scale_local, "cpu_share", lambda: Cores(4))
-    monkeypatch.setattr(scale_local, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(local_runs, "cpu_share", lambda: Cores(4))
+    monkeypatch.setattr(local_runs, "accelerator_count", lambda: 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return "train.py"
 
@@ -256,7 +257,7 @@ def test_the_tasks_of_a_launcher_do_not_scale(script, capsys, monkeypatch):
 
 
 def test_the_charts_of_a_study_are_saved(script, capsys, monkeypatch):
-    monkeypatch.setattr(scale_local.LocalRuns, "execute", lambda *_: (study(), 0))
+    monkeypatch.setattr(local_runs.LocalRuns, "execute", lambda *_: (study(), 0))
 
     assert run_command(["scale", "train.py", "-n", "1,2", "--figures", "paper/figures", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -280,7 +281,7 @@ class Failing:
 def test_paths_of_logs_are_relative_to_this_folder_in_messages_and_to_the_study_in_files(
     script, capsys, monkeypatch
 ):
-    monkeypatch.setattr(scale_local, "Local", Failing)
+    monkeypatch.setattr(local_runs, "Local", Failing)
     assert run_command(["scale", script, "-n", "1", "--repeats=1", "--out", "a b/c"]) == 1
     out, err = capsys.readouterr()
     assert "0.9 of 2 processors" in err.splitlines()[0]

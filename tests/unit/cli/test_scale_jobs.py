@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli import scale_local
 from samestep.cli.main import run_command
+from samestep.studies.scaling.sweep import local_runs
 
 ALLOCATION = {
     "SLURM_JOB_ID": "12",
@@ -31,7 +31,7 @@ def allocation(monkeypatch):
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(scale_local.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(local_runs.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
 def scale(capsys, *arguments):
@@ -134,7 +134,7 @@ def test_what_does_not_fit_an_allocation_is_refused_unless_forced(capsys, alloca
 
 
 def test_an_allocation_of_several_nodes_without_srun_is_refused(capsys, allocation, monkeypatch):
-    monkeypatch.setattr(scale_local.shutil, "which", lambda name: None)
+    monkeypatch.setattr(local_runs.shutil, "which", lambda name: None)
     code, _, err = scale(capsys, "train.py", "--dry-run")
 
     assert code == 2

@@ -8,9 +8,9 @@ import pytest
 from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.cli import serial_flags
 from samestep.cli.main import run_command
-from samestep.cli.serial_flags import with_options
+from samestep.cli.options import serial
+from samestep.cli.options.serial import with_options
 from samestep.launch.job import Job, Logs, Nodes, Program, Std
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import Measured
@@ -64,7 +64,7 @@ def test_algorithm_auto_without_measurements_is_refused_before_a_worker_starts(
     decision, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(serial_flags, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(serial, "accelerator_count", lambda: 0)
 
     with pytest.raises(UsageError, match="samestep bench all-reduce -n 2 --save"):
         with_options(decision(), **flags(algorithm="auto"))
@@ -78,17 +78,17 @@ def test_algorithm_auto_without_measurements_is_refused_before_a_worker_starts(
 @pytest.mark.parametrize("rank", [0, 1, None])
 def test_on_several_nodes_the_measurements_of_the_first_one_count(decision, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(serial_flags, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(serial, "accelerator_count", lambda: 0)
     nodes = Nodes(count=2, rank=rank, endpoint="first:29500")
     there = replace(decision(), plan=Spawn(local=2, nodes=nodes))
 
     with pytest.raises(UsageError, match="4 ranks on 2 hosts") if rank == 0 else nullcontext():
-        serial_flags.refuse_unmeasured(there, "auto")
+        serial.refuse_unmeasured(there, "auto")
 
 
 def test_a_training_without_measurements_creates_no_run_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(serial_flags, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(serial, "accelerator_count", lambda: 0)
     monkeypatch.setattr(env, "snapshot", dict)
 
     asked = ["train", "digits", "-n", "2", "--algorithm", "auto", "--out", str(tmp_path / "run")]

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from samestep.base import env
-from samestep.cli import submit_common, submit_slurm
+from samestep.cli import submit as verb
 from samestep.cli.main import run_command
 from samestep.launch.submit.follow import JobStatus
 
@@ -99,7 +99,7 @@ def sbatch(folder, monkeypatch, body):
 def test_a_job_is_stored_submitted_and_followed(submit, tmp_path, monkeypatch):
     sbatch(tmp_path, monkeypatch, "echo 12")
     ends = JobStatus(words="has failed, exit code 3", exit_code=3)
-    monkeypatch.setattr(submit_slurm.FollowedSlurmJob, "status", lambda job: ends)
+    monkeypatch.setattr(verb.FollowedSlurmJob, "status", lambda job: ends)
 
     code, out, err = submit("slurm", "-n", "2", "train.py")
 
@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_the_job_and_prints_the_command_that_stops_it(submit, tmp_
         raise KeyboardInterrupt
 
     sbatch(tmp_path, monkeypatch, "echo 12")
-    monkeypatch.setattr(submit_common, "follow", interrupted)
+    monkeypatch.setattr(verb, "follow", interrupted)
 
     code, _, err = submit("slurm", "train.py")
 

@@ -13,6 +13,8 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import train as verb
 from samestep.cli.main import run_command
+from samestep.cli.options.launch import Clock
+from samestep.cli.options.results import Output
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.output.result import Result
 from samestep.training.recipes.request import Request, after_failure
@@ -236,7 +238,7 @@ RESULT = Result(
 
 
 def test_a_page_that_cannot_be_made_is_a_warning_beside_the_result(tmp_path, capsys):
-    verb._report(RESULT, tmp_path / "no run folder", verb.Output(figures=tmp_path, as_json=False))
+    verb._report(RESULT, tmp_path / "no run folder", Output(figures=tmp_path, as_json=False))
 
     told = capsys.readouterr()
     assert RESULT.summary() in told.out
@@ -245,7 +247,7 @@ def test_a_page_that_cannot_be_made_is_a_warning_beside_the_result(tmp_path, cap
 
 def test_the_figures_of_a_training_are_saved_at_its_end(tmp_path, capsys):
     folder = run_folder(tmp_path / "run")
-    verb._report(RESULT, folder, verb.Output(figures=tmp_path / "figures", as_json=True))
+    verb._report(RESULT, folder, Output(figures=tmp_path / "figures", as_json=True))
 
     assert (tmp_path / "figures" / "training-loss.svg").exists()
     assert (folder / "report.html").exists()
@@ -253,11 +255,11 @@ def test_the_figures_of_a_training_are_saved_at_its_end(tmp_path, capsys):
 
 
 def test_a_worker_gets_the_folder_of_figures(tmp_path):
-    output = verb.Output(figures=tmp_path, as_json=False)
+    output = Output(figures=tmp_path, as_json=False)
     request = Request(recipe="digits", changes={})
 
-    assert f"--figures={tmp_path}" in verb._arguments(request, None, output)
-    assert verb._arguments(request, None, replace(output, figures=None)) == ("train", "digits")
+    assert f"--figures={tmp_path}" in verb._arguments(request, Clock(), output)
+    assert verb._arguments(request, Clock(), replace(output, figures=None)) == ("train", "digits")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypa
     monkeypatch.setattr(verb, "json_line", full)
     monkeypatch.setattr(verb, "_discard_output", lambda: None)
 
-    verb._report(RESULT, tmp_path, verb.Output(figures=None, as_json=True))
+    verb._report(RESULT, tmp_path, Output(figures=None, as_json=True))
 
     assert "No space left" in capsys.readouterr().err
 

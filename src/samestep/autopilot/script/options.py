@@ -2,46 +2,89 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-BatchNormOver: TypeAlias = Literal["global", "local"]
-Device: TypeAlias = Literal["auto", "cpu"]
+from samestep.base.errors import UsageError
+from samestep.base.setting_fields import check, option
+from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, check_algorithm
+
+_PANEL = "Serial scripts"
+
 Load: TypeAlias = Literal["auto", "shared", "replicated"]
-RandomOf: TypeAlias = Literal["global", "per-worker"]
-Split: TypeAlias = Literal["call", "loader"]
+
+
+def _choice(about: str, *choices: str) -> Any:
+    """Return a field whose default is the first of its choices."""
+    return option(default=choices[0], about=about, panel=_PANEL, choices=choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The user's choices for one run; with the defaults, the results are those of one worker.
 
+    Fields with help are flags of the command line.
+
     Args:
-        explain: whether to only report what would be split and written, and end after a few steps.
-        batch_norm: whether batch norm within a split call is over the whole batch, or over each slice.
-        load: whether each worker loads its share of a batch, or all of it; ``auto`` shards if that gives the
-            same batch, and is faster.
-        split: whether model calls are split, or the batches of loaders.
-        random: whether a split call draws random numbers for the whole batch, or each worker for its slice.
-        all_output: whether every worker prints, instead of only the first.
-        algorithm: the all-reduce of gradients, as `by_algorithm` takes it; None for the default.
-        device: ``cpu`` to run a script that names CUDA devices on the CPU.
         scratch: a folder for all written files instead of their paths; None to write to their paths.
         seed: the seed of generators that the script does not seed; None draws one.
-        check_every: the number of split calls between sample checks; 0 for none, None for exponentially rarer
-            ones.
     """
 
-    explain: bool = False
-    batch_norm: BatchNormOver = "global"
-    load: Load = "auto"
-    split: Split = "call"
-    random: RandomOf = "global"
-    device: Device = "auto"
-    algorithm: str | None = None
-    all_output: bool = False
+    explain: bool = option(
+        default=False,
+        about="Run the first steps, print what is split, and discard what the script writes.",
+        panel=_PANEL,
+        names=["--explain"],
+    )
+    batch_norm: Literal["global", "local"] = _choice(
+        "global: batch norm over the whole batch; local: over each worker's shard.", "global", "local"
+    )
+    split: Literal["call", "loader"] = _choice(
+        "call: shard the batch in each call of a model; loader: shard it as it is loaded.", "call", "loader"
+    )
+    load: Literal["auto", "shared", "replicated"] = _choice(
+        "shared: each worker loads its shard of a batch; replicated: the whole batch; auto: shared where "
+        "that gives the same batch and is faster.",
+        *("auto", "shared", "replicated"),
+    )
+    random: Literal["global", "per-worker"] = _choice(
+        "global: the same random numbers as on one worker; per-worker: separate ones on each.",
+        *("global", "per-worker"),
+    )
+    device: Literal["auto", "cpu"] = _choice(
+        "auto: the device that the script names; cpu: the CPU, also for a script that names cuda.",
+        *("auto", "cpu"),
+    )
+    algorithm: str | None = option(
+        default=None,
+        about=f"The all-reduce of gradients: {', '.join(ALGORITHMS)}; by size, such as tree,ring:64K; or "
+        "auto, the fastest that samestep bench all-reduce --save has measured.",
+        panel=_PANEL,
+        metavar="NAME",
+    )
+    check_every: int | None = option(
+        default=None,
+        about="Compute every K-th split call unsplit too, and compare; 0 disables the check. "
+        "Default: ever less often, in about 1 % of the time.",
+        panel=_PANEL,
+        metavar="K",
+    )
+    all_output: bool = option(
+        default=False,
+        about="Print the output of all workers of a serial script, each line prefixed with the rank.",
+        panel="Output",
+        names=["--all-output"],
+    )
     scratch: Path | None = None
     seed: int | None = None
-    check_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.check_every is not None and self.check_every < 0:
+            raise UsageError(
+                f"--check-every is {self.check_every}; give a number of calls (0 disables the check)."
+            )
+        if self.algorithm is not None:
+            check_algorithm(self.algorithm)
 
     @property
     def are_serial(self) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.submit.job_command import Work
-from samestep.launch.submit.mpi_hosts import LOCAL, Host
+from samestep.launch.submit.mpi_hosts import LOCAL, Host, unusable
 from samestep.launch.submit.quoting import command, comment, explained, quoted
 from samestep.launch.submit.site_defaults import MpiSite
 
@@ -73,8 +74,37 @@ def flavour_of(version: str) -> str | None:
     return next((name for name, sign in _VERSION_SIGNS.items() if sign.lower() in version.lower()), None)
 
 
-def find(flavour: str, *, version_of: Callable[[str], str | None]) -> tuple[str, str]:
+def mpirun_of(site: MpiSite, *, here: bool) -> tuple[str, str]:
     """Return the flavor, and the program that starts its jobs.
+
+    Args:
+        site: the site of the jobs.
+        here: whether the jobs start on this machine.
+
+    Raises:
+        UsageError: there is none, or its flavor is unknown.
+    """
+    if site.flavour in FLAVOURS and not here:
+        return site.flavour, "mpirun"
+    if site.modules:  # one of them provides mpirun, so it cannot be asked for its version here
+        if not site.flavour:
+            raise UsageError("the MPI of the modules is unknown; give --flavour openmpi or --flavour mpich.")
+        return site.flavour, "mpirun"
+    return find(site.flavour)
+
+
+def _version(program: str) -> str | None:
+    try:
+        ended = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, check=False, timeout=30
+        )
+    except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
+        return None
+    return ended.stdout or ended.stderr
+
+
+def find(flavour: str, *, version_of: Callable[[str], str | None] = _version) -> tuple[str, str]:
+    """Return the flavor, and the program on the PATH that starts its jobs.
 
     Args:
         flavour: the one to find; empty for any.
@@ -100,6 +130,19 @@ def find(flavour: str, *, version_of: Callable[[str], str | None]) -> tuple[str,
     raise UsageError(
         f"no mpirun of {wanted} is on the PATH{found_text}; load its module, or give --dry-run and --flavour."
     )
+
+
+def check_hosts(job: MpiJob, target: str) -> None:
+    """Check the other hosts before anything is written.
+
+    Raises:
+        UsageError: some of them cannot run the job.
+    """
+    python = "" if job.site.container or job.site.lines else shlex.split(job.site.python(job.python)[0])[0]
+    program = target if Path(target).is_file() else None
+    wrong = unusable(job.hosts, ssh=job.site.ssh, folder=job.folder, program=program, python=python)
+    if wrong:
+        raise UsageError(f"{len(wrong)} of {len(job.hosts)} hosts cannot run the job: {'; '.join(wrong)}.")
 
 
 def script(job: MpiJob) -> str:

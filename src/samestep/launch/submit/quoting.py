@@ -17,12 +17,8 @@ def quoted(words: Iterable[str]) -> list[str]:
     >>> print(*quoted(["a b", "two\nlines"]))
     'a b' $'two\nlines'
     """
-    return [_on_one_line(word) if "\n" in word else shlex.quote(word) for word in words]
-
-
-def _on_one_line(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    return f"$'{escaped}'"
+    escapes = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n"})
+    return [f"$'{word.translate(escapes)}'" if "\n" in word else shlex.quote(word) for word in words]
 
 
 def directive(flag: str, value: object = "") -> str:

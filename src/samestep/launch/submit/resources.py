@@ -38,6 +38,8 @@ class SlurmRequest:
     python: str
 
     def __post_init__(self) -> None:
+        if self.launch not in LAUNCHES:
+            raise UsageError(f"--launch {self.launch!r} is not one of {', '.join(LAUNCHES)}.")
         for flag, value, least in (
             ("--nodes", self.nodes, 1),
             ("--nproc-per-node", self.per_node, 1),

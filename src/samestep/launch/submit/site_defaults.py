@@ -1,4 +1,7 @@
-"""Holds the defaults for all jobs of a site, from the user's configuration, and merges them with flags."""
+"""Holds the defaults for all jobs of a site, from the user's configuration, and merges them with flags.
+
+Each field is a key of the configuration and a flag of the verbs that submit jobs.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -6,36 +9,43 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from samestep.base import env
+from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
+from samestep.base.setting_fields import check, option
 from samestep.launch.submit.quoting import quoted
 
-RUNTIMES = ("apptainer", "singularity", "pyxis")
-"""Container runtimes: two programs, and a plugin of Slurm."""
+SIZE_PANEL, SOFTWARE_PANEL, HOSTS_PANEL = "Resources of a Slurm job", "Software", "Hosts"
+SITE_PANEL = "Slurm site"
+
+
+def _text(about: str, panel: str, metavar: str, *names: str, default: Any = "") -> Any:
+    return option(default=default, about=about, panel=panel, metavar=metavar, names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """The software of a job.
+    """The software of a job."""
 
-    Args:
-        modules: environment modules to load.
-        venv: a virtual environment; empty for the interpreter that submits.
-        container: the image of the workers, whose Python is used; empty for none.
-        container_runtime: one of `RUNTIMES`.
-        lines: lines of shell that run before the workers start.
-    """
-
-    modules: tuple[str, ...] = ()
-    venv: str = ""
-    container: str = ""
-    container_runtime: str = "apptainer"
-    lines: tuple[str, ...] = ()
+    modules: tuple[str, ...] = _text(
+        "Environment module to load; repeatable.", SOFTWARE_PANEL, "NAME", "--module", default=()
+    )
+    venv: str = _text("Virtual environment to activate.", SOFTWARE_PANEL, "DIR")
+    container: str = _text("Container image of the workers.", SOFTWARE_PANEL, "IMAGE")
+    container_runtime: str = option(
+        default="apptainer",
+        about="Container runtime: apptainer, singularity or, with Slurm, pyxis.",
+        panel=SOFTWARE_PANEL,
+        choices=("apptainer", "singularity", "pyxis"),
+    )
+    lines: tuple[str, ...] = _text(
+        "Line of shell to run before the workers start; repeatable.",
+        *(SOFTWARE_PANEL, "SHELL", "--line"),
+        default=(),
+    )
 
     def __post_init__(self) -> None:
-        if self.container_runtime not in RUNTIMES:
-            raise UsageError(
-                f"container-runtime {self.container_runtime!r} is not one of {', '.join(RUNTIMES)}."
-            )
+        check(self)
         if self.container and self.venv:
             raise UsageError(
                 f"container {self.container} and venv {self.venv} each have a Python; give only one of them."
@@ -68,51 +78,33 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSite(Software):
-    """The ``[slurm]`` table: requests of all Slurm jobs of a site.
+    """The ``[slurm]`` table: requests of all Slurm jobs of a site."""
 
-    Args:
-        partition: the partition to run in.
-        account: the account to charge.
-        reservation: reserved nodes, for instance of a course.
-        qos: quality of service.
-        constraint: features of the nodes.
-        time: time limit in the notation of Slurm: minutes, or ``1-12:00:00``.
-        mem: memory of each node, such as ``64G``.
-        cpus_per_task: cores of each worker.
-        directives: further options of sbatch, such as ``--exclusive``.
-    """
-
-    partition: str = ""
-    account: str = ""
-    reservation: str = ""
-    qos: str = ""
-    constraint: str = ""
-    time: str = ""
-    mem: str = ""
-    cpus_per_task: int | None = None
-    directives: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super(SlurmSite, self).__post_init__()  # slots: the short form does not know this class
-        if self.cpus_per_task is not None and self.cpus_per_task < 1:
-            raise UsageError(f"--cpus-per-task is {self.cpus_per_task}; give at least 1.")
+    cpus_per_task: int | None = option(
+        default=None, about="Cores of each worker.", panel=SIZE_PANEL, metavar="C", least=1
+    )
+    mem: str = _text("Memory of each node, such as 64G.", SIZE_PANEL, "SIZE")
+    time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time", "-t")
+    partition: str = _text("Partition to run in.", SITE_PANEL, "NAME", "--partition", "-p")
+    account: str = _text("Account to charge.", SITE_PANEL, "NAME", "--account", "-A")
+    reservation: str = _text("Reservation to run in.", SITE_PANEL, "NAME")
+    qos: str = _text("Quality of service.", SITE_PANEL, "NAME")
+    constraint: str = _text("Features of the nodes.", SITE_PANEL, "FEATURES", "--constraint", "-C")
+    directives: tuple[str, ...] = _text(
+        "Another option of sbatch, such as --directive=--exclusive; repeatable.",
+        *(SITE_PANEL, "FLAG", "--directive"),
+        default=(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiSite(Software):
-    """The ``[mpi]`` table: the hosts of a site, and the connection to them.
+    """The ``[mpi]`` table: the hosts of a site, and the connection to them."""
 
-    Args:
-        flavour: ``openmpi`` or ``mpich``; empty for that of ``mpirun``.
-        hostfile: a file that lists the hosts.
-        interface: the network interface between the hosts.
-        ssh: the command that connects to a host.
-    """
-
-    flavour: str = ""
-    hostfile: str = ""
-    interface: str = ""
-    ssh: str = "ssh"
+    hostfile: str = _text("File with a host per line: a slots=2, or a:2.", HOSTS_PANEL, "FILE")
+    flavour: str = _text("openmpi or mpich. Default: that of mpirun.", HOSTS_PANEL, "")
+    interface: str = _text("Network interface between the hosts, such as eth0.", HOSTS_PANEL, "NAME")
+    ssh: str = _text("Command that connects to a host. Default: ssh.", HOSTS_PANEL, "COMMAND", default="ssh")
 
     def __post_init__(self) -> None:
         super(MpiSite, self).__post_init__()
@@ -138,6 +130,17 @@ def _at_home(path: str) -> str:
 
 
 Site = TypeVar("Site", SlurmSite, MpiSite)
+
+
+def site_of(kind: type[Site], flags: Mapping[str, Any]) -> Site:
+    """Return the site of the user's configuration, changed by the flags that were given.
+
+    Raises:
+        UsageError: the configuration or a flag is wrong.
+    """
+    return with_flags(
+        table(config_path(env.snapshot()), "slurm" if kind is SlurmSite else "mpi", kind), flags
+    )
 
 
 def with_flags(site: Site, flags: Mapping[str, Any]) -> Site:

@@ -1,6 +1,7 @@
 """Submits jobs to Slurm, and reads their state from its commands."""
 
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,19 @@ def ask(words: Sequence[str]) -> Answer:
     return Answer(ended.returncode, ended.stdout, ended.stderr)
 
 
+def refuse_without_sbatch() -> None:
+    """Refuse to submit a job without Slurm.
+
+    Raises:
+        UsageError: there is no sbatch.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "there is no sbatch on this machine; submit from a login node of the cluster, or print the job "
+            "with --dry-run."
+        )
+
+
 def submit(script: Path, *, name: str = "", ask: Ask = ask) -> str:
     """Submit a job to Slurm, and return its number.
 
@@ -92,8 +106,8 @@ class FollowedSlurmJob:
 
     def __init__(self, number: str, *, ask: Ask = ask) -> None:
         self.name = f"job {number}"
+        self.number = number
         self.stop = f"scancel {number}"
-        self._number = number
         self._ask = ask
         self._log: Path | None = None
 
@@ -103,7 +117,7 @@ class FollowedSlurmJob:
         Raises:
             Error: neither Slurm nor its accounting has the job.
         """
-        answer = self._ask(["scontrol", "show", "job", self._number])
+        answer = self._ask(["scontrol", "show", "job", self.number])
         if answer.code and "Invalid job id" in answer.err + answer.out:
             return self._accounted()
         if answer.code:  # Slurm is busy or restarts, and the job goes on
@@ -121,7 +135,7 @@ class FollowedSlurmJob:
 
     def _accounted(self) -> JobStatus:
         """Return the state of a job that only the accounting still has."""
-        answer = self._ask(["sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", self._number])
+        answer = self._ask(["sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", self.number])
         state, _, code = answer.out.strip().partition("|")
         state = state.split(" ")[0]  # "CANCELLED by 1000"
         if answer.code or state not in ENDS:

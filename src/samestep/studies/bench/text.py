@@ -1,10 +1,17 @@
 """Formats the results of a collective as tables and one sentence."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.bench.cost_fit import crossovers, fit
-from samestep.studies.bench.figures import Row
+from samestep.studies.bench.figures import Row, bus_factor
+from samestep.studies.bench.plot import times_chart
+from samestep.studies.bench.request import Request
+from samestep.studies.report.line_charts import PointChart
+
+if TYPE_CHECKING:
+    from samestep.studies.bench.measurement import Report
 
 ANSWERED = (64 << 10, 25 << 20)
 """The sizes in the summary sentence, where measured: a small one, and DDP's bucket."""
@@ -13,6 +20,36 @@ _HEAD = ("size", "algorithm", "median", "quartiles", "algbw GB/s", "busbw GB/s",
 
 Times = Mapping[str, Mapping[int, float]]
 """Median seconds by algorithm and bytes."""
+
+
+def report_text(report: "Report", request: Request, ranks: int) -> str:
+    """Return the text about a measurement: its conditions, its tables, and its answer."""
+    times = times_of(report.rows)
+    largest = max(report.copying)
+    rounds = sorted({min(report.rounds.values()), max(report.rounds.values())})
+    head = (
+        f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; all ranks at once "
+        f"copy memory at {report.copying[largest] / 1e9:.3g} GB/s each ({bytes_text(largest)})"
+    )
+    ends = [f"fastest: {fastest(times)}", answer(times)]
+    paragraphs = ([head], table(report.rows), fits(times), ends)
+    return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
+
+
+def chart(report: "Report", request: Request, ranks: int) -> PointChart:
+    """Return the chart of a measurement."""
+    factor = bus_factor(request.collective, ranks)
+    copying = {nbytes: factor * nbytes / speed for nbytes, speed in report.copying.items()}
+    name, title = _name(request), _title(request, ranks)
+    return times_chart(times_of(report.rows), copying=copying, title=title, name=name)
+
+
+def _name(request: Request) -> str:
+    return request.collective.replace("_", "-")
+
+
+def _title(request: Request, ranks: int) -> str:
+    return f"{_name(request)} of {request.dtype} among {ranks} ranks"
 
 
 def times_of(rows: Sequence[Row]) -> dict[str, dict[int, float]]:

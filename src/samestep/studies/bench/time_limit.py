@@ -1,9 +1,14 @@
 """Limits the duration of calls, in which ranks can wait for each other for minutes."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
+
+from samestep.base.console import log
+from samestep.base.place import Place
 
 POLL_S = 0.2
 """The longest interval between two checks, in seconds."""
@@ -50,3 +55,21 @@ class Limit:
             if under_way is not None and time.monotonic() > under_way[1]:
                 self._give_up(under_way[0])
                 return
+
+
+def exit_on_timeout(what: str, *, place: Place, timeout_s: float) -> NoReturn:
+    """End this process, whose ranks wait for each other; rank 0 first logs why.
+
+    Args:
+        what: the call that does not end, in words.
+        place: of this process.
+        timeout_s: its time limit in seconds.
+    """
+    if place.is_main:
+        log(
+            f"error: {what} did not end within {timeout_s:g} s, so the ranks wait for each other. If this is "
+            "expected, raise --timeout."
+        )
+    else:
+        time.sleep(1)
+    os._exit(1)

@@ -1,5 +1,6 @@
 """Writes a page atomically, and charts as files of their own."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,24 @@ from samestep.studies.report.drawing import Chart
 
 _PPI = 216
 """Pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF."""
+
+
+def refuse_unwritable(flag: str, folder: Path | None) -> None:
+    """Refuse a folder that cannot be created or written to, before time is spent on its content.
+
+    Args:
+        flag: the option that has it.
+        folder: the folder; nothing is created. None if the option was not given.
+
+    Raises:
+        UsageError: the folder, or the first of its parents that exists, is a file or not writable.
+    """
+    if folder is None:
+        return
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "not writable" if there.is_dir() else "a file"
+        raise UsageError(f"{flag} {folder} cannot be used, because {there} is {why}; give another folder.")
 
 
 def write_text(path: Path, text: str) -> Path:

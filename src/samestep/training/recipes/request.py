@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
+from samestep.base.setting_fields import flag
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.config import RECIPE_KEYS, part_of, read_config
-from samestep.training.settings.fields import flag
 from samestep.training.settings.run_options import RunOptions
 from samestep.training.settings.training_settings import Settings
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from samestep.base.errors import UsageError
+from samestep.base.setting_fields import flag
 from samestep.training.data.image_set import Images, ImageSet
 from samestep.training.recipes.recipe import Recipe
 from samestep.training.recipes.request import Request
-from samestep.training.settings.fields import flag
 from samestep.training.settings.training_settings import Settings
 
 _SCORING = ("batch_size", "precision", "channels_last", "loader_workers", "metric")

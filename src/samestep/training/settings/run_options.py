@@ -4,9 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from samestep.base.setting_fields import check, option
 from samestep.base.signals import WARNINGS
 from samestep.training.output.profile import steps_of
-from samestep.training.settings.fields import check, option
 
 _KEEP, _WATCH = "Checkpoints", "Evaluation and output"
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.base.setting_fields import check, flag, option
 from samestep.ranks.collectives.algorithm_choice import check_algorithm
-from samestep.training.settings.fields import check, flag, option
 
 SMALL_SHARE = 16
 """Samples per worker and step below which overhead dominates the time of a step."""

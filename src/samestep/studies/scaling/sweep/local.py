@@ -73,7 +73,7 @@ class Local:
     """
 
     def __init__(self, command: Callable[[Trial], list[str]] = command, *, is_here: bool = True) -> None:
-        self._command = command
+        self.command = command
         self._is_here = is_here
 
     def background_load(self) -> Load | None:
@@ -88,7 +88,7 @@ class Local:
         Raises:
             UsageError: a run had wrong arguments or could not be started, and there is no result yet.
         """
-        commands = [self._command(trial) for trial in trials]
+        commands = [self.command(trial) for trial in trials]
         failed: set[object] = set()
         measured = False
         for trial, words in zip(trials, commands, strict=True):

@@ -80,7 +80,7 @@ class Request:
         if self.per_node is not None and self.per_node < 1:
             raise UsageError(f"--nproc-per-node is {self.per_node}; give at least 1.")
         if self.scaling not in SCALINGS:
-            raise UsageError(f"--scaling is {self.scaling!r}; give one of {', '.join(SCALINGS)}.")
+            raise UsageError(f"--scaling {self.scaling!r} is not one of {', '.join(SCALINGS)}.")
 
 
 class _Configuration(NamedTuple):

@@ -1,7 +1,7 @@
 """Executes the runs of a scaling study on this host, or in the Slurm allocation of this process."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,14 +11,13 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted
-from samestep.cli.scale_study import finish, new_folder
 from samestep.launchers.compute_threads import threads_per_rank
 from samestep.launchers.detect import detect
 from samestep.launchers.slurm_capacity import Room, room
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.local import Local, command, step
+from samestep.studies.scaling.sweep.execution import finish, new_folder
+from samestep.studies.scaling.sweep.local import Local, step
 from samestep.studies.scaling.sweep.plan import in_lines
 from samestep.studies.scaling.sweep.trial import Trial
 
@@ -29,7 +28,6 @@ class LocalRuns:
 
     Args:
         runner: executes the runs.
-        command: returns the command that starts a run.
         places: number of workers that can compute at the same time.
         what: the resources behind `places`, in words.
         threads: compute threads of each worker; None if this command does not set them.
@@ -37,30 +35,25 @@ class LocalRuns:
     """
 
     runner: Local
-    command: Callable[[Trial], Sequence[str]]
     places: int
     what: str
     threads: int | None = None
     per_node: int | None = None
 
-    def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - SlurmJobs needs it
+    def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - SlurmRuns needs it
         """Return the commands of the runs, as lines."""
-        return "\n".join(in_lines(trials, self.command))
+        return "\n".join(in_lines(trials, self.runner.command))
 
     def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int]:
         """Execute the runs, and return their study and the exit code."""
         with new_folder(frame.request.folder):
-            _warn_of(self.runner.background_load())
+            others = self.runner.background_load()
+            if others is not None and others.is_much:  # before time is spent on runs beside them
+                log(
+                    f"other programs keep {others.in_words()} busy; rates may be lower than on an idle "
+                    "machine, and differ between runs."
+                )
             return finish(frame, trials, self.runner)
-
-
-def _warn_of(others: Load | None) -> None:
-    """Warn of the CPU load of other programs, before time is spent on runs beside them."""
-    if others is not None and others.is_much:
-        log(
-            f"other programs keep {others.in_words()} busy; rates may be lower than on an idle machine, and "
-            "differ between runs."
-        )
 
 
 def local_runs(
@@ -89,27 +82,15 @@ def local_runs(
     if held is not None and (held.nodes > 1 or shutil.which("srun")):
         where = _in_allocation(replace(held, gpus=None) if on_cpu else held, max(numbers), each=each)
         return replace(where, threads=threads)  # None: each Slurm step gives its workers the same share
-    accelerators = 0 if on_cpu else accelerator_count()
-    if accelerators:
-        return LocalRuns(
-            runner=Local(),
-            command=command,
-            places=accelerators,
-            what=counted(accelerators, "accelerator"),
-            threads=threads,
-        )
+    if accelerators := 0 if on_cpu else accelerator_count():
+        what = counted(accelerators, "accelerator")
+        return LocalRuns(runner=Local(), places=accelerators, what=what, threads=threads)
     share = cpu_share()
-    cores = f"{counted(share.usable, 'core')} ({share.limited_by})"
     if each is None:
         # The same number at each -n: if one worker used all cores, more workers could not be faster.
         each = threads = max(1, share.usable // max(numbers))
-    return LocalRuns(
-        runner=Local(),
-        command=command,
-        places=max(1, share.usable // each),
-        what=_shared_by(cores, each),
-        threads=threads,
-    )
+    what = _shared_by(f"{counted(share.usable, 'core')} ({share.limited_by})", each)
+    return LocalRuns(runner=Local(), places=max(1, share.usable // each), what=what, threads=threads)
 
 
 def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
@@ -134,11 +115,5 @@ def _in_allocation(held: Room, largest: int, *, each: int | None) -> LocalRuns:
     if each is not None and held.gpus is None:
         places = min(places, held.nodes * max(1, held.processors // each))
         what = _shared_by(what, each)
-    start = partial(step, room=held, largest=largest)
-    return LocalRuns(
-        runner=Local(start, is_here=False),
-        command=start,
-        places=places,
-        what=what,
-        per_node=held.per_node(largest),
-    )
+    runner = Local(partial(step, room=held, largest=largest), is_here=False)
+    return LocalRuns(runner=runner, places=places, what=what, per_node=held.per_node(largest))

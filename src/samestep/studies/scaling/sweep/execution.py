@@ -9,14 +9,13 @@ from pathlib import Path
 from statistics import fmean
 
 from samestep.base.console import log
-from samestep.base.errors import UsageError
+from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.progress_bar import progress_bar
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
-from samestep.cli.main import INTERRUPTED
-from samestep.cli.options import refuse_unwritable
-from samestep.cli.progress import progress_bar
 from samestep.launch.submit.quoting import slug
 from samestep.studies.report.run_page import NAME as PAGE
+from samestep.studies.report.write import refuse_unwritable
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import NAME, write_study
 from samestep.studies.scaling.report.page import write_study_page

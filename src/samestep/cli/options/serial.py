@@ -1,33 +1,51 @@
-"""Reads the flags of ``samestep run`` that control how a serial script is split across workers."""
+"""Declares options of verbs that run scripts, and checks those that are for serial scripts."""
 
 from dataclasses import fields, replace
-from typing import Any, get_args
+from typing import Annotated, Any
 
-from samestep.autopilot.script.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
+from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
+from samestep.base.setting_fields import flag
+from samestep.cli.options.declare import WORKERS_PANEL, option
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
-from samestep.ranks.collectives.algorithm_choice import AUTO, Measured, check_algorithm
+from samestep.ranks.collectives.algorithm_choice import AUTO, Measured
 from samestep.run.decision import Decision
-from samestep.training.settings.fields import flag
 
-_CHOICES = {
-    "batch_norm": get_args(BatchNormOver),
-    "load": get_args(Load),
-    "device": get_args(Device),
-    "random": get_args(RandomOf),
-    "split": get_args(Split),
-}
+SPLIT = ("batch_norm", "split", "load", "random", "device")
+"""The options that control how a serial script is split."""
+
+_MODES = ("auto", "autopilot", "native")
+
+Mode = Annotated[
+    str | None,
+    option(
+        "",
+        "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
+        WORKERS_PANEL,
+    ),
+]
+
+
+def checked_mode(mode: str | None) -> str:
+    """Return the value of ``--mode``, which is ``auto`` if it was not given.
+
+    Raises:
+        UsageError: there is no such mode.
+    """
+    if mode not in (None, *_MODES):
+        raise UsageError(f"--mode {mode!r} is not one of {', '.join(_MODES)}.")
+    return mode or "auto"
 
 
 def with_options(decision: Decision, **flags: Any) -> Decision:
     """Return the decision with the flags of a serial script, by their names in `Options`.
 
     Raises:
-        UsageError: a value is wrong (see `checked`), or a flag has no effect on this program.
+        UsageError: a value is wrong, or a flag has no effect on this program.
     """
-    options = checked(**flags)
+    options = Options(**flags)
     if options.explain and not decision.is_replicated:
         raise UsageError("--explain is for serial scripts on several workers; give one, and -n 2 or more.")
     given = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
@@ -46,25 +64,6 @@ def not_serial(name: str, target: str) -> str:
         f"{flag(name)} is for serial scripts, and {target} was not detected as one. Leave it out, or give "
         "--mode autopilot."
     )
-
-
-def checked(**flags: Any) -> Options:
-    """Return the options with these values, by their names in `Options`.
-
-    Raises:
-        UsageError: an option has a value that it does not allow.
-    """
-    options = Options(**flags)
-    for name, choices in _CHOICES.items():
-        if (value := getattr(options, name)) not in choices:
-            raise UsageError(f"{flag(name)} {value!r} is not one of {', '.join(choices)}.")
-    if options.check_every is not None and options.check_every < 0:
-        raise UsageError(
-            f"--check-every is {options.check_every}; give a number of calls (0 disables the check)."
-        )
-    if options.algorithm is not None:
-        check_algorithm(options.algorithm)
-    return options
 
 
 def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:

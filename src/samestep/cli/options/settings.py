@@ -2,29 +2,40 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import typer
-
 from samestep.base.errors import UsageError
-from samestep.training.settings.fields import flag
+from samestep.base.setting_fields import flag
+from samestep.cli.options.declare import option
 
-Verb = TypeVar("Verb", bound=Callable[..., None])
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def with_flags_of(*kinds: type) -> Callable[[Verb], Verb]:
+def with_flags_of(
+    *kinds: type, only: Collection[str] = (), defaults: bool = False, **spelled: str
+) -> Callable[[Verb], Verb]:
     """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
 
-    A flag that is not given is None, so that the recipe's value holds.
+    Args:
+        kinds: the dataclasses; fields without help have no flag.
+        only: the names of the settings that have a flag; by default all.
+        defaults: whether a flag that is not given has the default of its setting; otherwise it is None, so
+            that the value of the recipe or of the site holds.
+        spelled: other spellings of flags, by the names of their settings.
     """
 
     def decorate(verb: Verb) -> Verb:
         own = inspect.signature(verb, eval_str=True)
         named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        made = [_parameter(one, get_type_hints(kind)[one.name]) for kind in kinds for one in fields(kind)]
+        made = [
+            _parameter(one, get_type_hints(kind)[one.name], spelled.get(one.name), defaults=defaults)
+            for kind in kinds
+            for one in fields(kind)
+            if one.metadata and (not only or one.name in only)
+        ]
         verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
         return verb
 
@@ -38,11 +49,13 @@ def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
         UsageError: a list of numbers contains something else.
     """
     types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
-    return {
-        name: _numbers(name, value) if types[name] == tuple[float, ...] else _frozen(value)
-        for name, value in settings.items()
-        if value not in (None, [])
-    }
+    found = {name: settings[name] for name in types if settings.get(name) not in (None, [])}
+    for name, value in found.items():
+        if types[name] == tuple[float, ...]:
+            found[name] = _numbers(name, value)
+        elif isinstance(value, list):
+            found[name] = tuple(value)
+    return found
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
@@ -60,17 +73,21 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
+def _parameter(one: Field[Any], kind: Any, spelled: str | None, *, defaults: bool) -> inspect.Parameter:
     about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
     if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
         about = f"{about} One of {', '.join(choices)}."
     name = flag(one.name)
     kind = _kind(kind)
-    spelled = f"{name}/--no-{name[2:]}" if kind is bool else name
-    option = typer.Option(spelled, help=about, rich_help_panel=panel, show_default=False)
+    usual = f"{name}/--no-{name[2:]}" if kind is bool else name
+    names = [spelled] if spelled else one.metadata["names"] or [usual]
+    made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[asked | None, option]
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=one.default if defaults else None,
+        annotation=Annotated[asked | None, made],
     )
 
 
@@ -91,7 +108,3 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(item) for item in text.split(","))
     except ValueError:
         raise UsageError(f"{flag(name)} {text!r} is not a list of numbers such as 30,45.") from None
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

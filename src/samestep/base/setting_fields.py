@@ -16,6 +16,8 @@ def option(  # noqa: PLR0913 - a setting has that many limits
     default: Any = MISSING,
     about: str,
     panel: str = "Training",
+    metavar: str = "",
+    names: Sequence[str] = (),
     choices: Sequence[str] = (),
     least: float | None = None,
     most: float | None = None,
@@ -28,6 +30,8 @@ def option(  # noqa: PLR0913 - a setting has that many limits
         default: the field is required without one.
         about: one line for ``--help``.
         panel: heading in ``--help``.
+        metavar: the value in ``--help``; empty for the name of the type.
+        names: the spellings of the flag; by default that of the field.
         choices: the allowed names.
         least: the smallest allowed number.
         most: the largest allowed number.
@@ -37,6 +41,8 @@ def option(  # noqa: PLR0913 - a setting has that many limits
     metadata = {
         "about": about,
         "panel": panel,
+        "metavar": metavar,
+        "names": tuple(names),
         "choices": tuple(choices),
         "least": least,
         "most": most,

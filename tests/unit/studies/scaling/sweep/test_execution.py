@@ -9,9 +9,9 @@ from contextlib import nullcontext
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.cli.scale_study import finish, new_folder
 from samestep.studies.scaling.analysis.study_file import read_study
 from samestep.studies.scaling.sweep.collect import Frame, collect_study
+from samestep.studies.scaling.sweep.execution import finish, new_folder
 from samestep.studies.scaling.sweep.plan import Request, plan
 from samestep.studies.scaling.sweep.trial import Outcome
 
@@ -73,7 +73,7 @@ def test_a_study_that_is_interrupted_again_while_it_is_written_is_kept(tmp_path,
         os.kill(os.getpid(), signal.SIGTERM)
         return collect_study(*arguments, **named)
 
-    monkeypatch.setattr("samestep.cli.scale_study.collect_study", interrupted)
+    monkeypatch.setattr("samestep.studies.scaling.sweep.execution.collect_study", interrupted)
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path / "s")
     request.folder.mkdir()
     _, code = finish(Frame(request=request, places=2), plan(request), Interrupted(signal.SIGINT))
@@ -114,8 +114,8 @@ class Timed:
 
 
 def test_each_run_is_logged_with_its_result_and_the_remaining_time(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("samestep.cli.scale_study.collect_study", lambda *_, **__: None)
-    monkeypatch.setattr("samestep.cli.scale_study._store", lambda *_: "page")
+    monkeypatch.setattr("samestep.studies.scaling.sweep.execution.collect_study", lambda *_, **__: None)
+    monkeypatch.setattr("samestep.studies.scaling.sweep.execution._store", lambda *_: "page")
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path)
     trials = plan(request)
     finish(Frame(request=request, places=2), trials, Timed())

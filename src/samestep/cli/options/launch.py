@@ -1,0 +1,178 @@
+"""Declares the options that start workers: their number, their threads and cores, and what they run."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.base import env
+from samestep.base.errors import UsageError
+from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, option, switch
+from samestep.launch.job import Kind, Program
+from samestep.launch.submit.site_defaults import SIZE_PANEL
+from samestep.observe.clock.clock_file import ClockOptions
+from samestep.ranks.rendezvous.job_secret import SECRET_FILE
+
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the program.")]
+Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]
+GpusPerNode = Annotated[int, option("G", "GPUs of each node, one for each worker.", SIZE_PANEL)]
+Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", "", "--detach")]
+DryRun = Annotated[bool, switch("Print what would be started, and start nothing.", "", "--dry-run")]
+
+WorkerCount = Annotated[int | None, option("N", "Number of workers, on all nodes.", WORKERS_PANEL, "-n")]
+WorkerCounts = Annotated[str, option("N,..", "Numbers of workers, such as 1,2,4.", WORKERS_PANEL, "-n")]
+Threads = Annotated[
+    int | None,
+    option(
+        "T",
+        "Compute threads per worker. Default: its share of the cores (scale: at the largest -n).",
+        WORKERS_PANEL,
+    ),
+]
+BIND = option(
+    "",
+    "core: cores of its own for each worker, near its GPU; numa: the NUMA node of those cores; none.",
+    WORKERS_PANEL,
+)
+HANG_TIMEOUT = option(
+    "SECONDS",
+    "End the run when a rank has waited this long for another one; 0 disables the check.",
+    WORKERS_PANEL,
+)
+
+
+def _export_secret(file: str) -> str:
+    if file:
+        env.export({SECRET_FILE: str(Path(file).absolute())})
+    return file
+
+
+SecretFile = Annotated[
+    str,
+    option(
+        "FILE",
+        "File with the secret of the job, for nodes that share no home directory.",
+        WORKERS_PANEL,
+        callback=_export_secret,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The options of a verb that starts or joins ranks."""
+
+    workers: WorkerCount = None
+    secret_file: SecretFile = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The options of a verb whose workers compute."""
+
+    workers: WorkerCount = None
+    threads: Threads = None
+    bind: Annotated[str, BIND] = "none"
+    secret_file: SecretFile = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedWorkers(Workers):
+    """The options of a verb whose workers are watched, and restarted after a failure."""
+
+    max_restarts: Annotated[
+        int,
+        option(
+            "K",
+            "Restart all workers up to K times after a failure; train resumes from its last checkpoint.",
+            WORKERS_PANEL,
+        ),
+    ] = 0
+    hang_timeout: Annotated[float, HANG_TIMEOUT] = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The options of the step clock."""
+
+    clock: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Record each worker's steps in a file there: the duration of each step and of its phases.",
+            CLOCK_PANEL,
+        ),
+    ] = None
+    clock_steps: Annotated[int | None, option("K", "Stop the run after K recorded steps.", CLOCK_PANEL)] = (
+        None
+    )
+    clock_warm_up: Annotated[int, option("W", "Steps before the first recorded one.", CLOCK_PANEL)] = 5
+
+    def checked(self) -> ClockOptions | None:
+        """Return which steps are recorded, and where; None without ``--clock``.
+
+        Raises:
+            UsageError: a value is wrong, or the folder cannot be used.
+        """
+        folder, steps, warm_up = self.clock, self.clock_steps, self.clock_warm_up
+        if folder is None:
+            if steps is not None:
+                raise UsageError("--clock-steps needs --clock DIR; give it too.")
+            return None
+        if steps is not None and steps < 1:
+            raise UsageError(f"--clock-steps is {steps}; give at least 1.")
+        if warm_up < 0:
+            raise UsageError(f"--clock-warm-up is {warm_up}; give a number of steps, or 0.")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(
+                f"--clock {folder} is a file; give a folder, in which each worker writes a file."
+            )
+        return ClockOptions(folder=folder, steps=steps, warm_up=warm_up)
+
+
+def worker_counts(text: str) -> list[int]:
+    """Return the numbers in a ``-n N,..``, sorted.
+
+    Raises:
+        UsageError: the text is not a list of numbers, or one of them is below 1.
+    """
+    try:
+        counts = sorted(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"-n {text!r} is not a list of numbers of workers, such as 1,2,4.") from None
+    if counts[0] < 1:
+        raise UsageError(f"-n {text}: each number of workers must be at least 1.")
+    return counts
+
+
+def program(target: str, args: Sequence[str] = (), *, module: bool, no_python: bool = False) -> Program:
+    """Return the program to run.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    if module and no_python:
+        raise UsageError("-m runs a Python module and --no-python an executable; give only one of them.")
+    kind: Kind = "module" if module else "executable" if no_python else "script"
+    if kind == "script" and (wrong := _not_a_script(target)):
+        raise UsageError(
+            f"{target} {wrong}. Give the path of a Python script, -m MODULE, or --no-python COMMAND."
+        )
+    if kind == "executable" and shutil.which(target) is None:
+        raise UsageError(f"{target} is neither an executable on the PATH nor the path of one.")
+    return Program(target=target, kind=kind, args=tuple(args))
+
+
+def _not_a_script(target: str) -> str:
+    """Return why a path cannot be run as a script; empty if it can."""
+    path = Path(target)
+    if target == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return "can be read only once, but each worker reads the script; save it to a file"
+    if path.suffix == ".ipynb":
+        return "is a notebook; export it (jupyter nbconvert --to script)"
+    if path.is_file():
+        return ""
+    return "is a folder" if path.is_dir() else "does not exist"
