@@ -7,7 +7,6 @@ that has exited early never arrives, and another one may be in another collectiv
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,6 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
+from samestep.base.polling import polls
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.observe.hang.watchdog import waiting_at_end
@@ -69,30 +69,27 @@ class EndCheck:
 
     def _all_have_ended(self, store: Store) -> bool:
         """Wait for all ranks; return False if one of them has failed."""
-        place, deadline = self._world.place, time.monotonic() + self._timeout_s
+        place = self._world.place
         try:
             store.set(f"{_ENDED}/{place.rank}", "")
             if store.add(_ENDED, 1) == place.size:
                 store.set(_ALL_ENDED, "")
             with waiting_at_end():
-                return self._wait(store, deadline)
+                return self._wait(store)
         except RuntimeError as error:
             raise PeerLost(
                 "rank 0 left before the ranks were compared at the end of the script; see its own output."
             ) from error
 
-    def _wait(self, store: Store, deadline: float) -> bool:
-        pause = 0.001
-        while not store.check([_ALL_ENDED]):
+    def _wait(self, store: Store) -> bool:
+        for _ in polls(self._timeout_s, least_s=0.001, most_s=_POLL_S):
+            if store.check([_ALL_ENDED]):
+                return True
             if store.check([_FAILED]):
                 return False
-            if time.monotonic() > deadline:
-                ranks = range(self._world.place.size)
-                missing = [rank for rank in ranks if not store.check([f"{_ENDED}/{rank}"])]
-                raise OutOfStep(_missing(missing, self._timeout_s))
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_S)
-        return True
+        ranks = range(self._world.place.size)
+        missing = [rank for rank in ranks if not store.check([f"{_ENDED}/{rank}"])]
+        raise OutOfStep(_missing(missing, self._timeout_s))
 
     def _compare(self) -> None:
         counts = self._world.all_gather_objects(self._account.backwards)

@@ -3,7 +3,6 @@
 import atexit
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -41,6 +40,7 @@ from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.packed_sequences import sequences_of_slices
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.owned_folders import owned_folder
+from samestep.base.polling import holds_within
 from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
@@ -132,11 +132,9 @@ def _await_main_flush(world: World, *, waits: bool) -> None:
     """
     store = _get_default_store()
     if not world.place.is_main:
-        deadline = time.monotonic() + _PATIENCE_S
         with suppress(RuntimeError):  # rank 0 has exited, and its store is gone
-            # If rank 0 waits in a collective, it waits for this rank.
-            while waits and time.monotonic() < deadline and not (store.check([_WRITTEN]) or is_waiting(0)):
-                time.sleep(0.005)
+            if waits:  # if rank 0 waits in a collective, it waits for this rank
+                holds_within(lambda: store.check([_WRITTEN]) or is_waiting(0), _PATIENCE_S)
         return
     with suppress(Exception):  # the script may have closed or replaced it
         sys.stdout.flush()

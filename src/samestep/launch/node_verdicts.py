@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from samestep.base.errors import PeerLost
+from samestep.base.polling import holds_within, polls
 
 _POLL_S = 0.1
 _READ_EVERY_S = 0.5
@@ -106,13 +107,11 @@ class Verdicts:
 
     def await_cause(self, than: int, timeout_s: float = 2.0) -> Verdict | None:
         """Return another node's verdict that is closer to a cause than `than`, if one is posted in time."""
-        deadline = time.monotonic() + timeout_s
         with suppress(RuntimeError):
-            while time.monotonic() < deadline:
+            for _ in polls(timeout_s, least_s=_POLL_S):
                 verdict = self.worst()
                 if verdict is not None and verdict.weight < than:
                     return verdict
-                time.sleep(_POLL_S)
         return None
 
     def done(self) -> None:
@@ -149,9 +148,7 @@ class Verdicts:
         return None
 
     def _await(self, what: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self._have_all(what) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        holds_within(lambda: self._have_all(what), timeout_s, least_s=_POLL_S)
 
     def _have_all(self, what: str) -> bool:
         return all(self._has(what, node) for node in self._others())

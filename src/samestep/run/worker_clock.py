@@ -4,7 +4,6 @@ import multiprocessing
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import Error
 from samestep.base.place import Place
+from samestep.base.polling import holds_within
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around
 from samestep.launchers.detect import detect
@@ -90,10 +90,8 @@ def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
 
 def _leave_together(file: ClockFile, clocking: ClockOptions, place: Place) -> NoReturn:
     """End this process, whatever exceptions the script catches, once the others have recorded their steps."""
-    deadline = time.monotonic() + PATIENCE_S
     others = [clocking.file_of(rank) for rank in range(place.size)]
-    while time.monotonic() < deadline and not all(map(has_ended, others)):
-        time.sleep(0.005)
+    holds_within(lambda: all(map(has_ended, others)), PATIENCE_S, most_s=0.05)
     exit_code = _checked(file)
     if place.is_main and not exit_code:
         log(clocking.stopped_message())

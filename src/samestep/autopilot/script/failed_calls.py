@@ -5,13 +5,13 @@ raised, all ranks continue equally. If some have not, they wait in the call for 
 next call, or the end of its script, then ends the run.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base.errors import Error, OutOfStep
+from samestep.base.polling import holds_within
 
 _PATIENCE_S = 20.0
 """Seconds that a rank waits for the others to raise as well: they compute slices of the same batch."""
@@ -58,12 +58,9 @@ class FailedCalls:
         """
         if not self._text:
             return
-        deadline = time.monotonic() + self._patience_s
-        while self._key and time.monotonic() < deadline:
-            if self._count(0) >= size:
-                self._text = ""
-                return
-            time.sleep(0.01)
+        if self._key and holds_within(lambda: self._count(0) >= size, self._patience_s, least_s=0.01):
+            self._text = ""
+            return
         raise OutOfStep(self._text)
 
     def _count(self, amount: int) -> int:

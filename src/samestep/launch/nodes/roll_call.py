@@ -2,10 +2,10 @@
 
 import json
 from threading import Event
-from time import monotonic
 from typing import Protocol
 
 from samestep.base.errors import PeerLost, UsageError
+from samestep.base.polling import polls
 
 _CLASH = "roll/clash"
 _GRACE_S = 1.0
@@ -71,11 +71,9 @@ def _refuse(store: Store, why: str) -> None:
 
 
 def _await(store: Store, other: int, nodes: int, timeout_s: float) -> None:
-    begin, pause = monotonic(), Event()
-    while not store.check([f"roll/{other}"]):
+    for _ in polls(timeout_s, most_s=0.25):
+        if store.check([f"roll/{other}"]):
+            return
         if store.check([_CLASH]):
             raise UsageError(store.get(_CLASH).decode())
-        waited = monotonic() - begin
-        if waited > timeout_s:
-            raise PeerLost(f"node {other} of {nodes} did not come within {timeout_s:g} s. Was it started?")
-        pause.wait(min(max(0.005, waited / 10), 0.25))
+    raise PeerLost(f"node {other} of {nodes} did not come within {timeout_s:g} s. Was it started?")

@@ -17,12 +17,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from time import monotonic
 
 from samestep.base import env
 from samestep.base.errors import DetectionError, PeerLost
 from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.place import Place
+from samestep.base.polling import polls
 from samestep.launchers.detect import LOOPBACK, Detected
 from samestep.launchers.registry import SLURM
 from samestep.ranks.rendezvous.authenticated_client import connect
@@ -203,26 +203,22 @@ def _not_come(waiting: set[int], size: int, timeout_s: float) -> str:
 
 def _asked(job: _Job, timeout_s: float) -> int:
     """Return the port that rank 0 sends; poll until it answers."""
-    begin, pause = monotonic(), threading.Event()
     foreign = False
-    while True:
+    for _ in polls(timeout_s):
         for port in ports_of(job.name):
             answer = _ask(job, port)
             if isinstance(answer, int):
                 return answer
             foreign |= isinstance(answer, AuthenticationError)
-        waited = monotonic() - begin
-        if waited > timeout_s:
-            others = (
-                " A program without this job's secret has one of the ports: nodes that share no home "
-                "directory need --secret-file FILE, the same on each."
-            )
-            raise PeerLost(
-                f"rank 0 did not answer on {job.address} within {timeout_s:g} s. Is it on that host, did it "
-                "fail before it joined, or does a firewall close the ports? Set MASTER_ADDR and MASTER_PORT "
-                f"to its address.{others if foreign else ''}"
-            )
-        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
+    others = (
+        " A program without this job's secret has one of the ports: nodes that share no home "
+        "directory need --secret-file FILE, the same on each."
+    )
+    raise PeerLost(
+        f"rank 0 did not answer on {job.address} within {timeout_s:g} s. Is it on that host, did it "
+        "fail before it joined, or does a firewall close the ports? Set MASTER_ADDR and MASTER_PORT "
+        f"to its address.{others if foreign else ''}"
+    )
 
 
 def _ask(job: _Job, port: int) -> int | Exception:

@@ -14,12 +14,12 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from threading import Event
 from time import monotonic
 from typing import Any, Protocol
 
 from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
+from samestep.base.polling import holds_within
 from samestep.ranks.world.device import shared_device
 
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
@@ -211,15 +211,11 @@ def _seat_from(verdict: bytes, place: Place) -> Seat:
 
 def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None:
     """Return once `key` is posted. Polls rather than blocks, so that Ctrl-C interrupts it."""
-    begin, pause = monotonic(), Event()
     try:
-        while not store.check([key]):
-            waited = monotonic() - begin
-            if waited > timeout_s:
-                raise PeerLost(
-                    f"{waiting_for} did not come within {timeout_s:.0f} s. "
-                    "Did it start, and does it reach rank 0?"
-                )
-            pause.wait(min(max(0.0005, waited / 10), 0.25))  # at most a tenth longer than necessary
+        if not holds_within(lambda: store.check([key]), timeout_s, least_s=0.0005, most_s=0.25):
+            raise PeerLost(
+                f"{waiting_for} did not come within {timeout_s:.0f} s. "
+                "Did it start, and does it reach rank 0?"
+            )
     except RuntimeError as error:  # torch raises it if the store is gone
         raise PeerLost(f"rank 0 left while this rank waited for {waiting_for} ({error}).") from error

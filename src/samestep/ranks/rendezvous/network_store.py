@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from samestep.base.errors import PeerLost
+from samestep.base.polling import polls
 from samestep.ranks.rendezvous import store_table as table
 from samestep.ranks.rendezvous.authenticated_client import Connection, connect
 from samestep.ranks.rendezvous.authenticated_server import Server
@@ -214,25 +215,20 @@ class NetworkStore(Store):
         Raises:
             PeerLost: the server does not answer, or does not have this job's secret.
         """
-        begin, pause = monotonic(), threading.Event()
-        foreign = None
-        while True:
-            waited = monotonic() - begin
-            left = timeout_s - waited
+        foreign, failure = None, OSError("no answer")
+        for waited in polls(timeout_s):
+            limit_s = max(0.1, min(_TRY_S, timeout_s - waited))
             try:
-                self._idle.append(
-                    connect(self._address, self._port, self._key, timeout_s=max(0.1, min(_TRY_S, left)))
-                )
+                self._idle.append(connect(self._address, self._port, self._key, timeout_s=limit_s))
             except AuthenticationError as error:
                 foreign = monotonic() if foreign is None else foreign
                 if monotonic() - foreign > min(_FOREIGN_S, timeout_s):
                     raise PeerLost(_not_ours(self._address, self._port)) from error
             except OSError as error:
-                if left <= 0:
-                    raise PeerLost(_silent(self._address, self._port, timeout_s, error)) from error
+                failure = error
             else:
                 return
-            pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
+        raise PeerLost(_silent(self._address, self._port, timeout_s, failure)) from failure
 
 
 def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkStore:

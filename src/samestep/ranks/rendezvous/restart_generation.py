@@ -8,13 +8,14 @@ except 0 posts a random word, and only a live rank 0 answers it::
     rank r    heard/NAME/r            rank 0    continues once all ranks have posted this
 """
 
-from threading import Event
-from time import monotonic
 from typing import Protocol
 from uuid import uuid4
 
 from samestep.base.errors import PeerLost
 from samestep.base.place import Place
+from samestep.base.polling import holds_within, polls
+
+_LEAST_S, _MOST_S = 0.0005, 0.25
 
 
 class Store(Protocol):
@@ -51,37 +52,25 @@ def _named(store: Store, place: Place, timeout_s: float) -> str:
     """Answer every word, as rank 0, until all ranks have confirmed the answer to their own."""
     name, answered = uuid4().hex, set[bytes]()
     missing = list(range(1, place.size))
-    pause, begin = Event(), monotonic()
-    while missing:
+    for _ in polls(timeout_s, least_s=_LEAST_S, most_s=_MOST_S):
         for rank in missing:
             if store.check([f"hello/{rank}"]) and (word := store.get(f"hello/{rank}")) not in answered:
                 store.set(f"answer/{word.decode()}", name)
                 answered.add(word)
         missing = [rank for rank in missing if not store.check([f"heard/{name}/{rank}"])]
-        waited = monotonic() - begin
-        if missing and waited > timeout_s:
-            raise PeerLost(
-                f"rank {missing[0]} of {place.size} did not come within {timeout_s:g} s. Did it start, and "
-                "does it reach the agents' store?"
-            )
-        pause.wait(_pause(waited) if missing else 0)
-    return name
+        if not missing:
+            return name
+    raise PeerLost(
+        f"rank {missing[0]} of {place.size} did not come within {timeout_s:g} s. Did it start, and "
+        "does it reach the agents' store?"
+    )
 
 
 def _asked(store: Store, place: Place, timeout_s: float) -> str:
     word = uuid4().hex
     store.set(f"hello/{place.rank}", word)
-    pause, begin = Event(), monotonic()
-    while not store.check([f"answer/{word}"]):
-        waited = monotonic() - begin
-        if waited > timeout_s:
-            raise PeerLost(f"rank 0 of {place.size} did not come within {timeout_s:g} s. Did it start?")
-        pause.wait(_pause(waited))
+    if not holds_within(lambda: store.check([f"answer/{word}"]), timeout_s, least_s=_LEAST_S, most_s=_MOST_S):
+        raise PeerLost(f"rank 0 of {place.size} did not come within {timeout_s:g} s. Did it start?")
     name = store.get(f"answer/{word}").decode()
     store.set(f"heard/{name}/{place.rank}", "")
     return name
-
-
-def _pause(waited: float) -> float:
-    """Return the seconds to wait before the next poll: at most a tenth longer than necessary."""
-    return min(max(0.0005, waited / 10), 0.25)

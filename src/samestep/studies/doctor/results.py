@@ -1,13 +1,13 @@
 """Defines the result of a check and that of a rank, and the store through which ranks exchange them."""
 
 import json
-import threading
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from samestep.base.machine.topology import ranges
+from samestep.base.polling import holds_within
 from samestep.ranks.rendezvous.handshake import Store
 
 H = TypeVar("H", bound=Hashable)
@@ -138,13 +138,11 @@ class ResultStore:
         Raises:
             ConnectionError: rank 0 left.
         """
-        pause, begin = threading.Event(), time.monotonic()
+        name, left = f"doctor/{key}", deadline - time.monotonic()
         try:
-            while not self._store.check([f"doctor/{key}"]):
-                if (now := time.monotonic()) >= deadline:
-                    return None
-                pause.wait(min(max(0.001, (now - begin) / 10), 0.1))
-            return json.loads(self._store.get(f"doctor/{key}"))
+            if not holds_within(lambda: self._store.check([name]), left, least_s=0.001, most_s=0.1):
+                return None
+            return json.loads(self._store.get(name))
         except RuntimeError as error:
             raise ConnectionError(f"rank 0 left: {error}") from error
 

@@ -7,7 +7,6 @@ file systems refuse part of this, take seconds for it, or grant one lock to seve
 import fcntl
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from samestep.base.machine.kernel_files import text_of
+from samestep.base.polling import holds_within
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.doctor.context import Context
 from samestep.studies.doctor.results import Finding, Result, ResultStore, note, problem
@@ -192,15 +192,13 @@ def compare_folders(store: ResultStore, folder: Path, *, rank: int, size: int) -
 
 
 def _about_shared(folder: Path, name: str) -> Iterator[Finding]:
-    pause, begin = threading.Event(), time.monotonic()
-    while name not in os.listdir(folder):  # noqa: PTH208 - a listing refreshes the cache of file servers
-        if time.monotonic() - begin > _SHOW_S:
-            yield problem(
-                f"{folder} is not the folder that rank 0 sees under this name: a file of rank 0 is missing. "
-                "Checkpoints and results need a file system that all nodes share; choose a folder on it."
-            )
-            return
-        pause.wait(0.1)
+    # A listing refreshes the cache of file servers.
+    if not holds_within(lambda: name in os.listdir(folder), _SHOW_S, least_s=0.1):  # noqa: PTH208
+        yield problem(
+            f"{folder} is not the folder that rank 0 sees under this name: a file of rank 0 is missing. "
+            "Checkpoints and results need a file system that all nodes share; choose a folder on it."
+        )
+        return
     with suppress(OSError), (folder / name).open("rb+") as file:  # the lock excludes this rank, as it must
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield problem(

@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from samestep.autopilot.script.seeds import equal_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.experiment_trackers import OFF
+from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
 from samestep.launch.local import local_backend
 from samestep.launch.local.hosting import Ending
@@ -144,10 +144,8 @@ class TracedRun:
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""
         (self._folder_of(rank) / "stopped").touch()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
         others = [self._folder_of(other) / "stopped" for other in range(self.size)]
-        while time.monotonic() < deadline and not all(one.exists() for one in others):
-            time.sleep(0.005)
+        holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
         undo_replication()
         os._exit(0)
 

@@ -9,11 +9,11 @@ import fcntl
 import json
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
+from samestep.base.polling import polls
 from samestep.base.regular_files import kind_of, read_text
 from samestep.base.untrusted_documents import parse_json
 
@@ -96,16 +96,13 @@ class RunLock:
 
     def _locked(self, handle: int) -> bool:
         """Lock an open file; return whether the file system supports locks."""
-        deadline = time.monotonic() + self._wait_s
-        while True:
+        for _ in polls(self._wait_s, least_s=_POLL_S):
             failure = _lock(handle)
             if failure is None or failure.errno in _WITHOUT_LOCKS:
                 return failure is None
             if not isinstance(failure, BlockingIOError):
                 raise UsageError(f"{self._path} cannot be locked: {failure.strerror}.")
-            if time.monotonic() >= deadline:
-                raise UsageError(self._held_by())
-            time.sleep(_POLL_S)
+        raise UsageError(self._held_by())
 
     def _name_holder(self) -> None:
         text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n"
