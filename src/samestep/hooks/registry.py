@@ -8,6 +8,7 @@ is restored when the last of them is detached, in any order, also after an error
 """
 
 import inspect
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 from samestep.base.errors import UsageError
+from samestep.base.standard_streams import write_stderr
 
 Make: TypeAlias = Callable[[Any], Any]
 """Returns the replacement of the attribute that it gets."""
@@ -73,6 +75,7 @@ class _Chain:
 
 
 _lock = threading.RLock()  # reentrant: the garbage collector may detach a hook while another is attached
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _chains: dict[tuple[int, str], _Chain] = {}
 _numbers = count()
 
@@ -125,8 +128,16 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
             # Another library has replaced it since: this hook is outside of theirs.
             chain = _chains[key] = _new_chain(owner, hook.attribute)
         entry = (hook.order, next(_numbers)), make
+        installed = chain.installed
         chain.hooks.append(entry)
-        _install(chain)
+        try:
+            _install(chain)
+        except BaseException:
+            chain.installed = installed
+            chain.hooks.remove(entry)
+            if not chain.hooks:
+                del _chains[key]
+            raise
     return lambda: _detach(key, chain, entry)
 
 
@@ -241,11 +252,11 @@ def _warn_of_conflict(chain: _Chain) -> None:
     found = getattr(chain.owner, chain.attribute, None)
     owner = getattr(chain.owner, "__qualname__", None) or getattr(chain.owner, "__name__", repr(chain.owner))
     by = getattr(found, "__module__", None) or type(found).__name__
-    warnings.warn(
-        f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    text = f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays."
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    except RuntimeWarning:  # under `python -W error`; it would replace the script's result or error
+        write_stderr(f"samestep: {text}\n")
 
 
 def _parameters(value: Any) -> tuple[str, ...] | None:

@@ -1,6 +1,11 @@
 """Hooks of one attribute form a chain, which is undone in any order."""
 
 import itertools
+import os
+import signal
+import threading
+import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -170,3 +175,61 @@ def test_a_hook_that_does_not_fit_is_a_problem():
 
     assert len(list(problems(wrong))) == len(wrong)
     assert list(problems([hook("no_such_function", optional=True)])) == []
+
+
+def replaced_by_script(_):
+    def call(*_):
+        Library.call = None
+        raise ZeroDivisionError
+
+    return call
+
+
+def test_a_conflict_is_no_error_where_warnings_are(capfd):
+    original = vars(Library)["call"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ZeroDivisionError), attached_to(Library, hook(), replaced_by_script):
+                Library().call("x")
+    finally:
+        Library.call = original
+    assert "has replaced Library.call while samestep used it" in capfd.readouterr().err
+
+
+def refused(_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_hook_whose_replacement_cannot_be_made_is_not_attached(is_first):
+    original = vars(Library)["call"]
+    with nullcontext() if is_first else attached_to(Library, hook(), around("one")):
+        with pytest.raises(ZeroDivisionError):
+            attach_to(Library, hook(), refused)
+        with attached_to(Library, hook(), around("two")):
+            assert Library().call("x") == ("two(x)" if is_first else "two(one(x))")
+
+    assert vars(Library)["call"] is original
+
+
+def test_a_process_forked_while_another_thread_attaches_can_attach():
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(original):
+        begun.set()
+        ended.wait(0.2)
+        return original
+
+    thread = threading.Thread(target=lambda: attach_to(Library, hook(), slow)())
+    thread.start()
+    assert begun.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # ends a child that waits for the lock
+        with attached_to(Library, hook(), around("one")):
+            os._exit(Library().call("x") != "one(x)")
+    _, status = os.waitpid(child, 0)
+    ended.set()
+    thread.join()
+    assert status == 0
