@@ -124,7 +124,7 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
         chain = _chains.get(key)
         if chain is None:
             chain = _chains[key] = _new_chain(owner, hook.attribute)
-        elif getattr(owner, hook.attribute) is not chain.installed:
+        elif _held(chain) is not chain.installed:
             # Another library has replaced it since: this hook is outside of theirs.
             chain = _chains[key] = _new_chain(owner, hook.attribute)
         entry = (hook.order, next(_numbers)), make
@@ -219,6 +219,11 @@ def _new_chain(owner: Any, attribute: str) -> _Chain:
     return _Chain(owner, attribute, vars(owner).get(attribute, _MISSING), getattr(owner, attribute))
 
 
+def _held(chain: _Chain) -> Any:
+    """Return the attribute as the owner holds it: `getattr` returns a new object for each class method."""
+    return vars(chain.owner).get(chain.attribute, _MISSING)
+
+
 def _install(chain: _Chain) -> None:
     """Set the attribute to the chain of its hooks, or back."""
     value = chain.original
@@ -227,7 +232,6 @@ def _install(chain: _Chain) -> None:
     if chain.hooks:
         chain.installed = value
         setattr(chain.owner, chain.attribute, value)
-        chain.installed = getattr(chain.owner, chain.attribute)
     elif chain.before is _MISSING:
         delattr(chain.owner, chain.attribute)
     else:
@@ -241,7 +245,7 @@ def _detach(key: tuple[int, str], chain: _Chain, entry: tuple[tuple[int, int], M
         chain.hooks.remove(entry)
         if not chain.hooks and _chains.get(key) is chain:
             del _chains[key]
-        is_ours = getattr(chain.owner, chain.attribute, _MISSING) is chain.installed
+        is_ours = _held(chain) is chain.installed
         if is_ours:
             _install(chain)
     if not is_ours:  # another library has replaced it since, and may call this chain: its replacement stays

@@ -112,6 +112,17 @@ def test_inherited_static_and_plain_attributes_are_restored(attribute):
     assert dict(vars(Library)) == before
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [classmethod(lambda kind: kind), property(id), staticmethod(id), 7])
+def test_a_replacement_of_any_kind_is_detached(value, capfd):
+    before = dict(vars(Library))
+    with attached_to(Library, hook("static"), instead(value)):
+        assert vars(Library)["static"] is value
+
+    assert dict(vars(Library)) == before
+    assert capfd.readouterr().err == ""
+
+
 def test_a_missing_attribute_is_refused_by_its_name():
     with pytest.raises(UsageError, match=r"torch\.no_such_function"):
         attach(hook("no_such_function"), instead(1))
