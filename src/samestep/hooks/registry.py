@@ -8,6 +8,7 @@ is restored when the last of them is detached, in any order, also after an error
 """
 
 import inspect
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 from samestep.base.errors import UsageError
+from samestep.base.standard_streams import write_stderr
 
 Make: TypeAlias = Callable[[Any], Any]
 """Returns the replacement of the attribute that it gets."""
@@ -73,6 +75,7 @@ class _Chain:
 
 
 _lock = threading.RLock()  # reentrant: the garbage collector may detach a hook while another is attached
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _chains: dict[tuple[int, str], _Chain] = {}
 _numbers = count()
 
@@ -121,12 +124,20 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
         chain = _chains.get(key)
         if chain is None:
             chain = _chains[key] = _new_chain(owner, hook.attribute)
-        elif getattr(owner, hook.attribute) is not chain.installed:
+        elif _held(chain) is not chain.installed:
             # Another library has replaced it since: this hook is outside of theirs.
             chain = _chains[key] = _new_chain(owner, hook.attribute)
         entry = (hook.order, next(_numbers)), make
+        installed = chain.installed
         chain.hooks.append(entry)
-        _install(chain)
+        try:
+            _install(chain)
+        except BaseException:
+            chain.installed = installed
+            chain.hooks.remove(entry)
+            if not chain.hooks:
+                del _chains[key]
+            raise
     return lambda: _detach(key, chain, entry)
 
 
@@ -208,6 +219,11 @@ def _new_chain(owner: Any, attribute: str) -> _Chain:
     return _Chain(owner, attribute, vars(owner).get(attribute, _MISSING), getattr(owner, attribute))
 
 
+def _held(chain: _Chain) -> Any:
+    """Return the attribute as the owner holds it: `getattr` returns a new object for each class method."""
+    return vars(chain.owner).get(chain.attribute, _MISSING)
+
+
 def _install(chain: _Chain) -> None:
     """Set the attribute to the chain of its hooks, or back."""
     value = chain.original
@@ -216,7 +232,6 @@ def _install(chain: _Chain) -> None:
     if chain.hooks:
         chain.installed = value
         setattr(chain.owner, chain.attribute, value)
-        chain.installed = getattr(chain.owner, chain.attribute)
     elif chain.before is _MISSING:
         delattr(chain.owner, chain.attribute)
     else:
@@ -230,7 +245,7 @@ def _detach(key: tuple[int, str], chain: _Chain, entry: tuple[tuple[int, int], M
         chain.hooks.remove(entry)
         if not chain.hooks and _chains.get(key) is chain:
             del _chains[key]
-        is_ours = getattr(chain.owner, chain.attribute, _MISSING) is chain.installed
+        is_ours = _held(chain) is chain.installed
         if is_ours:
             _install(chain)
     if not is_ours:  # another library has replaced it since, and may call this chain: its replacement stays
@@ -241,11 +256,11 @@ def _warn_of_conflict(chain: _Chain) -> None:
     found = getattr(chain.owner, chain.attribute, None)
     owner = getattr(chain.owner, "__qualname__", None) or getattr(chain.owner, "__name__", repr(chain.owner))
     by = getattr(found, "__module__", None) or type(found).__name__
-    warnings.warn(
-        f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    text = f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays."
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    except RuntimeWarning:  # under `python -W error`; it would replace the script's result or error
+        write_stderr(f"samestep: {text}\n")
 
 
 def _parameters(value: Any) -> tuple[str, ...] | None:

@@ -1,6 +1,11 @@
 """Hooks of one attribute form a chain, which is undone in any order."""
 
 import itertools
+import os
+import signal
+import threading
+import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -107,6 +112,17 @@ def test_inherited_static_and_plain_attributes_are_restored(attribute):
     assert dict(vars(Library)) == before
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [classmethod(lambda kind: kind), property(id), staticmethod(id), 7])
+def test_a_replacement_of_any_kind_is_detached(value, capfd):
+    before = dict(vars(Library))
+    with attached_to(Library, hook("static"), instead(value)):
+        assert vars(Library)["static"] is value
+
+    assert dict(vars(Library)) == before
+    assert capfd.readouterr().err == ""
+
+
 def test_a_missing_attribute_is_refused_by_its_name():
     with pytest.raises(UsageError, match=r"torch\.no_such_function"):
         attach(hook("no_such_function"), instead(1))
@@ -170,3 +186,61 @@ def test_a_hook_that_does_not_fit_is_a_problem():
 
     assert len(list(problems(wrong))) == len(wrong)
     assert list(problems([hook("no_such_function", optional=True)])) == []
+
+
+def replaced_by_script(_):
+    def call(*_):
+        Library.call = None
+        raise ZeroDivisionError
+
+    return call
+
+
+def test_a_conflict_is_no_error_where_warnings_are(capfd):
+    original = vars(Library)["call"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ZeroDivisionError), attached_to(Library, hook(), replaced_by_script):
+                Library().call("x")
+    finally:
+        Library.call = original
+    assert "has replaced Library.call while samestep used it" in capfd.readouterr().err
+
+
+def refused(_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_hook_whose_replacement_cannot_be_made_is_not_attached(is_first):
+    original = vars(Library)["call"]
+    with nullcontext() if is_first else attached_to(Library, hook(), around("one")):
+        with pytest.raises(ZeroDivisionError):
+            attach_to(Library, hook(), refused)
+        with attached_to(Library, hook(), around("two")):
+            assert Library().call("x") == ("two(x)" if is_first else "two(one(x))")
+
+    assert vars(Library)["call"] is original
+
+
+def test_a_process_forked_while_another_thread_attaches_can_attach():
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(original):
+        begun.set()
+        ended.wait(0.2)
+        return original
+
+    thread = threading.Thread(target=lambda: attach_to(Library, hook(), slow)())
+    thread.start()
+    assert begun.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # ends a child that waits for the lock
+        with attached_to(Library, hook(), around("one")):
+            os._exit(Library().call("x") != "one(x)")
+    _, status = os.waitpid(child, 0)
+    ended.set()
+    thread.join()
+    assert status == 0
