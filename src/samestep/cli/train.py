@@ -34,6 +34,7 @@ from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import write_report
 from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
+from samestep.training.recipes.registry import RECIPES
 from samestep.training.settings.run_options import RunOptions
 from samestep.training.settings.training_settings import Settings
 
@@ -52,9 +53,7 @@ FINISH_S = 300.0
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RECIPE]", help="digits (bundled), mnist, fashion-mnist, cifar10 or synthetic."
-        ),
+        typer.Argument(metavar="[RECIPE]", help=f"One of {', '.join(RECIPES)}; digits is bundled."),
     ] = None,
     *,
     start: launch.WatchedWorkers,

@@ -107,7 +107,7 @@ def _innermost(found: list[Launcher], env: Environment) -> Claim:
     mean that it is srun itself; if they differ, an mpirun runs inside the step.
     """
     first = claim_of(found[0], env)
-    for name in first.launcher.spoken_by:
+    for name in first.launcher.also_set_by:
         if BY_NAME[name] not in found:
             continue
         setter = claim_of(BY_NAME[name], env)
@@ -120,7 +120,7 @@ def _innermost(found: list[Launcher], env: Environment) -> Claim:
 
 def _is_outer(other: Launcher, deciding: Claim, env: Environment) -> bool:
     winner = deciding.launcher
-    if other is winner or other.name in winner.echoes or winner.name in other.spoken_by:
+    if other is winner or other.name in winner.also_sets or winner.name in other.also_set_by:
         return False
     if LAUNCHERS.index(other) < LAUNCHERS.index(winner):
         return False

@@ -1,7 +1,8 @@
 """Lists the supported launchers as data: the variables of each, and their meaning.
 
-A launcher is one row. Adding one adds a row here and a recording to the tests; no other code
-depends on a launcher's variables.
+A launcher is one row. A new one needs a row here, the same row in ``docs/guide/environment.md``, and a
+recording in ``tests/support/recordings``. If `UNKNOWN` has its variables, they are removed there. No other
+code depends on the variables of a rank. ``CONTRIBUTING.md`` has an example.
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +25,8 @@ class Launcher:
         layout: variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``.
         hosts: variable that holds the node list, like ``node[0-1]``; rank 0 is on the first.
         job: variables that together are unique to this job; empty if the launcher gives it no name.
-        echoes: rows whose variables this launcher sets as well.
-        spoken_by: rows of launchers that set these variables besides their own, more complete ones.
+        also_sets: rows whose variables this launcher sets as well; they are no launchers around it.
+        also_set_by: rows of launchers that set these variables besides their own, more complete ones.
         silent_means_alone: whether ranks without a local rank have a node each (as in pods).
         parent_is_job: whether, on one host, all ranks descend from one process that starts no other job.
         address_hint: command that passes the address of rank 0 to the ranks of this launcher.
@@ -43,8 +44,8 @@ class Launcher:
     layout: str = ""
     hosts: str = ""
     job: Names = ()
-    echoes: Names = ()
-    spoken_by: Names = ()
+    also_sets: Names = ()
+    also_set_by: Names = ()
     silent_means_alone: bool = False
     parent_is_job: bool = False
     address_hint: str = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
@@ -60,7 +61,7 @@ TORCHELASTIC = Launcher(
     node=("GROUP_RANK",),
     nodes=("GROUP_WORLD_SIZE",),
     job=("TORCHELASTIC_RUN_ID",),
-    echoes=("environment",),
+    also_sets=("environment",),
 )
 
 # samestep's launcher sets torchrun's variables, so that programs written for torchrun run under it.
@@ -69,7 +70,7 @@ SAMESTEP = replace(
     name="samestep",
     proof=(("SAMESTEP_RUN_ID", "TORCHELASTIC_RUN_ID", "RANK"),),
     equal=("SAMESTEP_RUN_ID", "TORCHELASTIC_RUN_ID"),
-    echoes=("torchrun", "environment"),
+    also_sets=("torchrun", "environment"),
 )
 
 # OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node, not the number of the node: of no use here.
@@ -81,7 +82,7 @@ OPEN_MPI = Launcher(
     local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
     local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     job=("PMIX_NAMESPACE",),
-    echoes=("pmix",),
+    also_sets=("pmix",),
     hosts="SLURM_JOB_NODELIST",
     parent_is_job=True,
     address_hint="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 ...",
@@ -96,8 +97,8 @@ INTEL_MPI = Launcher(
     size=("PMI_SIZE",),
     local_rank=("MPI_LOCALRANKID",),
     local_size=("MPI_LOCALNRANKS",),
-    echoes=("mpich",),
-    spoken_by=("slurm",),
+    also_sets=("mpich",),
+    also_set_by=("slurm",),
     hosts="SLURM_JOB_NODELIST",
     parent_is_job=True,
     address_hint=_HYDRA_HINT,
@@ -111,7 +112,7 @@ MPICH = Launcher(
     size=("PMI_SIZE",),
     local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
     local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-    spoken_by=("slurm",),
+    also_set_by=("slurm",),
     parent_is_job=True,
     address_hint=_HYDRA_HINT,
 )
@@ -125,7 +126,7 @@ PMIX = Launcher(
     local_rank=("LOCAL_RANK",),
     local_size=("LOCAL_WORLD_SIZE",),
     job=("PMIX_NAMESPACE",),
-    spoken_by=("slurm",),
+    also_set_by=("slurm",),
     hosts="SLURM_JOB_NODELIST",
     parent_is_job=True,
     address_hint="prun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 ...",

@@ -2,6 +2,9 @@
 
 A later difference follows from an earlier one, so the tests run in the order in which a step proceeds:
 workers, samples, learning rate, parameters, gradient, loss. Only the first difference is named.
+
+A new cause needs a test here, its code in `verdict.Cause`, a row in ``docs/guide/verify.md``, and a script
+with that fault in ``tests/gallery_ddp``. ``CONTRIBUTING.md`` has an example.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Lists the recipes by name; a new one needs an entry here and one in ``tutorial.py`` or ``fast.py``."""
+"""Lists the recipes by name; a new one is defined in `tutorial_recipes` or `fast_recipes` and added."""
 
 from samestep.base.errors import UsageError
 from samestep.training.recipes import fast_recipes as fast
