@@ -9,6 +9,7 @@ SEEDS = 100
 AT_ONCE = 5
 
 
+@pytest.mark.timeout(300)  # the pool of ranks limits each call
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
 def test_no_random_script_differs_silently(processes, tmp_path, first):
     found = [one for seed in range(first, first + AT_ONCE) for one in compare(processes, seed, tmp_path)]
