@@ -230,7 +230,7 @@ def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_
     "command",
     [
         ("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out"),
-        ("doctor", "--no-devices", "--wait", 4),
+        ("doctor", "--no-devices", "--wait", 8),
     ],
     ids=lambda command: command[0],
 )

@@ -228,6 +228,8 @@ class NetworkStore(Store):
                 failure = error
             else:
                 return
+        if foreign is not None:
+            raise PeerLost(_not_ours(self._address, self._port))
         raise PeerLost(_silent(self._address, self._port, timeout_s, failure)) from failure
 
 
