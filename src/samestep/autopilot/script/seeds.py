@@ -1,5 +1,6 @@
 """Gives all ranks of a script the same random streams: seeds unseeded generators equally."""
 
+import multiprocessing
 import random
 import secrets
 from collections.abc import Callable, Iterator
@@ -28,12 +29,24 @@ def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
     """
     common = random.Random(world.broadcast_object(secrets.randbits(63)) if seed is None else seed)
 
+    base, owner = common.getrandbits(63), _process()
+
     def draw() -> int:
+        nonlocal owner
+        if owner != _process():  # forked: equal on all ranks, but not in two loader processes of one rank
+            owner = _process()
+            common.seed(f"{base} {owner}")
         return common.getrandbits(63)
 
     seed_all(draw)
     with _system_seeds_replaced(draw):
         yield
+
+
+def _process() -> tuple[int, ...]:
+    """Return the place of this process among those that its ancestors started by multiprocessing."""
+    identity: tuple[int, ...] = multiprocessing.current_process()._identity  # noqa: SLF001
+    return identity
 
 
 def seed_all(draw: Callable[[], int]) -> None:

@@ -1,0 +1,35 @@
+"""Unseeded generators are equal on all ranks, and differ between the loader processes of one rank."""
+
+import random
+
+import pytest
+
+from samestep.autopilot.script import seeds
+from samestep.autopilot.script.seeds import equal_seeds
+from samestep.ranks.world.solo import SoloWorld
+
+
+@pytest.fixture(autouse=True)
+def generators():
+    before = random.getstate()
+    yield
+    random.setstate(before)
+
+
+def numbers_of(monkeypatch, *, child):
+    """Return numbers of unseeded generators in a rank, and then in a process that it has forked."""
+    with equal_seeds(SoloWorld(), seed=7), monkeypatch.context() as patch:
+        first = random.Random().random()
+        patch.setattr(seeds, "_process", lambda: (child,))
+        return first, random.Random().random(), random.Random().random()
+
+
+def test_ranks_draw_equal_numbers(monkeypatch):
+    assert numbers_of(monkeypatch, child=1) == numbers_of(monkeypatch, child=1)
+
+
+def test_forked_processes_draw_other_numbers_than_each_other(monkeypatch):
+    one, other = (numbers_of(monkeypatch, child=child) for child in (1, 2))
+
+    assert one[0] == other[0]
+    assert len({*one, *other}) == 5
