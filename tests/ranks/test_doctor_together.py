@@ -62,7 +62,7 @@ def test_a_folder_in_which_rank_0_cannot_write_keeps_nobody_waiting(tmp_path, mo
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    assert looked(tmp_path, tmp_path) == [[], []]  # the look at the run folder has told it
+    assert looked(tmp_path, tmp_path) == [[], []]  # the check of the run folder has reported it
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatc
         raise error
 
     monkeypatch.setattr("samestep.studies.doctor.run_checks.facts_here", fail)
-    told = run_checks({}, Options(), checks=())
-    ((_, finding),) = told.report.findings
+    results = run_checks({}, Options(), checks=())
+    ((_, finding),) = results.report.findings
     assert says in finding.text
-    assert told.agree_on_exit_code() == 1
+    assert results.agree_on_exit_code() == 1
 
 
 def environment_of(rank, home):
@@ -155,7 +155,7 @@ def environment_of(rank, home):
 
 def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
     """Rank 1 sees another run folder, which lies in its user's home folder."""
-    board, told = ResultStore(Memory()), {}
+    board, results = ResultStore(Memory()), {}
     monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
     monkeypatch.setattr(links, "_LONGEST_S", 0.01)
     monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
@@ -168,15 +168,15 @@ def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
 
     def rank_main(rank):
         wishes = Options(run_folder=folders[rank], devices=False, ticket=True)
-        told[rank] = run_checks(environment_of(rank, tmp_path / "ada"), wishes, checks=[SHARED])
-        told[rank].agree_on_exit_code()
+        results[rank] = run_checks(environment_of(rank, tmp_path / "ada"), wishes, checks=[SHARED])
+        results[rank].agree_on_exit_code()
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    shown = "\n".join(lines(told[0].report))
+    shown = "\n".join(lines(results[0].report))
     assert "problem (rank 1): ~/runs is not the folder that rank 0 sees" in shown
     assert str(tmp_path / "ada") not in shown
 
@@ -186,8 +186,8 @@ def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch)
         raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
 
     monkeypatch.setattr("samestep.studies.doctor.run_checks._connect", fail)
-    told = run_checks(environment_of(1, tmp_path), Options(devices=False, ticket=True), checks=[SHARED])
-    ((_, finding),) = told.report.findings
+    results = run_checks(environment_of(1, tmp_path), Options(devices=False, ticket=True), checks=[SHARED])
+    ((_, finding),) = results.report.findings
     assert "'~/store'" in finding.text
     assert str(tmp_path) not in finding.text
 

@@ -122,11 +122,11 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
     key = id(owner), hook.attribute
     with _lock:
         chain = _chains.get(key)
-        if chain is None:
-            chain = _chains[key] = _new_chain(owner, hook.attribute)
-        elif _held(chain) is not chain.installed:
-            # Another library has replaced it since: this hook is outside of theirs.
-            chain = _chains[key] = _new_chain(owner, hook.attribute)
+        # If another library has replaced it since, this hook is outside of theirs.
+        if chain is None or _held(chain) is not chain.installed:
+            before = vars(owner).get(hook.attribute, _MISSING)
+            chain = _Chain(owner, hook.attribute, before, getattr(owner, hook.attribute))
+            _chains[key] = chain
         entry = (hook.order, next(_numbers)), make
         installed = chain.installed
         chain.hooks.append(entry)
@@ -213,10 +213,6 @@ def _owner(hook: Hook) -> Any:
         if hook.optional:
             return None
         raise UsageError(f"{hook.feature} needs {hook.name}, which cannot be imported: {error}") from error
-
-
-def _new_chain(owner: Any, attribute: str) -> _Chain:
-    return _Chain(owner, attribute, vars(owner).get(attribute, _MISSING), getattr(owner, attribute))
 
 
 def _held(chain: _Chain) -> Any:

@@ -30,13 +30,13 @@ def refused(check, fn, *sizes, **options):
 
 
 def ring_of_whole_tensors(tensor, rank, world_size):
-    passed, heard = tensor.clone(), torch.empty_like(tensor).contiguous()
+    passed, received = tensor.clone(), torch.empty_like(tensor).contiguous()
     for _ in range(world_size - 1):
         work = dist.isend(passed.contiguous(), (rank + 1) % world_size)
-        dist.recv(heard, (rank - 1) % world_size)
+        dist.recv(received, (rank - 1) % world_size)
         work.wait()
-        tensor += heard
-        passed = heard.clone()
+        tensor += received
+        passed = received.clone()
 
 
 def test_a_ring_of_whole_tensors_sends_too_much_and_gives_different_bits():
@@ -53,11 +53,11 @@ def test_a_ring_of_whole_tensors_sends_too_much_and_gives_different_bits():
 
 def ring_of_whole_tensors_in_threads(tensor, world):
     rank, size = world.place.rank, world.place.size
-    passed, heard = tensor.clone(), tensor.new_empty(tensor.shape)
+    passed, received = tensor.clone(), tensor.new_empty(tensor.shape)
     for _ in range(size - 1):
-        world.exchange(passed, heard, dst=(rank + 1) % size, src=(rank - 1) % size).wait()
-        tensor += heard
-        passed = heard.clone()
+        world.exchange(passed, received, dst=(rank + 1) % size, src=(rank - 1) % size).wait()
+        tensor += received
+        passed = received.clone()
 
 
 def test_a_ring_of_whole_tensors_in_threads():
@@ -107,9 +107,9 @@ def test_a_root_other_than_0():
 
 
 def sends_first(tensor, rank, world_size):
-    heard = torch.empty_like(tensor)
+    received = torch.empty_like(tensor)
     dist.send(tensor, (rank + 1) % world_size)
-    dist.recv(heard, (rank - 1) % world_size)
+    dist.recv(received, (rank - 1) % world_size)
 
 
 def test_a_deadlock_is_reported_with_its_lines():

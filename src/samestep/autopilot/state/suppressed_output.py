@@ -1,7 +1,6 @@
 """Suppresses the prints, logs and warnings of calls that are computed for a comparison."""
 
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -9,12 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from samestep.hooks import declarations
-from samestep.hooks.registry import attach, wrapping
-
-_lock = threading.Lock()
-_entered = [0]
-"""The number of threads within `quiet`: ranks may be threads of one process, which leave it in any order."""
-_detach: list[Callable[[], None]] = []
+from samestep.hooks.registry import attached, wrapping
 
 
 class Printed:
@@ -41,23 +35,17 @@ def quiet() -> Iterator[Printed]:
     printed = Printed()
     stream: Any = printed
     token = _current.set(printed)
-    _count(1)
     try:
-        with redirect_stdout(stream), redirect_stderr(stream), warnings.catch_warnings():
+        with (
+            attached(declarations.LOGGED, wrapping(_log)),
+            redirect_stdout(stream),
+            redirect_stderr(stream),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield printed
     finally:
-        _count(-1)
         _current.reset(token)
-
-
-def _count(change: int) -> None:
-    with _lock:
-        _entered[0] += change
-        if _entered[0] == 1 and change == 1:
-            _detach.append(attach(declarations.LOGGED, wrapping(_log)))
-        elif not _entered[0]:
-            _detach.pop()()
 
 
 def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:

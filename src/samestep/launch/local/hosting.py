@@ -83,7 +83,7 @@ def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> 
     else:
         return Ending()
     # Called outside the handler, so that an error of the program's hook has no context.
-    return _in_its_own_words(failed, told(failed), foretell)
+    return _in_its_own_words(failed, ending_of(failed), foretell)
 
 
 def is_hosting() -> bool:
@@ -110,7 +110,7 @@ def leave(exit_code: int) -> NoReturn:
         os._exit(exit_code & 0xFF)
 
 
-def told(error: BaseException) -> Ending:
+def ending_of(error: BaseException) -> Ending:
     """Return the end of a program by an exception, with the report that Python prints.
 
     A `UsageError` and a `WorldError` are reported in one line: the input of samestep is wrong, or the ranks
@@ -159,7 +159,7 @@ def _in_its_own_words(
     except SystemExit as stop:
         ending = replace(ending, exit_code=exited(stop).exit_code)
     except BaseException as another:  # noqa: BLE001 - reported besides the error itself
-        broken = f"Error in sys.excepthook:\n{told(another).traceback}\nOriginal exception was:\n"
+        broken = f"Error in sys.excepthook:\n{ending_of(another).traceback}\nOriginal exception was:\n"
         return replace(ending, traceback=_written(text) + broken + ending.traceback)
     return replace(ending, traceback=_written(text))
 

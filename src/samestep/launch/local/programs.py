@@ -12,7 +12,7 @@ from samestep.base.errors import Error
 from samestep.base.machine.math_kernels import settle_math_kernels
 from samestep.launch.job import Program
 from samestep.launch.local.child import Entry, Start
-from samestep.launch.local.hosting import Ending, host, told
+from samestep.launch.local.hosting import Ending, ending_of, host
 from samestep.launch.local.worker_report import Report, Word
 
 _OTHER_WAYS = ("samestep.ranks.world.join", "mpi4py", "horovod", "ray", "jax")
@@ -76,7 +76,7 @@ def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
     try:
         return around(run)
     except Error as error:
-        return told(error)
+        return ending_of(error)
 
 
 def has_met(size: int) -> bool:

@@ -22,7 +22,7 @@ from samestep.launch.local.descriptors import ensure_standard
 from samestep.launch.local.failure import root_cause
 from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
 from samestep.launch.local.fresh_interpreter import fresh_entry
-from samestep.launch.local.hosting import Ending, exited, told
+from samestep.launch.local.hosting import Ending, ending_of, exited
 from samestep.launch.local.local_backend import places, reserved_port
 from samestep.launch.local.worker_report import Report, Word
 from samestep.launch.local.worker_variables import Round, worker_variables
@@ -74,7 +74,7 @@ def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
     except SystemExit as stop:
         return Report(ending=exited(stop))
     except BaseException as error:  # noqa: BLE001 - raised again in the parent
-        return Report(ending=told(error))
+        return Report(ending=ending_of(error))
     return Report(ending=Ending(), result=result)
 
 

@@ -4,7 +4,7 @@ import traceback
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.launch.local.hosting import Ending, _in_its_own_words, exited, told
+from samestep.launch.local.hosting import Ending, _in_its_own_words, ending_of, exited
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def words(error, monkeypatch, hook):
     """Return what a program that ended by `error` says through its hook, and what was told before."""
     monkeypatch.setattr(sys, "excepthook", hook)
     before = []
-    return _in_its_own_words(error, told(error), before.append), before
+    return _in_its_own_words(error, ending_of(error), before.append), before
 
 
 def test_an_error_is_told_in_pythons_words(error, monkeypatch, capsys):
     ending, before = words(error, monkeypatch, sys.__excepthook__)
 
-    assert ending == told(error)
+    assert ending == ending_of(error)
     assert ending.traceback.endswith("ValueError: the cause\n")
     assert (before, capsys.readouterr().err) == ([], "")
 
@@ -50,7 +50,7 @@ def test_the_programs_hook_may_choose_the_words(error, monkeypatch, capsys):
     ending, before = words(error, monkeypatch, hook)
 
     assert (ending.traceback, ending.exit_code) == ("[mine] it was the cause\n", 1)
-    assert before == [told(error)], "a hook that never returns would take the error with it"
+    assert before == [ending_of(error)], "a hook that never returns would take the error with it"
     assert capsys.readouterr().err == ""
 
 
@@ -68,7 +68,7 @@ def test_a_broken_hook_hides_nothing(error, monkeypatch):
 
 def test_without_a_launcher_to_tell_the_hook_speaks_for_itself(error, monkeypatch, capsys):
     monkeypatch.setattr(sys, "excepthook", lambda *told: traceback.print_exception(*told))
-    ending = _in_its_own_words(error, told(error), None)
+    ending = _in_its_own_words(error, ending_of(error), None)
 
     assert ending.traceback == ""
     assert capsys.readouterr().err.endswith("ValueError: the cause\n")
@@ -79,8 +79,8 @@ def test_an_error_that_cannot_be_put_in_words_is_told_all_the_same():
         def __str__(self):
             raise RuntimeError
 
-    assert (told(Mute()).error, told(Mute()).message) == ("Mute", "")
+    assert (ending_of(Mute()).error, ending_of(Mute()).message) == ("Mute", "")
 
 
 def test_a_wrong_use_that_no_line_of_the_program_leads_to_is_told_without_a_place():
-    assert told(UsageError("no such folder.")).traceback == "samestep: error: no such folder.\n"
+    assert ending_of(UsageError("no such folder.")).traceback == "samestep: error: no such folder.\n"

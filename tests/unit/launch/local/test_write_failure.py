@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from samestep.launch.local.hosting import told
+from samestep.launch.local.hosting import ending_of
 from samestep.launch.local.write_failure import write_failure
 from support.systems import small_file_system
 
@@ -36,7 +36,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
         for act, path in ((save, weights), (save_open, weights), (write, lines)):
             error = error_of(act)
             assert write_failure(error) == f"cannot write to {path}: {os.strerror(errno.ENOSPC)}"
-            assert told(error).unwritten == write_failure(error)
+            assert ending_of(error).unwritten == write_failure(error)
 
 
 def test_what_an_error_came_from_counts_and_other_errors_do_not():
