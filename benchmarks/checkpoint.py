@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -20,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samestep.training.checkpoint.background import Writer
+from samestep.training.checkpoint.checkpoint_schedule import Writer
 from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.models.registry import build
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -75,12 +77,8 @@ class Trained:
 
     def save(self) -> None:
         """Begin a checkpoint."""
-        self.writer.save(
-            step=self.steps,
-            model=self.model.state_dict(),
-            optimizer={"optimizer": self.optimizer.state_dict()},
-            state={},
-        )
+        state = {"optimizer": self.optimizer.state_dict()}
+        self.writer.save(Snapshot(self.model.state_dict(), state, {"step": self.steps}))
 
 
 def main() -> None:
@@ -95,7 +93,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,
-        Writer(Path(folder), Retention(last=1)) as writer,
+        closing(Writer(Path(folder), Retention(last=1))) as writer,
     ):
         trained = Trained(options.model, options.batch_size, writer)
         trained.turn(3, checkpoint=True)  # warm up

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.observe.clock.phase_clock import PHASES
+from samestep.base.step_phases import OF_LOOP
 from samestep.training.recipes.registry import find
 
 CLOSE = 0.97
@@ -83,7 +83,7 @@ class Race:
         folder = self.train(way, "speed", seed, 1, few)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         later = rows[len(rows) // 2 :]  # the first steps are slower
-        seconds = sum(row[phase] for row in later for phase in PHASES) / len(later)
+        seconds = sum(row[phase] for row in later for phase in OF_LOOP) / len(later)
         steps = -(-self.subset // way.batch_size)
         return max(1, int(CLOSE * self.seconds / (seconds * steps)))
 

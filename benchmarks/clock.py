@@ -11,6 +11,7 @@ What the clock does in a step is the same for each batch size: small ones tell i
 
 import argparse
 import contextlib
+import os
 import random
 import shutil
 import socket
@@ -39,7 +40,7 @@ from samestep.base.place import Place
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.training.models.convnet import ConvNet
+from samestep.training.models.networks import ConvNet
 
 STEPS = 40
 """Steps of a turn."""
@@ -139,6 +140,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, nargs="*", default=[2, 16], help="per rank")
     options = parser.parse_args()
     keep_memory()
+    os.environ["PYTHONHASHSEED"] = "0"  # of the ranks, whose sets must have one order
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]

@@ -24,12 +24,12 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NoReturn
 
-from samestep.observe.clock.clock_file import STEP_PHASES
+from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.studies.scaling.analysis.confidence import student_t
 from support.nodes import Nodes
 
 SCRIPTS = Path(__file__).parent / "scripts"
-WAYS = ("ddp", "steered", "recipe")
+WAYS = ("ddp", "replicated", "recipe")
 EXPOSED = "exposed_sync"
 PATIENCE_S = 300.0
 

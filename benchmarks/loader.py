@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from samestep.parallel.sharding.position import Position
 from samestep.training.data.augmentation import Augment, RandomCrop
 from samestep.training.data.image_set import ImageSet
-from samestep.training.data.loader import Loader
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 
 ROUNDS = 7
@@ -41,7 +41,7 @@ class OneByOne(Dataset):
 
 
 def whole(images: ImageSet, batch_size: int, augment: Augment | None = None) -> Pass:
-    loader = Loader(images, batch_size=batch_size, augment=augment)
+    loader = ImageLoader(images, LoaderOptions(batch_size=batch_size, augment=augment))
     return lambda epoch: sum(len(batch.labels) for batch in loader.epoch(Position(0, epoch)))
 
 

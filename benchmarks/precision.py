@@ -18,19 +18,17 @@ from itertools import product
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.observe.clock.phase_clock import step_clock
+from samestep.observe.clock.loop_clock import loop_clock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
-from samestep.training.data.loader import Batch
-from samestep.training.data.loading import Draw, batches_of
+from samestep.training.data.loader import Batch, ImageLoader, LoaderOptions
 from samestep.training.loop.compiling import compiled
 from samestep.training.loop.learner import Learner
 from samestep.training.loop.step import ReplicatedStep
 from samestep.training.models.registry import build
-from samestep.training.recipes.recipe import Recipe
-from samestep.training.recipes.registry import find
-from samestep.training.settings.training_settings import Settings
+from samestep.training.recipes.registry import Recipe, find
+from samestep.training.settings import Settings
 
 SHAPES = {
     "digits": (1, 8, 8),
@@ -80,7 +78,7 @@ def step_of(recipe: Recipe, variant: Variant, device: torch.device) -> Take:
         optimizer=learner.optimizer,
         schedule=None,
         precision=learner.precision,
-        clock=step_clock(device),
+        clock=loop_clock(device),
         average=learner.average,
         clip_norm=settings.clip_norm,
         label_smoothing=settings.label_smoothing,
@@ -112,8 +110,8 @@ def one_batch(recipe: Recipe, settings: Settings, device: torch.device, dtype: t
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
     )
-    draw_all = Draw(batch_size=count, dtype=dtype, shuffle=False)
-    batches = batches_of(images, draw_all, place=SoloWorld().place, device=device)
+    options = LoaderOptions(batch_size=count, dtype=dtype, shuffle=False)
+    batches = ImageLoader(images, options, place=SoloWorld().place, device=device)
     return next(iter(batches.epoch()))
 
 

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.parallel.sharding.epoch_order import epoch_order
-from samestep.parallel.weights_digest import weights_sha256
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.convnet import ConvNet
-from samestep.training.settings.training_settings import Settings
+from samestep.training.models.networks import ConvNet
+from samestep.training.settings import Settings
 
 
 def synthetic(count: int) -> ImageSet:

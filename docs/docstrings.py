@@ -1,4 +1,7 @@
-"""Docstrings as Markdown: literal blocks, ruled tables and doctests become code blocks."""
+"""Docstrings as Markdown: literal blocks, ruled tables and doctests become code blocks.
+
+A comment after a field of a class becomes its docstring.
+"""
 
 import re
 from typing import Any
@@ -15,6 +18,14 @@ class PlainText(griffe.Extension):
         """Rewrite the docstring of `obj`, if it has one."""
         if obj.docstring is not None:
             obj.docstring.value = "\n\n".join(map(_block, obj.docstring.value.split("\n\n")))
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Take the comment after a field of a class as its docstring, if it has none."""
+        if attr.docstring is None and attr.parent is not None and attr.parent.is_class and attr.endlineno:
+            line = attr.lines_collection[attr.filepath][attr.endlineno - 1]
+            _, _, comment = line.partition("  # ")
+            if comment and "noqa" not in comment:
+                attr.docstring = griffe.Docstring(comment, parent=attr)
 
 
 def _block(text: str) -> str:

@@ -19,12 +19,10 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST = 400
 CAUGHT = {
     "AuthenticationError": "a connection without the secret; the store retries or raises WorldError",
-    "Damaged": "a download; becomes DataError",
     "Interrupted": "an evaluation; the training saves a checkpoint and raises Preempted",
     "NoSharedMemory": "the world uses its back end",
     "OtherRankFailedError": "the rank that failed raises its error",
     "StepLimitReached": "ends a recipe that is measured",
-    "TooLarge": "a download; becomes DataError",
     "UnmatchedParametersError": "parameters are compared without their names",
     "WritesFileError": "the call is not split",
     "_NotExtrapolated": "becomes UsageError",
@@ -52,13 +50,13 @@ def test_public_names_are_these_and_all_load():
         "Error",
         "Exact",
         "LogicalShard",
-        "Pending",
         "Place",
         "Position",
         "Replicas",
         "ShardedLoader",
         "TimedRegion",
         "UnpaddedSampler",
+        "Work",
         "World",
         "accumulate",
         "batch_dim",
@@ -98,7 +96,7 @@ def test_what_public_functions_and_methods_return_is_public():
                 functions.add(function)
 
     returned = set().union(*map(returned_types, functions))
-    assert {samestep.Pending, samestep.Position, samestep.Replicas, samestep.World} < returned
+    assert {samestep.Work, samestep.Position, samestep.Replicas, samestep.World} < returned
     assert returned <= public
 
 
@@ -147,6 +145,11 @@ def test_type_checkers_see_the_same_public_names():
     names = {alias.asname or alias.name for node in guarded.body for alias in node.names}
 
     assert names == set(samestep.__all__)
+
+
+def test_the_former_name_of_work_warns_of_the_present_one():
+    with pytest.warns(DeprecationWarning, match=r"samestep.Pending is now samestep.Work"):
+        assert samestep.Pending is samestep.Work
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error():
@@ -203,7 +206,7 @@ def test_the_table_of_hooks_is_up_to_date():
 INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ[", "del os.environ[")
 """Statements that change the interpreter's state, as a fresh one would have it."""
 NO_HOOKS = {
-    "autopilot/network/clients.py: spec.loader.exec_module = then": "the loader of one import",
+    "autopilot/network.py: spec.loader.exec_module = then": "the loader of one import",
     "ranks/world/torch_rendezvous.py: handlers[scheme] = _kept_for_group(handlers[scheme])": (
         "torch's registry of URL schemes, which is a dictionary"
     ),

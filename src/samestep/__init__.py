@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from samestep.parallel.gradients.replicate import Replicas, accumulate, replicate
     from samestep.parallel.sharding.position import Position
     from samestep.ranks.world.join import join
-    from samestep.ranks.world.protocol import Pending, World
+    from samestep.ranks.world.protocol import Work, World
     from samestep.ranks.world.timed_region import TimedRegion, timed
     from samestep.training.checkpoint.scripts import load, save
     from samestep.training.checkpoint.third_party import load_state
@@ -31,13 +31,13 @@ _HOMES = {
     "Error": "samestep.base.errors",
     "Exact": "samestep.parallel.exact.logical_shards",
     "LogicalShard": "samestep.parallel.exact.logical_shards",
-    "Pending": "samestep.ranks.world.protocol",
     "Place": "samestep.base.place",
     "Position": "samestep.parallel.sharding.position",
     "Replicas": "samestep.parallel.gradients.replicate",
     "ShardedLoader": "samestep.training.data.sharded_loader",
     "TimedRegion": "samestep.ranks.world.timed_region",
     "UnpaddedSampler": "samestep.training.data.sampler",
+    "Work": "samestep.ranks.world.protocol",
     "World": "samestep.ranks.world.protocol",
     "accumulate": "samestep.parallel.gradients.replicate",
     "batch_dim": "samestep.autopilot.split.declared_dimensions",
@@ -52,18 +52,19 @@ _HOMES = {
     "timed": "samestep.ranks.world.timed_region",
 }
 _MODULES = ("errors", "testing")
+_RENAMED = {"Pending": "Work"}
 
 __all__ = [
     "Error",
     "Exact",
     "LogicalShard",
-    "Pending",
     "Place",
     "Position",
     "Replicas",
     "ShardedLoader",
     "TimedRegion",
     "UnpaddedSampler",
+    "Work",
     "World",
     "accumulate",
     "batch_dim",
@@ -84,6 +85,11 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its home on first use (PEP 562)."""
     if name in _MODULES:
         return import_module(f"samestep.{name}")
+    if name in _RENAMED:
+        from samestep.base.renamed import warn_renamed
+
+        warn_renamed(f"samestep.{name}", f"samestep.{_RENAMED[name]}")
+        return __getattr__(_RENAMED[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -23,7 +23,7 @@ def read(folder):
     ("script", "kind", "workers", "sync"),
     [
         ("gallery/toplevel_cnn.py", "serial", 1, ""),
-        ("gallery/toplevel_cnn.py", "steered", 2, "bucketed"),
+        ("gallery/toplevel_cnn.py", "replicated", 2, "bucketed"),
         ("gallery_ddp/ddp_tutorial.py", "native", 2, "ddp"),
     ],
 )
@@ -44,6 +44,20 @@ def test_all_workers_are_stopped_after_the_same_step(tmp_path, script, kind, wor
         assert [step["step"] for step in steps] == [2, 3, 4]
         assert (last["ended"], last["samples_per_epoch"]) == ("steps", ranks[0][2]["samples_per_epoch"])
     assert len({sum(steps[k]["samples"] for _, steps, _ in ranks) for k in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "where"),
+    [("gallery/toplevel_cnn.py", ""), ("gallery_ddp/ddp_tutorial.py", " on worker 0")],
+)
+def test_the_steps_and_samples_of_a_script_are_counted(tmp_path, monkeypatch, script, where):
+    monkeypatch.chdir(tmp_path)  # it stores its model
+    ended = samestep("run", "-n", 2, "--count", GALLERIES / script)
+
+    assert ended.code == 0, ended.err
+    counted = rf"samestep: (\d+) steps, (\d+) samples in training, \d+ otherwise{where}; .* a step: loading "
+    ((steps, samples),) = re.findall(counted, ended.err)
+    assert int(samples) > int(steps) > 1
 
 
 def test_what_a_script_has_not_flushed_is_in_its_files(tmp_path):

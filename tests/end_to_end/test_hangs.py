@@ -194,3 +194,65 @@ def test_a_slow_rank_is_no_hang(tmp_path):
     file.write_text(DDP + "step()\ntime.sleep(5)\nstep()\nsys.stdout.write('well\\n')\n")
 
     assert samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"
+
+
+def test_an_object_that_is_never_sent(hanging):
+    code, said, file = hanging("""\
+    import time, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.recv_object_list([None], 1)
+    time.sleep(1000)
+    """)
+
+    assert code == 1
+    assert re.search("rank 1 of 2 .* recv, .*rank 0 .* 2 s", said[0])
+    assert line_with(file, "recv_object_list") in said[1]
+
+
+def test_a_thread_that_waits_for_messages_is_no_hang(tmp_path):
+    (tmp_path / "train.py").write_text(
+        dedent("""\
+        import threading, time, torch, samestep
+
+        with samestep.join(device="cpu") as world:
+            if world.place.rank == 0:
+                beside = threading.Thread(target=world.recv, args=(torch.zeros(1), 1))
+                beside.start()
+                time.sleep(4)
+                beside.join()
+            else:
+                time.sleep(3)
+                world.send(torch.ones(1), 0)
+        """)
+    )
+
+    assert samestep("run", "-n", 2, "--hang-timeout", 2, tmp_path / "train.py").code == 0
+
+
+def test_a_script_joins_again_after_its_ranks_have_waited_for_each_other(tmp_path):
+    (tmp_path / "train.py").write_text(
+        dedent("""\
+        import time, torch, samestep
+        from samestep.errors import OutOfStep, PeerLost
+
+        with samestep.join(device="cpu") as world:
+            try:
+                world.send(torch.ones(1), 1 - world.place.rank)
+            except OutOfStep as error:
+                first = type(error).__name__
+        with samestep.join(device="cpu", timeout_s=2) as world:
+            world.barrier()
+            if world.place.rank == 1:
+                time.sleep(7)
+            else:
+                try:
+                    world.barrier()
+                except PeerLost as error:
+                    print(first, error)
+        """)
+    )
+    ended = samestep("run", "-n", 2, tmp_path / "train.py")
+
+    assert re.match(r"OutOfStep rank 1 is lost to rank 0 .*train\.py:12: time", ended.out), ended.err

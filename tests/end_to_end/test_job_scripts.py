@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.launch.submit.follow import DetachedJob, follow
-from samestep.launch.submit.job_command import work
+from samestep.launch.submit.job_command import parse_command
 from samestep.launch.submit.mpi import MpiJob
 from samestep.launch.submit.mpi import script as mpi_script
 from samestep.launch.submit.mpi_hosts import hosts_of, unusable
@@ -27,7 +27,7 @@ LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, ma
 
 def job(**changes):
     plain = {
-        "work": work(["train", "digits"]),
+        "command": parse_command(["train", "digits"]),
         "name": "train",
         "nodes": 2,
         "per_node": 4,
@@ -48,7 +48,7 @@ def seen_by_srun(text):
 @settings(max_examples=40)
 @given(st.lists(WORDS.filter(lambda word: not word.startswith(COUNTS)), max_size=12), LINES)
 def test_arguments_arrive_as_they_are_through_a_real_shell(arguments, name):
-    made = job(work=work(["train", "digits", *arguments]), name=name)
+    made = job(command=parse_command(["train", "digits", *arguments]), name=name)
 
     words = seen_by_srun(script(made))
 
@@ -126,14 +126,14 @@ def test_bash_reads_a_job_of_slurm(changes):
     subprocess.run(["bash", "-n"], input=script(job(**changes)), text=True, check=True)
 
 
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_bash_reads_a_job_of_mpi(flavour):
+@pytest.mark.parametrize("flavor", ["openmpi", "mpich"])
+def test_bash_reads_a_job_of_mpi(flavor):
     made = MpiJob(
-        work=work(["train", "digits", "a; b"]),
+        command=parse_command(["train", "digits", "a; b"]),
         name="a\nname",
         hosts=hosts_of("a:2,b:2"),
         workers=4,
-        flavour=flavour,
+        flavor=flavor,
         site=MpiSite(interface="eth0\n)", ssh="my 'odd\nssh'", modules=("m",)),
         folder=Path("/it's\nhere"),
         python="/usr/bin/python3",

@@ -16,23 +16,24 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.autopilot.split_calls import own_samples
-from samestep.observe.clock.bucket_copies import MIN_ELEMENTS
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.cpu_contention import thread_cpu_clock
+from samestep.observe.clock.model_gradients import MIN_ELEMENTS
 from samestep.observe.clock.step_clock import ScriptClock
-from samestep.observe.clock.step_writer import StepWriter
+from samestep.observe.clock.step_reader import StepReader
 from samestep.parallel.gradients.replicate import replicate
 
 STEPS = 3
 KEPT = []
 
 
-class KeepingWriter(StepWriter):
-    """A writer that also keeps the steps in memory."""
+class KeepingReader(StepReader):
+    """A reader that also keeps the steps in memory."""
 
-    def add(self, step):
-        KEPT.append(step)
-        super().add(step)
+    def read(self):
+        steps = super().read()
+        KEPT.extend(step for step in steps if step is not None)
+        return steps
 
 
 def clocked(place, folder, script, *, overlaps=False):
@@ -40,7 +41,7 @@ def clocked(place, folder, script, *, overlaps=False):
     from samestep.observe.clock import step_clock as module
 
     KEPT.clear()
-    module.StepWriter, found = KeepingWriter, module.StepWriter
+    module.StepReader, found = KeepingReader, module.StepReader
     try:
         clocking = ClockOptions(folder=Path(folder), warm_up=0)
         clock = ScriptClock(
@@ -50,7 +51,7 @@ def clocked(place, folder, script, *, overlaps=False):
             script()
         clock.end("end")
     finally:
-        module.StepWriter = found
+        module.StepReader = found
     # CPU time is read only if communication overlaps with backward.
     is_read = overlaps and thread_cpu_clock() is not None
     assert overlaps is None or all(step.overlaps == overlaps for step in KEPT)

@@ -13,9 +13,10 @@ from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split_calls import own_samples
+from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
-from samestep.observe.clock.clock_file import STEP_PHASES, ClockFile, ClockOptions
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
 from support.hosted import as_found
 
@@ -29,7 +30,7 @@ def clocked(world, script, folder):
     options = Options(device=script.device)
     with as_found(), redirect_stdout(StringIO()), own_device(options):
         os.chdir(folder)
-        file = ClockFile(clocking, world.place, "steered")
+        file = ClockFile(clocking, world.place, "replicated")
         clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
         with replicated_script(world, options), clock.attached():
             ending = host(Program(target=str(script.path), args=script.arguments))

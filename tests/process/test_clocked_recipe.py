@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.observe.clock.clock_file import STEP_PHASES, ClockOptions
+from samestep.base.step_phases import ALL as STEP_PHASES
+from samestep.observe.clock.clock_file import ClockOptions
 from samestep.training.recipes.clocked import clocked
 from samestep.training.recipes.request import Request
 from samestep.training.recipes.resolve import resolve

@@ -9,8 +9,7 @@ import torch
 
 from samestep.base.errors import OutOfStep
 from samestep.parallel.exact import logical_shards as exact_shards
-from samestep.parallel.exact.exchange import ShardReduction
-from samestep.parallel.exact.summation_tree import TreeSum
+from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.models.registry import build

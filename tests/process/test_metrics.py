@@ -5,11 +5,11 @@ import torch
 import torchmetrics
 
 from samestep.ranks.world.solo import SoloWorld
-from samestep.training.data.loader import Loader
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.evaluate import evaluate
 from samestep.training.loop.metrics import TorchMetrics, metrics_of
-from samestep.training.models.convnet import ConvNet
+from samestep.training.models.networks import ConvNet
 
 ASKED = ["Accuracy", "F1Score:average=macro", "AUROC"]
 
@@ -19,7 +19,8 @@ def score(world, batch_size):
     test_set = load("digits", "test").subset(101)
     torch.manual_seed(0)
     model = ConvNet(size=8).double()
-    loader = Loader(test_set, batch_size=batch_size, shuffle=False, place=world.place, dtype=torch.float64)
+    options = LoaderOptions(batch_size=batch_size, shuffle=False, dtype=torch.float64)
+    loader = ImageLoader(test_set, options, place=world.place)
     by_name = metrics_of(ASKED, classes=10)
     own = TorchMetrics({"kappa": torchmetrics.CohenKappa(task="multiclass", num_classes=10)})
     scores = [

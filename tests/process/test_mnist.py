@@ -9,9 +9,9 @@ from torch import nn
 
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
-from samestep.training.data.loader import Loader
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
-from samestep.training.models.convnet import ConvNet
+from samestep.training.models.networks import ConvNet
 from support.data import shared_data
 from support.training import largest_difference, settings, train
 
@@ -45,7 +45,7 @@ def train_mnist(world, data_dir, name):
 
 def samples_of_each_step(world, data_dir):
     """Return the set of samples that all ranks together train on in each step of two epochs."""
-    loader = Loader(mnist(data_dir)[0], batch_size=64, place=world.place)
+    loader = ImageLoader(mnist(data_dir)[0], LoaderOptions(batch_size=64), place=world.place)
     steps = [batch.ids.tolist() for epoch in range(2) for batch in loader.epoch(Position(3, epoch))]
     gathered = world.all_gather_objects(steps)
     return [sorted(chain.from_iterable(parts)) for parts in zip(*gathered, strict=True)]

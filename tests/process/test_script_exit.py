@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from samestep.run.script_exit import exit_process
+from samestep.launch.local.hosting import exit_process
 from support import process_pool  # noqa: F401 - it says what the fork server loads
 
 

@@ -1,4 +1,4 @@
-"""A region timed by hand, on real ranks: with a group that the script set up, and in a steered script."""
+"""A region timed by hand, on real ranks: with a group that the script set up, and in a replicated script."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -22,12 +22,12 @@ def test_ranks_of_a_group_that_a_script_set_up_are_told_the_same(processes):
     assert others == [first]
 
 
-def in_steered_script(world, folder):
+def in_replicated_script(world, folder):
     with entered(world):
         return run_script(world, Path(folder) / "train.py", (), folder)
 
 
-def test_a_steered_script_is_timed_as_one(processes, tmp_path):
+def test_a_replicated_script_is_timed_as_one(processes, tmp_path):
     script = """\
         import torch
         import samestep
@@ -38,7 +38,7 @@ def test_a_steered_script_is_timed_as_one(processes, tmp_path):
         print(region.seconds)
         """
     (tmp_path / "train.py").write_text(dedent(script))
-    (first, _, failure), (second, _, other) = processes.run(in_steered_script, 2, str(tmp_path))
+    (first, _, failure), (second, _, other) = processes.run(in_replicated_script, 2, str(tmp_path))
 
     assert (failure, other) == ("", "")
     assert first == second

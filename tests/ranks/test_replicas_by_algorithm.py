@@ -6,7 +6,7 @@ from samestep.autopilot import replicated_script
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.collectives.chosen_algorithms import by_algorithm, overlaps_compute
+from samestep.ranks.collectives.algorithms import by_algorithm, overlaps_compute
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import network, plain, samples

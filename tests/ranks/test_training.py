@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.observe.clock.phase_clock import HostClock
+from samestep.observe.clock.instants import HostInstants
+from samestep.observe.clock.loop_clock import LoopClock
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
-from samestep.training.data.loader import Loader
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.evaluate import evaluate
-from samestep.training.loop.stopwatch import Stopwatch
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.training import (
     Memory,
     convnet,
@@ -141,7 +141,7 @@ def test_the_exchange_is_told_apart_from_backward():
         assert step_s["backward"] > 0
 
 
-def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path):
+def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path, monkeypatch):
     class Slow(Memory):
         def steps(self, rows):
             super().steps(rows)
@@ -160,8 +160,8 @@ def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path):
 
     clock = Clock()
     made = training(SoloWorld(), settings(epochs=1, batch_size=2), sets=digits(samples=120))
-    made.clock = made.journal._clock = HostClock(now=clock)
-    made._stopwatch = Stopwatch(now=clock)
+    made.clock = made.journal._clock = LoopClock(HostInstants(clock))
+    monkeypatch.setattr("samestep.training.loop.training_loop.perf_counter", clock)
     memory = Slow()
     checkpoints = SlowCheckpoints(SoloWorld(), RunOptions(checkpoint_steps=7), folder=tmp_path)
     made.run(replace(Callbacks.disabled(SoloWorld(), sink=memory), checkpoints=checkpoints))
@@ -180,7 +180,7 @@ def test_evaluation_leaves_every_module_in_its_mode():
     _, test_set = digits()
     model = convnet()
     model.layer1.eval()
-    loader = Loader(test_set, batch_size=50, shuffle=False)
+    loader = ImageLoader(test_set, LoaderOptions(batch_size=50, shuffle=False))
 
     score = evaluate(model, loader.epoch(), total=101, world=SoloWorld())
 

@@ -14,7 +14,7 @@ from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
 from samestep.training.loop.callbacks import Callbacks
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.training import Memory, convnet, digits, largest_difference, settings, training
 
 EVERYTHING = {
@@ -95,7 +95,7 @@ def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every
     assert f"{made.steps} steps" in result.summary()
     evaluated = made.learner.evaluated.state_dict()
     losses = {row["step"]: row["loss"] for row in memory.rows}
-    return losses, made.learner.tensors(), evaluated, made.learner.precision.state_dict()
+    return losses, made.learner.model.state_dict(), evaluated, made.learner.precision.state_dict()
 
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=" ".join)

@@ -5,19 +5,19 @@ import copy
 import pytest
 import torch
 
-from samestep.observe.clock.phase_clock import HostClock
+from samestep.observe.clock.instants import HostInstants
+from samestep.observe.clock.loop_clock import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.loader import Batch
-from samestep.training.loop.optimizers import build_optimizer
+from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
-from samestep.training.loop.schedules import build_schedule
 from samestep.training.loop.step import ReplicatedStep
 from samestep.training.loop.weight_average import Average
-from samestep.training.models.convnet import ConvNet
-from samestep.training.settings.training_settings import Settings
+from samestep.training.models.networks import ConvNet
+from samestep.training.settings import Settings
 
 CPU = torch.device("cpu")
 SAMPLES, STEPS = 12, 4
@@ -64,7 +64,7 @@ def train(world, chosen, model, *, broken=None):
             optimizer=optimizer,
             schedule=build_schedule(optimizer, chosen, steps_per_epoch=STEPS),
             precision=precision,
-            clock=HostClock(),
+            clock=LoopClock(HostInstants()),
             average=average,
             clip_norm=chosen.clip_norm,
             channels_last=chosen.channels_last,

@@ -11,7 +11,7 @@ from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
 from samestep.training.loop.callbacks import Callbacks
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.snapshots import same
 from support.training import settings, training
 
@@ -46,7 +46,7 @@ def without(parts, *names):
 def assert_refused(world, chosen, snapshot, message):
     made = training(world, settings(**chosen))
     before = (
-        made.learner.tensors(),
+        made.learner.model.state_dict(),
         made.learner.optimization_state(),
         made.journal.state_dict(),
         made.position,
@@ -56,7 +56,7 @@ def assert_refused(world, chosen, snapshot, message):
         made.restore(snapshot)
 
     after = (
-        made.learner.tensors(),
+        made.learner.model.state_dict(),
         made.learner.optimization_state(),
         made.journal.state_dict(),
         made.position,

@@ -15,7 +15,7 @@ from samestep.training.checkpoint.read import read
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import evaluation_batch
 from samestep.training.output.profile import Profiler
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.training import Memory, settings, training
 
 CHOSEN = settings(ema=0.9, accumulate=2)

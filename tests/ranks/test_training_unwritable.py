@@ -11,7 +11,7 @@ from samestep.training.output.run_folder import RunFolder
 from samestep.training.output.run_lock import LOCK_FILE
 from samestep.training.recipes.resolve import Request, resolve
 from samestep.training.recipes.run_recipe import run_recipe
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.training import settings, train
 
 

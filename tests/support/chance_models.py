@@ -10,11 +10,10 @@ from torch.nn.utils import rnn
 
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.split.activation_checkpoints import checkpoints_of_slices
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.declared_dimensions import batch_dim
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
-from samestep.autopilot.split.packed_sequences import sequences_of_slices
+from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.errors import OutOfStep
 
@@ -182,8 +181,7 @@ def on_rank(world, options, work, *args):
         intercepted_calls(),
         batch_norm_of_slices(),
         averaging_grad(current_gradients),
-        sequences_of_slices(),
-        checkpoints_of_slices(),
+        slice_aware_functions(),
         splitting_calls(CallSplitter(world, gradients, account, options or Options())),
     ):
         found = work(*args)
@@ -257,6 +255,29 @@ def packed():
         scores, h = model(drawn(6, 5, 4), torch.tensor(lengths))
         found += [scores.square().sum().item(), h.square().sum().item(), h.shape[1]]
     return found
+
+
+class MaskedLater(Packed):
+    """Ignores the padding after some calls; before, the time steps are independent of each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.calls = nn.Linear(4, 6, dtype=D), 0
+
+    def forward(self, x, lengths):
+        self.calls += 1
+        h = torch.tanh(self.body(x))
+        if self.calls > 3:
+            alive = torch.arange(h.size(0))[None] < lengths[:, None]
+            h = h * alive.T[..., None]  # fails where one of them is a slice
+        return self.out(h)
+
+
+def masked_later():
+    """Return outputs for batches whose numbers of time steps and of samples are equal."""
+    torch.manual_seed(0)
+    model, lengths = MaskedLater(), torch.tensor([6, 5, 2, 3, 1, 4])
+    return [model(drawn(6, 6, 4, seed=number), lengths).square().sum().item() for number in range(6)]
 
 
 @dataclass

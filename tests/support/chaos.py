@@ -123,7 +123,8 @@ class Victim:
     def checkpoints(self) -> list[Path]:
         """Its checkpoints, the newest last."""
         found = (self.folder / "checkpoints").glob("step-*")
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        # One is named step-7.2 if step-7 holds foreign files.
+        return sorted(found, key=lambda path: [*map(int, path.name.removeprefix("step-").split("."))])
 
     def workers(self) -> list[int]:
         """Return the process ids of its workers, once all of them run."""

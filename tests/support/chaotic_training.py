@@ -23,7 +23,7 @@ def strike(number, frame):
 def paced(epoch):
     def slowly(self, position=None):
         for batch in epoch(self, position):
-            if self.shuffle:  # the training set
+            if self._options.shuffle:  # the training set
                 time.sleep(PACE_S)
             yield batch
 
@@ -32,8 +32,8 @@ def paced(epoch):
 
 if __name__ == "__main__":
     from samestep.cli.main import run_command
-    from samestep.training.data.loader import Loader
+    from samestep.training.data.loader import ImageLoader
 
-    Loader.epoch = paced(Loader.epoch)
+    ImageLoader.epoch = paced(ImageLoader.epoch)
     signal.signal(signal.SIGUSR2, strike)
     sys.exit(run_command(["train", *sys.argv[1:]]))

@@ -4,8 +4,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 
-from samestep.studies.scaling.analysis.points_from_runs import measured
-from samestep.studies.scaling.analysis.points_from_times import from_times
+from samestep.studies.scaling.analysis.points import from_times, measured
 from samestep.studies.scaling.analysis.rank_files import RankFile, Run
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.verdict import conclude

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.observe.clock.clock_file import STEP_PHASES
+from samestep.base.step_phases import ALL as STEP_PHASES
+from samestep.observe.clock.phase_instants import Phases
 
 
 def spent(line):
@@ -28,3 +29,13 @@ def train(model, optimizer, batches, *, accumulate=1):
 def plain():
     model = nn.Linear(3, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def ticking_phases():
+    """Return a class of phases whose instants advance by one second at each change of phase."""
+    ticks = iter(range(10_000))
+
+    class Ticking(Phases):
+        instant = property(lambda _: float(next(ticks)), lambda *_: None)
+
+    return Ticking

@@ -11,9 +11,7 @@ from pathlib import Path
 from samestep.autopilot.files import file_calls
 from samestep.autopilot.files.folder_listings import ReplayedListings
 from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_calls import KeptCalls
 from samestep.autopilot.files.kept_originals import OriginalKeeper
-from samestep.autopilot.files.overlay_calls import OverlayCalls
 from samestep.autopilot.files.overlay_files import Overlay
 
 
@@ -21,6 +19,11 @@ class Switch:
     """A handler of file calls that passes them to the active rank."""
 
     active = None
+
+    def accessed(self, original, access, args, kwargs):
+        if self.active is None:
+            return original(*args, **kwargs)
+        return self.active.accessed(original, access, args, kwargs)
 
     def __getattr__(self, method):
         if method.startswith("_"):
@@ -310,7 +313,7 @@ def run_interleaved(switch, folder, items, operations, turns, interruptions=()):
     serial.close()
     main = Program(
         switch,
-        KeptCalls(OriginalKeeper(Journal(folder / "common/journal"), folder / "common")),
+        OriginalKeeper(Journal(folder / "common/journal"), folder / "common"),
         folder / "ranks/root",
         operations,
     )
@@ -324,7 +327,7 @@ def run_interleaved(switch, folder, items, operations, turns, interruptions=()):
 
     listings = ReplayedListings(journal, pause=let_rank_0_go_on)
     overlay = Overlay(folder / "overlay", journal, listings, hidden=folder / "common")
-    other = Program(switch, OverlayCalls(overlay), folder / "ranks/root", operations)
+    other = Program(switch, overlay, folder / "ranks/root", operations)
     for turn in turns:
         (other if turn else main).step()
     while other.step() or main.step():

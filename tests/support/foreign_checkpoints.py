@@ -17,13 +17,11 @@ from pathlib import Path
 import torch
 
 from samestep.base.errors import Error
-from samestep.training.checkpoint.hashed_files import Seal
-from samestep.training.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, STATE
-from samestep.training.checkpoint.manifest import manifest_text, read_manifest
+from samestep.training.checkpoint.manifest import Seal, manifest_text, read_manifest
 from samestep.training.checkpoint.random_state import random_state
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.save import write
-from support.snapshots import network, snapshot, stepped
+from samestep.training.checkpoint.snapshot import MANIFEST, MODEL, OPTIMIZER, STATE
+from support.snapshots import network, snapshot, stepped, write
 
 ODD = (
     *(None, True, -1, 0, 2**63, 10**40, 0.5, -0.0, 1e308, float("nan"), float("inf")),

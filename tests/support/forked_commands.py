@@ -140,7 +140,7 @@ def _command(*arguments):
 
 
 def _scale(*arguments):
-    from samestep.studies.scaling.sweep import local
+    from samestep.studies.scaling.sweep import local_runs as local
 
     local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Run})
     _command("scale", *arguments)

@@ -299,7 +299,7 @@ def _jobs():
     from samestep.studies.scaling.sweep.collect import Frame
     from samestep.studies.scaling.sweep.plan import Request, plan
     from samestep.studies.scaling.sweep.queue import SubmittedJob
-    from samestep.studies.scaling.sweep.submitted import write_jobs
+    from samestep.studies.scaling.sweep.slurm_runs import write_jobs
 
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -312,18 +312,20 @@ def _jobs():
 
 
 def _read_jobs(folder):
-    from samestep.studies.scaling.sweep.submitted import read_jobs
+    from samestep.studies.scaling.sweep.slurm_runs import read_jobs
 
     read_jobs(folder)
 
 
 def _read_crossovers(folder):
+    from samestep.base import env
     from samestep.ranks.collectives.algorithm_choice import Measured
 
-    Measured(ranks=2, hosts=1, device="cpu", processor="x").load(folder)
+    with env.exported({"XDG_CACHE_HOME": str(folder)}):
+        Measured(ranks=2, hosts=1, device="cpu", processor="x").load()
 
 
-_CROSSOVERS = "crossovers/all-reduce-2-ranks-1-host-cpu-x.json"
+_CROSSOVERS = "samestep/crossovers/all-reduce-2-ranks-1-host-cpu-x.json"
 _CROSSED = {"schema": 1, "algorithm": "tree,ring:65536", "command": ["samestep"]}
 
 _SCRIPT = b"import torch\nfrom torch import nn\n\ndef main():\n    print(nn.Linear(1, 2), 3)\n\nmain()\n"

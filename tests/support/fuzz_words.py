@@ -100,14 +100,13 @@ def _read_environment(content):
 
 def _detect(env):
     from samestep.base.machine.description import cpu_share
-    from samestep.launch.slurm_allocation import allocation
-    from samestep.launchers.compute_threads import guess_sharing, threads_per_rank, told_threads
-    from samestep.launchers.detect import detect
-    from samestep.launchers.lost_environment import refuse_half_set
+    from samestep.launchers.compute_threads import guess_sharing, passed_threads, threads_per_rank
+    from samestep.launchers.detect import detect, refuse_incomplete
+    from samestep.launchers.lost_environment import refuse_pods
     from samestep.launchers.mpi_hosts import open_mpi_first
-    from samestep.launchers.slurm_capacity import room
-    from samestep.launchers.torchrun_env import refuse_pods
+    from samestep.launchers.slurm_capacity import slurm_capacity
     from samestep.ranks.rendezvous.endpoint import choose
+    from samestep.run.rerun import allocation
 
     found = detect(env)
     place = found.place
@@ -115,12 +114,12 @@ def _detect(env):
     first = None
     for step in (
         lambda: refuse_pods(env, found),
-        lambda: refuse_half_set(env) if found.launcher == "single" else None,
+        lambda: refuse_incomplete(env) if found.launcher == "single" else None,
         lambda: choose(found, ancestors=lambda: iter(())),
         lambda: open_mpi_first(env),
         lambda: allocation(env),
-        lambda: room(env),
-        lambda: told_threads(env),
+        lambda: slurm_capacity(env),
+        lambda: passed_threads(env),
         lambda: guess_sharing(env, cpu_share(), local_size=place.local_size),
         lambda: threads_per_rank(
             env, cpu_share(), local_size=place.local_size, sharing=place.local_size, launcher=found.launcher

@@ -6,8 +6,8 @@ import lzma
 
 import numpy as np
 
-from samestep.training.data.idx import IdxDataSet
 from samestep.training.data.published import PublishedFile
+from samestep.training.data.sets.mnist import IdxDataSet
 
 ENCODERS = {"": bytes, ".gz": lambda data: gzip.compress(data, mtime=0), ".xz": lzma.compress}
 

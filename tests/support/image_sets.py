@@ -2,8 +2,7 @@
 
 import torch
 
-from samestep.training.data.image_set import ImageSet
-from samestep.training.data.lazy import LazyImages
+from samestep.training.data.image_set import ImageSet, LazyImages
 
 
 def random_images(count, *, channels=1, side=6, seed=0):

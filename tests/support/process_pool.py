@@ -26,7 +26,7 @@ PRELOAD = [
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
     "samestep.autopilot.replicated_script",
-    "samestep.training.checkpoint.background",
+    "samestep.training.checkpoint.checkpoint_schedule",
     "samestep.cli.run",
     "samestep.cli.train",
     "samestep.training.recipes.run_recipe",

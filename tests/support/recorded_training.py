@@ -12,19 +12,19 @@ import sys
 import threading
 from pathlib import Path
 
-from samestep.training.data.loader import Loader
+from samestep.training.data.loader import ImageLoader
 
 
 def recording(folder: Path, session: int, rank: int, steps: int):
-    """Return `Loader.epoch`, which also writes down what it yields, and waits after `steps` of them."""
-    plain, taken = Loader.epoch, 0
+    """Return `ImageLoader.epoch`, which also writes down what it yields, and waits after `steps` of them."""
+    plain, taken = ImageLoader.epoch, 0
     path = folder / f"ids-{session}-{rank}.jsonl"
     path.write_text("")  # a start that was killed before it was noted has left its own
 
     def epoch(self, position=None):
         nonlocal taken
         for batch in plain(self, position):
-            if self.shuffle:  # the training set
+            if self._options.shuffle:  # the training set
                 if steps and taken == steps:
                     threading.Event().wait()
                 taken += 1
@@ -46,7 +46,7 @@ def main(folder: Path, steps: int, arguments: list[str]) -> None:
     session = len(sessions.read_text().splitlines()) if sessions.exists() else 0
     rank = detect(env.snapshot()).place.rank
     folder.mkdir(parents=True, exist_ok=True)
-    Loader.epoch = recording(folder, session, rank, steps)
+    ImageLoader.epoch = recording(folder, session, rank, steps)
     where = ["--resume", str(folder)] if began else [*arguments, "--out", str(folder)]
     sys.exit(run_command(["train", *where]))
 

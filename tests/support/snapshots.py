@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from samestep.base.unfinished_names import IDENTITY_FILE, hidden_name, identity_of
+from samestep.training.checkpoint.save import write_staged
 from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.checkpoint.staging import Stage
 
 
 def network(seed=0, dtype=torch.float64) -> nn.Module:
@@ -37,6 +39,14 @@ def snapshot(step=3, seed=0, **changes) -> Snapshot:
         "state": {"step": step, "seed": seed, "epoch": 1, "samples": 12},
     }
     return Snapshot(**{**parts, **changes})
+
+
+def write(given: Snapshot, folder: Path) -> Path:
+    """Copy and write a snapshot, one after the other."""
+    stage = Stage()
+    staged = stage.take(given)
+    stage.settle()
+    return write_staged(staged, folder)
 
 
 def names(folder: Path) -> list[str]:

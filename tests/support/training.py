@@ -8,8 +8,8 @@ from torch import nn
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.convnet import ConvNet
-from samestep.training.settings.training_settings import Settings
+from samestep.training.models.networks import ConvNet
+from samestep.training.settings import Settings
 
 
 class Memory:
@@ -62,7 +62,7 @@ def train(world, chosen, make_model=convnet, sets=None, **more):
     made = training(world, chosen, make_model, sets, **more)
     memory = Memory()
     made.run(Callbacks.disabled(world, sink=memory))
-    memory.state = {name: tensor.clone() for name, tensor in made.learner.tensors().items()}
+    memory.state = {name: tensor.clone() for name, tensor in made.learner.model.state_dict().items()}
     return memory
 
 

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from samestep.base.place import Place
-from samestep.observe.clock import step_replay
-from samestep.observe.clock.clock_file import STEP_PHASES, ClockFile, ClockOptions, has_ended
-from samestep.observe.clock.phase_instants import Phases
+from samestep.base.step_phases import ALL as STEP_PHASES
+from samestep.observe.clock import step_reader
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions, has_ended
 from samestep.observe.clock.step_clock import ScriptClock
+from support.clocked_scripts import ticking_phases
 
 
 class Stopped(BaseException):
@@ -20,8 +21,7 @@ def clock(tmp_path, monkeypatch):
     """Return a function that runs a script with such a clock and returns the lines of the file."""
 
     def run(script, *, steps=None, warm_up=0, folder="clock", **how):
-        ticks = iter(range(10_000))
-        monkeypatch.setattr(step_replay, "Phases", lambda _, *more: Phases(lambda: float(next(ticks)), *more))
+        monkeypatch.setattr(step_reader, "Phases", ticking_phases())
         clocking = ClockOptions(folder=tmp_path / folder, steps=steps, warm_up=warm_up)
         file = ClockFile(clocking, Place(), "serial")
         script_clock = ScriptClock(file, clocking, stop=stop, **how)

@@ -15,13 +15,13 @@ from samestep.base.machine.description import Machine
 from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.setting_fields import flag
+from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.cli.main import VERBS, application
-from samestep.launch.local.worker_variables import Round, worker_variables
+from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
-from samestep.observe.clock.clock_file import STEP_PHASES
 from samestep.observe.clock.cpu_contention import ContentionEstimator
 from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.phase_clock import HostClock
+from samestep.observe.clock.loop_clock import LoopClock
 from samestep.observe.clock.phase_instants import ClockedStep
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
@@ -32,10 +32,9 @@ from samestep.studies.scaling.analysis.speedup import relate
 from samestep.studies.scaling.analysis.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal
-from samestep.training.recipes.config import RECIPE_KEYS
 from samestep.training.recipes.registry import FAST, RECIPES
-from samestep.training.settings.run_options import RunOptions
-from samestep.training.settings.training_settings import SMALL_SHARE, Settings
+from samestep.training.recipes.request import RECIPE_KEYS
+from samestep.training.settings import SMALL_SHARE, RunOptions, Settings
 from support.studies import point
 
 ROOT = Path(__file__).parents[2]
@@ -79,8 +78,8 @@ def test_no_verb_is_in_the_readme_that_there_is_not():
         ("scaling", "studies.scaling.analysis"),
         ("studies", "studies.scaling.sweep"),
         ("observe", "observe.clock"),
-        ("observe", "observe.hang"),
         ("observe", "observe.sanitize"),
+        ("ranks", "ranks.hang"),
         ("hooks", "hooks"),
     ],
 )
@@ -98,7 +97,7 @@ def test_every_public_name_has_its_place_in_the_reference():
 
 
 def test_every_field_of_the_metrics_is_described_and_no_other():
-    clock = HostClock(now=iter(range(100)).__next__)
+    clock = LoopClock(HostInstants(iter(range(100)).__next__))
     journal = Journal(SoloWorld(), clock)
     clock.start()
     clock.mark("data")

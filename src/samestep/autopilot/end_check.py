@@ -19,7 +19,7 @@ from samestep.base.errors import Error, OutOfStep, PeerLost
 from samestep.base.polling import polls
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
-from samestep.observe.hang.watchdog import waiting_at_end
+from samestep.ranks.hang.watchdog import waiting_at_end
 from samestep.ranks.world.protocol import World
 
 _POLL_S = 0.05
@@ -33,9 +33,8 @@ class EndCheck:
         world: the ranks.
         gradients: the gradient synchronizer, whose parameters are compared.
         account: the account, whose number of backward passes is compared.
-        timeout_s: the time in seconds to wait for the other ranks. It is the timeout of collectives, and not
-            --hang-timeout, because only rank 0 writes files, and a last checkpoint on a slow file system may
-            take long. --hang-timeout still detects a rank that waits in a collective for one that has ended.
+        timeout_s: the timeout of collectives in seconds, not --hang-timeout: only rank 0 writes files, and a
+            last checkpoint on a slow file system may take long.
     """
 
     def __init__(self, world: World, gradients: Gradients, account: Account, *, timeout_s: float) -> None:
@@ -44,16 +43,10 @@ class EndCheck:
         self._process = os.getpid()
 
     def run(self, exit_code: int) -> None:
-        """Compare the ranks if this one has ended without an error; do nothing in a forked child.
-
-        If a rank has failed, nothing is compared: its error is the error of the run.
-
-        Args:
-            exit_code: the exit code of the script.
+        """Compare the ranks if none has failed; do nothing in a forked child.
 
         Raises:
-            OutOfStep: the ranks differ, or some did not reach the end in time, or a call has raised an error
-                on this rank only.
+            OutOfStep: the ranks differ, or some did not reach the end in time.
             PeerLost: rank 0 has exited, and its store is gone.
         """
         if os.getpid() != self._process:  # a child shares its parent's connection to the store
@@ -89,7 +82,11 @@ class EndCheck:
                 return False
         ranks = range(self._world.place.size)
         missing = [rank for rank in ranks if not store.check([f"{_ENDED}/{rank}"])]
-        raise OutOfStep(_missing(missing, self._timeout_s))
+        named = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        raise OutOfStep(
+            f"{named} did not reach the end of the script within {self._timeout_s:g} s of this one. Look for "
+            "a branch that depends on something that differs between ranks, such as time or a process number."
+        )
 
     def _compare(self) -> None:
         counts = self._world.all_gather_objects(self._account.backwards)
@@ -119,11 +116,3 @@ def checked_exits(check: EndCheck) -> Iterator[None]:
 
     with attached(declarations.EXIT, wrapping(leave_checked)):
         yield
-
-
-def _missing(ranks: list[int], seconds: float) -> str:
-    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return (
-        f"{named} did not reach the end of the script within {seconds:g} s of this one. Look for a branch "
-        "that depends on something that differs between ranks, such as time or a process number."
-    )

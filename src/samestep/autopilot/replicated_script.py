@@ -1,6 +1,7 @@
 """Runs a serial script on all ranks, as a replicated script: same steps, same results, one set of outputs."""
 
 import atexit
+import builtins
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,42 +12,31 @@ from typing import Any, Protocol, TypeVar
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.end_check import EndCheck, checked_exits
-from samestep.autopilot.explain import Stop, explaining
-from samestep.autopilot.files.folder_listings import ReplayedListings
-from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_calls import originals_kept
-from samestep.autopilot.files.kept_originals import OriginalKeeper
-from samestep.autopilot.files.overlay_calls import overlaid, writing_to
-from samestep.autopilot.files.overlay_files import Overlay
-from samestep.autopilot.files.sibling_ranks import SiblingRanks
 from samestep.autopilot.loading.load_choice import ScriptLoaders
 from samestep.autopilot.loading.loader_split import Slicing, losses_of_slices
 from samestep.autopilot.loading.loaders import intercepted_loaders, sharded_loading
-from samestep.autopilot.network.clients import shared_network
+from samestep.autopilot.network import shared_network
 from samestep.autopilot.script.agreed_signals import synchronized_signals
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
-from samestep.autopilot.script.hash_seed import equal_hashes
-from samestep.autopilot.script.hidden_ranks import single_process_view
+from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
-from samestep.autopilot.script.out_of_memory import out_of_memory_is_final
-from samestep.autopilot.script.rank_output import silenced
-from samestep.autopilot.script.seeds import equal_seeds
-from samestep.autopilot.script.shared_folder import CommonFolder, common_folder
-from samestep.autopilot.split.activation_checkpoints import checkpoints_of_slices
+from samestep.autopilot.script.rank_output import Stop, explaining, writing_once, writing_to
+from samestep.autopilot.script.seeds import equal_hashes, equal_seeds
+from samestep.autopilot.script.shared_folder import common_folder
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
-from samestep.autopilot.split.bypassed_modules import advice, plain_weights
+from samestep.autopilot.split.bypassed_modules import check_split, plain_weights
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
-from samestep.autopilot.split.packed_sequences import sequences_of_slices
+from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
-from samestep.base.owned_folders import owned_folder
+from samestep.base import env
 from samestep.base.polling import holds_within
 from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached, wrapping
-from samestep.observe.hang.watchdog import is_waiting
-from samestep.ranks.collectives.chosen_algorithms import ByAlgorithm, by_algorithm
+from samestep.hooks.registry import attached, instead, wrapping
+from samestep.ranks.collectives.algorithms import ByAlgorithm, by_algorithm
 from samestep.ranks.collectives.shared_memory_world import on_one_host
+from samestep.ranks.hang.watchdog import is_waiting
 from samestep.ranks.world.join import join
 from samestep.ranks.world.protocol import World
 
@@ -60,6 +50,8 @@ then, because unsplit calls compute the same as one rank.
 _PATIENCE_S = 30.0
 """Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SAMESTEP_RUN_ID")
+"""Prefixes of variables from which a script or a library infers that it is one of several ranks."""
 
 
 class Ending(Protocol):
@@ -84,19 +76,17 @@ _inherited: list[ExitStack] = []
 def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
     """Join the other workers, and run a script as a replicated script; return its end.
 
-    Args:
-        run: runs the script.
-        guarded: whether a script without any split call is an error.
-        options: the user's choices.
-
     Raises:
-        UsageError: no call was split, so each worker has computed all of it.
+        UsageError: no call was split, so each worker has computed all of it; only if `guarded`.
         OutOfStep: the ranks differ at the end of the script.
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
         with replicated_script(world, options) as account:
-            check = _end_check(world, account, options)
+            gradients = current_gradients()
+            check = None
+            if gradients is not None and not options.explain:
+                check = EndCheck(world, gradients, account, timeout_s=world.timeout_s)
             with nullcontext() if check is None else checked_exits(check):
                 ended = run()
                 atexit._run_exitfuncs()  # noqa: SLF001 - while the script is still replicated
@@ -105,7 +95,7 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
         if os.getpid() != process:  # a child that the script forked; its parent does the rest
             return ended
         if world.place.size > 1 and guarded and not ended.exit_code:
-            account.check_split(world.place.size, advice)
+            check_split(account, world.place.size)
         if world.place.is_main:
             write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
         if world.place.size > 1:
@@ -113,22 +103,10 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
     return ended
 
 
-def _end_check(world: World, account: Account, options: Options) -> EndCheck | None:
-    """Return the comparison at the end of the script; None for one rank, or with ``--explain``."""
-    gradients = current_gradients()
-    if gradients is None or options.explain:
-        return None
-    return EndCheck(world, gradients, account, timeout_s=world.timeout_s)
-
-
 def _await_main_flush(world: World, *, waits: bool) -> None:
     """Let rank 0 flush its output before the launcher terminates the job because a rank exits with a code.
 
     This uses no collective: a rank may exit alone, while others wait for it in a collective.
-
-    Args:
-        world: the ranks.
-        waits: whether this rank is about to exit with a code.
     """
     store = _get_default_store()
     if not world.place.is_main:
@@ -147,10 +125,6 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
     """Replicate the script of the block over all ranks; yield the account of its calls.
 
     On one rank, only `options.scratch` has an effect.
-
-    Args:
-        world: the ranks; all of them run the script.
-        options: the user's choices.
     """
     account = Account()
     if world.place.size == 1:
@@ -168,13 +142,12 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         if options.explain:
             stop = stack.enter_context(explaining(world, undo_replication))
         else:
-            stack.enter_context(_writing_once(world, options, common))
-            stop = partial(Account.check_split, size=world.place.size, advice=advice)
+            stack.enter_context(writing_once(world, options, common))
+            stop = partial(check_split, size=world.place.size)
         stack.enter_context(equal_seeds(world, options.seed))
         stack.enter_context(intercepted_calls())
         stack.enter_context(batch_norm_of_slices())
-        stack.enter_context(checkpoints_of_slices())
-        stack.enter_context(sequences_of_slices())
+        stack.enter_context(slice_aware_functions())
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:
@@ -231,30 +204,25 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _writing_once(world: World, options: Options, common: CommonFolder) -> Iterator[None]:
-    """Let only rank 0 write files, and print unless all ranks do; with `scratch`, write only there."""
-    rank = world.place.rank
-    is_shown = world.place.is_main or options.all_output
-    if options.scratch is not None:
-        with nullcontext() if is_shown else silenced(), writing_to(options.scratch, rank):
-            yield
-        return
-    journal = Journal(common.path / "journal")
-    siblings = SiblingRanks(common.path, rank, common.sharing)
-    if world.place.is_main:
-        with originals_kept(OriginalKeeper(journal, common.path, siblings)):
-            yield
-        return
-    is_sharing = rank in common.sharing
-    if is_sharing:
-        siblings.register()
-    with owned_folder() as place, nullcontext() if is_shown else silenced():
-        overlay = Overlay(
-            place,
-            journal,
-            ReplayedListings(journal) if is_sharing else None,
-            siblings.announce if is_sharing else lambda _: None,
-            hidden=common.path,
-        )
-        with overlaid(overlay):
-            yield
+def single_process_view(world: World) -> Iterator[None]:
+    """Hide the process group and the launcher's variables, and let rank 0 read `input` for all ranks."""
+    original = builtins.input
+
+    def once(prompt: object = "") -> str:
+        return world.on_main(lambda: original(prompt))
+
+    is_hidden = True
+
+    def exists(original: Callable[[], bool]) -> bool:
+        return not is_hidden and original()
+
+    def show() -> None:
+        nonlocal is_hidden
+        is_hidden = False  # a replacement of the script may call `exists` after the block
+
+    with ExitStack() as stack:
+        stack.callback(show)
+        stack.enter_context(attached(declarations.GROUP_EXISTS, wrapping(exists)))
+        stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
+        stack.enter_context(attached(declarations.INPUT, instead(once)))
+        yield

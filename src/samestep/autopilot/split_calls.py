@@ -1,8 +1,11 @@
 """Splits top-level calls of modules with parameters across the ranks."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,14 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck
+from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.loading.loader_split import Slicing
-from samestep.autopilot.script.call_account import Account, calling_site
+from samestep.autopilot.script.call_account import KEEP_UNSPLIT, Account, calling_site
+from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
-from samestep.autopilot.script.out_of_memory import out_of_memory_is_final
 from samestep.autopilot.split import bypassed_modules, module_outputs
-from samestep.autopilot.split.activation_checkpoints import is_within_slice
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
@@ -29,7 +31,9 @@ from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
+from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
+from samestep.base.context_values import bound
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
@@ -40,6 +44,8 @@ from samestep.ranks.world.protocol import World
 
 _calls: ContextVar["CallSplitter | None"] = ContextVar("samestep_calls", default=None)
 
+_registered = [0]
+"""The number of parameters that modules of this process have registered while calls are split."""
 FAILED = "its first call of this signature raised an error"
 """The reason for a call without a verdict."""
 NO_TENSORS = "it is called without dense tensors that have dimensions"
@@ -48,17 +54,37 @@ SMALL_SLICE = "batch norm over a slice of one sample"
 OTHER_STATE = "it goes on from the state of a batch of another size"
 
 
-class CallSplitter:
-    """Splits the model calls of one rank's script.
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a module."""
 
-    Args:
-        world: the ranks.
-        gradients: averages the gradients of the called modules.
-        account: records each call.
-        options: the options for split calls.
-        slicing: the state of ``--split loader``; None without it.
-        before: called before each top-level call.
-    """
+    forward: Forward
+    module: nn.Module
+    given: CallArguments
+
+    def unsplit(self) -> Any:
+        """Return the outputs, computed for the whole batch on this rank."""
+        return self.forward(self.module, *self.given.args, **self.given.kwargs)
+
+    @property
+    def name(self) -> str:
+        """The class of the module."""
+        return type(self.module).__name__
+
+
+@dataclass(eq=False, slots=True)
+class _ModuleCalls:
+    """The calls of one module so far, by their signature."""
+
+    plans: dict[Signature, SplitPlan | None] = field(default_factory=dict)
+    reasons: dict[Signature, str] = field(default_factory=dict)
+    sizes: defaultdict[Signature, CheckedSizes] = field(default_factory=lambda: defaultdict(CheckedSizes))
+    followed_at: int = -1
+    """The number of registered parameters when the module's parameters were followed."""
+
+
+class CallSplitter:
+    """Splits the model calls of one rank's script; `before` is called before each top-level call."""
 
     def __init__(
         self,
@@ -72,84 +98,79 @@ class CallSplitter:
         self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside, self._number = False, 0
-        self._plans: WeakKeyDictionary[nn.Module, dict[Signature, SplitPlan | None]] = WeakKeyDictionary()
-        self._reasons: WeakKeyDictionary[nn.Module, dict[Signature, str]] = WeakKeyDictionary()
-        self._followed_at: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        self._sizes: WeakKeyDictionary[nn.Module, dict[Signature, CheckedSizes]] = WeakKeyDictionary()
+        self._modules: WeakKeyDictionary[nn.Module, _ModuleCalls] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
         self._schedule = CheckSchedule(world.place.size, options.check_every)
 
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module, split if this is possible."""
+        """Call a module, split if this is possible; its submodules are called as usual."""
         if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
-        if bypassed_modules.is_functional() or bypassed_modules.is_transformed():
-            return self._unsplit(forward, module, CallArguments(args, kwargs))
-        self._before()
+        call = _Call(forward, module, CallArguments(args, kwargs))
         self._inside = True
         try:
-            with out_of_memory_is_final(f"a call of {type(module).__name__}"):
+            if (why := bypassed_modules.obstacle()) is not None:
+                return self._unsplit(call, why)
+            self._before()
+            with out_of_memory_is_final(f"a call of {call.name}"):
                 if self._slicing is not None and self._slicing.split is not None:
-                    self._follow(module, CallArguments(args, kwargs))
+                    self._follow(module, call.given)
                     return self._slicing.call(forward, module, args, kwargs)
-                return self._checked_call(forward, module, CallArguments(args, kwargs))
+                return self._checked_call(call)
         finally:
             self._inside = False
 
-    def _unsplit(self, forward: Forward, module: nn.Module, given: CallArguments) -> Any:
-        """Call a module in a transform or by `functional_call` on all ranks in full, with its submodules."""
-        why = (
-            bypassed_modules.FUNCTIONAL if bypassed_modules.is_functional() else bypassed_modules.TRANSFORMED
-        )
-        self._account.note_unsplit(f"{type(module).__name__} at {calling_site()}", why)
-        self._inside = True
-        try:
-            return forward(module, *given.args, **given.kwargs)
-        finally:
-            self._inside = False
+    def _unsplit(self, call: _Call, why: str) -> Any:
+        """Compute a call on all ranks in full, and record why."""
+        self._account.note_unsplit(f"{call.name} at {calling_site()}", why)
+        return call.unsplit()
 
-    def _checked_call(self, forward: Forward, module: nn.Module, given: CallArguments) -> Any:
+    def _checked_call(self, call: _Call) -> Any:
+        """Execute a call by the plan of its signature; check a new signature or size before."""
+        module, given = call.module, call.given
         plain = plain_attributes(module)
-        plans = self._plans.setdefault(module, {})
-        signature = self._signatures.signature(module, given, plain, plans)
-        what = f"{type(module).__name__} at {calling_site()}"
-        obstacle = self._obstacle(module, given)
-        if obstacle is not None:
-            self._account.note_unsplit(what, obstacle)
-            return forward(module, *given.args, **given.kwargs)
+        known = self._modules.setdefault(module, _ModuleCalls())
+        signature = self._signatures.signature(module, given, plain, known.plans)
+        why = self._obstacle(module, given)
+        if why is not None:
+            return self._unsplit(call, why)
         with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._follow(module, given)
-        known = plans.get(signature)
-        total = None if known is None else given.total(known.dims) or 0
-        sizes = self._sizes.setdefault(module, {}).setdefault(signature, CheckedSizes())
+        plan = known.plans.get(signature)
+        total = None if plan is None else given.total(plan.dims) or 0
+        sizes = known.sizes[signature]
         if sizes.are_checked(given, total, self._world.place.size):
             bypassed_modules.note_direct_forward(self._account, module)
-            check = EquivalenceCheck(forward, module, given, self._world)
+            check = EquivalenceCheck(call.forward, module, given, self._world)
             verdict = check.run()
             signature = self._signatures.without_own_changes(module, plain, signature)
-            if verdict.plan is None:
-                sizes.fail(given)
-                self._sizes[module].setdefault(signature, CheckedSizes()).fail(given)
-                self._reasons.setdefault(module, {})[signature] = verdict.why
-                plans.setdefault(signature, None)
-            else:
-                plans[signature] = verdict.plan
-                if verdict.printed:
-                    self._account.note_prints(what, main=self._world.place.is_main)
-                if self._options.are_serial:
-                    self._account.split[what] += 1
-                    return self._followed(verdict.outputs, given)
-                # The check used one worker's batch norm and draws; compute again with the user's options.
-                check.restore()
-                return self._followed(self._by_plan(forward, module, given, verdict.plan, what), given)
-        plan = plans.get(signature)
-        if plan is None or not self._sizes[module][signature].may_be_split(given):
-            self._account.note_unsplit(what, self._reasons.get(module, {}).get(signature, FAILED))
-            return forward(module, *given.args, **given.kwargs)
-        return self._by_plan(forward, module, given, plan, what)
+            if verdict.plan is not None:
+                known.plans[signature] = verdict.plan
+                return self._followed(self._outputs(call, check, verdict), given)
+            sizes.fail(given)
+            known.sizes[signature].fail(given)
+            known.reasons[signature] = verdict.why
+            known.plans.setdefault(signature, None)
+        plan = known.plans.get(signature)
+        if plan is None or not known.sizes[signature].may_be_split(given):
+            return self._unsplit(call, known.reasons.get(signature, FAILED))
+        return self._by_plan(call, plan)
+
+    def _outputs(self, call: _Call, check: EquivalenceCheck, verdict: Verdict) -> Any:
+        """Return the outputs of a call that has passed its check."""
+        what = f"{call.name} at {calling_site()}"
+        assert verdict.plan is not None
+        if verdict.printed:
+            self._account.note_prints(what, main=self._world.place.is_main)
+        if self._options.are_serial:
+            self._account.split[what] += 1
+            return verdict.outputs
+        # The check used one worker's batch norm and draws; compute again with the user's options.
+        check.restore()
+        return self._by_plan(call, verdict.plan)
 
     def _obstacle(self, module: nn.Module, given: CallArguments) -> str | None:
         """Return the reason why this call stays unsplit without a check; None if a check decides."""
@@ -159,43 +180,42 @@ class CallSplitter:
             return LAZY
         return observer(module)
 
-    def _by_plan(
-        self, forward: Forward, module: nn.Module, given: CallArguments, plan: SplitPlan, what: str
-    ) -> Any:
+    def _by_plan(self, call: _Call, plan: SplitPlan) -> Any:
         """Execute a call by its plan, if there are enough samples."""
-        total, size = given.total(plan.dims), self._world.place.size
-        is_local = self._options.batch_norm == "local" and uses_batch_norm(module)
-        if total is None or total < size or (is_local and total < 2 * size):
-            few = total is None or total < size
-            self._account.note_unsplit(what, FEWER if few else SMALL_SLICE)
-            return forward(module, *given.args, **given.kwargs)
-        if not module_outputs.can_continue(module, plan.joints, plan.sides, total):
-            self._account.note_unsplit(what, OTHER_STATE)
-            return forward(module, *given.args, **given.kwargs)
-        self._account.split[what] += 1
+        total, size = call.given.total(plan.dims), self._world.place.size
+        is_local = self._options.batch_norm == "local" and uses_batch_norm(call.module)
+        if total is None or total < size:
+            return self._unsplit(call, FEWER)
+        if is_local and total < 2 * size:
+            return self._unsplit(call, SMALL_SLICE)
+        if not module_outputs.can_continue(call.module, plan.gatherings, plan.sides, total):
+            return self._unsplit(call, OTHER_STATE)
+        self._account.split[f"{call.name} at {calling_site()}"] += 1
         self._number += 1
         if is_local:
             self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         try:
-            return self._split(forward, module, given, plan, BatchSplit(self._world, total))
+            return self._split(call, plan, BatchSplit(self._world, total))
         except Exception as error:
-            self._account.failed.record(type(module).__name__, self._number, error)
+            self._account.failed.record(call.name, self._number, error)
             raise
 
-    def _split(
-        self, forward: Forward, module: nn.Module, given: CallArguments, plan: SplitPlan, split: BatchSplit
-    ) -> Any:
-        name = type(module).__name__
+    def _split(self, call: _Call, plan: SplitPlan, split: BatchSplit) -> Any:
+        """Return the outputs of a split call; raise `OutOfStep` if it differs from its equivalence check."""
+        forward, module, given = call.forward, call.module, call.given
         before = None if plan.draws is not None else RngState.now(self._world.device)
         check = None
         if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
         if plan.sides:
-            module_outputs.slice_side_outputs(module, plan.joints, plan.sides, split)
+            module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
-        own, reads = given.sliced(split, plan.dims), GuardedReads(plan.reads, name) if plan.reads else None
+        own, reads = (
+            given.sliced(split, plan.dims),
+            GuardedReads(plan.reads, call.name) if plan.reads else None,
+        )
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = call_slice(
@@ -203,17 +223,16 @@ class CallSplitter:
                 )
             if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
-                    f"{name} drew random numbers, and drew none in its equivalence check: the workers' "
-                    "random streams now differ. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
+                    f"{call.name} drew random numbers, and drew none in its equivalence check: the workers' "
+                    f"random streams now differ. {KEEP_UNSPLIT}"
                 )
             if draws is not None and draws.unknown:
                 raise OutOfStep(
-                    f"{name} drew random numbers in another way than in its equivalence check "
-                    f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
-                    "samestep.batch_dim(model, dim=None)."
+                    f"{call.name} drew random numbers in another way than in its equivalence check "
+                    f"({'; '.join(sorted(draws.unknown))}). {KEEP_UNSPLIT}"
                 )
             value = module_outputs.outcome(module, outputs, plan.sides)
-            result, left = module_outputs.gather_outcome(value, plan.joints, split, what=name)
+            result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
         if check is not None:
             check.compare(result, plan, split)
@@ -221,8 +240,9 @@ class CallSplitter:
 
     def _follow(self, module: nn.Module, given: CallArguments) -> None:
         """Follow the parameters of a module; repeat this once any module has registered new ones."""
-        if self._followed_at.get(module) != _registered[0]:
-            self._followed_at[module] = _registered[0]
+        known = self._modules.setdefault(module, _ModuleCalls())
+        if known.followed_at != _registered[0]:
+            known.followed_at = _registered[0]
             # Global batch norm, and slices of tensors with gradients, communicate within backward.
             communicates = self._options.batch_norm == "global" and any(
                 isinstance(one, BatchNorm) for one in module.modules()
@@ -253,20 +273,19 @@ class CallSplitter:
         return outputs
 
 
-@contextmanager
-def splitting_calls(calls: CallSplitter) -> Iterator[None]:
+def splitting_calls(calls: CallSplitter) -> AbstractContextManager[None]:
     """Let `calls` split the module calls of the calling thread."""
-    token = _calls.set(calls)
-    try:
-        yield
-    finally:
-        _calls.reset(token)
+    return bound(_calls, calls)
 
 
 @contextmanager
 def intercepted_calls() -> Iterator[None]:
     """Replace `nn.Module.__call__` and tensor hooks, so that `splitting_calls` can split calls."""
-    counting = register_module_parameter_registration_hook(_count_registration)
+
+    def count(*_: Any) -> None:
+        _registered[0] += 1
+
+    counting = register_module_parameter_registration_hook(count)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -279,40 +298,21 @@ def intercepted_calls() -> Iterator[None]:
 
         return call
 
-    def register_hook(original: Callable[..., Any], tensor: Tensor, hook: Callable[..., Any]) -> Any:
-        _refuse_within_slice("a hook on a tensor")
-        return original(tensor, hook)
-
-    def retain_grad(original: Callable[..., None], tensor: Tensor) -> None:
-        _refuse_within_slice("retain_grad")
-        original(tensor)
+    def refused(what: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if current_slice.get() is not None:
+            raise UsageError(f"{what} within a split call of a model gets a slice. {KEEP_UNSPLIT}")
+        return original(*args, **kwargs)
 
     hooks = {
         declarations.SPLIT_CALL: make,
-        declarations.TENSOR_HOOK: wrapping(register_hook),
-        declarations.RETAINED_GRAD: wrapping(retain_grad),
+        declarations.TENSOR_HOOK: wrapping(partial(refused, "a hook on a tensor")),
+        declarations.RETAINED_GRAD: wrapping(partial(refused, "retain_grad")),
     }
     with ExitStack() as stack:
         stack.callback(counting.remove)
         stack.enter_context(attached_all(hooks))
         stack.enter_context(bypassed_modules.functional_calls())
         yield
-
-
-def _refuse_within_slice(what: str) -> None:
-    if is_within_slice():
-        raise UsageError(
-            f"{what} within a split call gets a slice. Keep the model's calls unsplit: "
-            "samestep.batch_dim(model, dim=None)."
-        )
-
-
-def _count_registration(*_: Any) -> None:
-    _registered[0] += 1
-
-
-_registered = [0]
-"""The number of parameters that modules of this process have registered while calls are split."""
 
 
 def current_gradients() -> Gradients | None:
@@ -329,4 +329,5 @@ def own_samples(total: int) -> int:
 
 def _is_recomputed() -> bool:
     """Return whether a backward or a slice makes this call, as an activation checkpoint does."""
-    return is_within_slice() or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+    is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
+    return is_in_backward or current_slice.get() is not None

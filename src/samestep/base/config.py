@@ -19,6 +19,8 @@ TABLES = ("slurm", "mpi")
 """Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
 
 Table = TypeVar("Table")
+_FORMER_KEYS = {"flavour": "flavor"}
+"""Present names of keys that had other ones before 0.2."""
 
 
 def config_path(environment: Environment) -> Path:
@@ -75,6 +77,7 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
     found = {}
     for key, value in read_tables(path).get(name, {}).items():
         plain = key.replace("-", "_")
+        plain = _FORMER_KEYS.get(plain, plain)
         if plain not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}. {_nearest(plain, known)}")
         try:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 _LONGEST = 900
 """Characters of the longest message that is printed in full; it can quote a value of any length."""
 
-PUT_OFF = 75
+PREEMPTED = 75
 """The exit code of a preempted run, which can be resumed: EX_TEMPFAIL of sysexits.h."""
 
 INTERRUPTED = 130
@@ -72,7 +72,7 @@ class CheckpointError(Error):
 class Preempted(Error):  # noqa: N818 - reads as the event it is
     """A rank was preempted: it finished the step and saved a checkpoint, and the run can be resumed."""
 
-    exit_code = PUT_OFF
+    exit_code = PREEMPTED
 
 
 class WorkerFailed(Error):  # noqa: N818 - reads as the event it is

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from samestep.base.errors import Error
 from samestep.base.machine.torch_segments import free_segments
-from samestep.base.process_identity import Life, Owner
+from samestep.base.process_identity import Life, Owner, has_ended
 
 _NAME = re.compile(r"\.?samestep-([0-9]+)-[0-9a-f]{8}")
 _RECORD = ".samestep-owner."
@@ -144,7 +144,7 @@ def _free_segments(folder: Path) -> None:
         with os.fdopen(file) as stream:
             pids = {int(line) for line in stream.read().splitlines()}
         since_s = min(entry.stat().st_mtime for entry in _entries(folder) if entry.name.startswith(_RECORD))
-        free_segments({pid for pid in pids if not Path(f"/proc/{pid}").exists()}, since_s=since_s)
+        free_segments(set(filter(has_ended, pids)), since_s=since_s)
 
 
 def _life(folder: Path, maker: int) -> Life:

@@ -64,6 +64,11 @@ class Owner:
         return "alive" if self.started == _started(self.pid) else "dead"
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether no process of this host has this id, but for a zombie."""
+    return not _started(pid)
+
+
 def _this_host() -> dict[str, str]:
     return {"boot": _boot(), "host": socket.gethostname(), "numbering": _numbering()}
 

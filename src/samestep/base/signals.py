@@ -2,8 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -52,13 +52,19 @@ def interruptible() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _handled(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handled(take: Callable[[int, FrameType | None], None]) -> AbstractContextManager[None]:
     """Handle the signals that end a command by `take`; ignored signals stay ignored."""
+    return handled([one for one in ENDS if signal.getsignal(one) not in (signal.SIG_IGN, None)], take)
+
+
+@contextmanager
+def handled(
+    numbers: Iterable[signal.Signals], take: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals by `take` for the duration of a block; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [number for number in ENDS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, take) for number in numbers}
     try:
         yield

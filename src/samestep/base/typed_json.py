@@ -1,14 +1,14 @@
 """Reads JSON values as typed values: dataclasses, named tuples, lists, mappings and checked numbers."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from samestep.base.errors import UsageError
-from samestep.base.regular_files import TEXT_BYTES, read_text
+from samestep.base.regular_files import TEXT_BYTES, read_lines, read_text
 from samestep.base.untrusted_documents import parse_json
 
 Check: TypeAlias = Callable[[Any], str]
@@ -64,6 +64,23 @@ def read_json(path: Path, *, most: int = TEXT_BYTES, hint: str = "") -> Any:
         raise UsageError(f"cannot read {path}: {error.strerror}. {hint}".rstrip()) from None
     except ValueError as error:
         raise UsageError(f"{path} is damaged: it is not JSON ({error}).") from None
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each line; an incomplete last one, as of a killed process, is ignored.
+
+    Raises:
+        OSError: the file cannot be read.
+        UsageError: a line is not JSON.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            value = parse_json(line)
+        except ValueError:
+            if not line.endswith("\n"):
+                return
+            raise UsageError(f"{path} is damaged: line {number} is not JSON.") from None
+        yield number, value
 
 
 def read_as(kind: Any, found: Any, where: str) -> Any:

@@ -21,9 +21,17 @@ from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import Measured
 from samestep.run.decision import Decision
-from samestep.run.execution import OWN_PROGRAM, decide_own, start_own
-from samestep.run.worker_binding import bind_worker
-from samestep.studies.bench.request import COLLECTIVES, DTYPES, SYNCS, Request, chosen, names_of, sizes_of
+from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, start_own
+from samestep.studies.bench.request import (
+    ALONE,
+    COLLECTIVES,
+    DTYPES,
+    SYNCS,
+    Request,
+    chosen,
+    names_of,
+    sizes_of,
+)
 from samestep.studies.bench.time_limit import Limit, exit_on_timeout
 from samestep.studies.report.write import write_figures, write_text
 
@@ -244,8 +252,8 @@ def _measure_steps(
 ) -> None:
     """Measure training steps, as one of the workers."""
     from samestep.ranks.world.join import join
-    from samestep.studies.bench.step_text import step_answer, step_table
     from samestep.studies.bench.step_times import measure
+    from samestep.studies.bench.text import step_answer, step_table
 
     with join(threads=threads) as world:
         names = chosen_synchronizers(world, names)
@@ -277,7 +285,7 @@ def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
         world: the workers; all of them call this.
         names: the user's choice; empty for all.
     """
-    from samestep.studies.bench.synchronizers import ALONE, NEEDS, ways_here
+    from samestep.studies.bench.synchronizers import NEEDS, ways_here
 
     can = [name for name in ways_here(world) if name != ALONE]
     missing = next((name for name in names if name not in can), None)

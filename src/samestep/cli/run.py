@@ -19,13 +19,9 @@ from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Job, Logs, Std
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
-from samestep.run.decision import decide, with_checks
-from samestep.run.decision_text import banner, dry_run_lines
+from samestep.run.decision import banner, decide, dry_run_lines, with_binding, with_checks, with_scratch
 from samestep.run.execution import execute
-from samestep.run.hash_seed import fix_hash_seed
-from samestep.run.scratch import with_scratch
-from samestep.run.slurm_allocation import rerun_in_allocation
-from samestep.run.worker_binding import with_binding
+from samestep.run.rerun import fix_hash_seed, rerun_in_allocation
 
 SETTINGS: Mapping[str, Any] = {
     # Everything after the program belongs to the program, even if it resembles an option of samestep.

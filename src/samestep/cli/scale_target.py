@@ -221,9 +221,8 @@ def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
 
 
 def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
-    from samestep.training.recipes.config import part_of
     from samestep.training.recipes.registry import find
-    from samestep.training.recipes.request import Request, configuration
+    from samestep.training.recipes.request import Request, configuration, part_of
 
     settings, options = _settings()
     own = {one.name: flags[one.name] for kind in (settings, options) for one in fields(kind)}
@@ -236,8 +235,7 @@ def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
 
 def _settings() -> tuple[type[Any], type[Any]]:
     """Return the dataclasses of the settings of a training, whose import takes long."""
-    from samestep.training.settings.run_options import RunOptions
-    from samestep.training.settings.training_settings import Settings
+    from samestep.training.settings import RunOptions, Settings
 
     return Settings, RunOptions
 

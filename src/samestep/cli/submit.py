@@ -19,14 +19,13 @@ from samestep.cli.options.declare import WORKERS_PANEL, option, switch
 from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
 from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
-from samestep.launch.submit.job_command import VERBS, Work, work
+from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
 from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
 from samestep.launch.submit.mpi import script as mpi_script
 from samestep.launch.submit.mpi_hosts import hosts_in, hosts_of
-from samestep.launch.submit.quoting import slug
-from samestep.launch.submit.resources import Launch
+from samestep.launch.submit.shell import slug
 from samestep.launch.submit.site_defaults import HOSTS_PANEL, SIZE_PANEL, MpiSite, SlurmSite, site_of
-from samestep.launch.submit.slurm import SlurmJob, per_node
+from samestep.launch.submit.slurm import Launch, SlurmJob, per_node
 from samestep.launch.submit.slurm import script as slurm_script
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
 from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
@@ -95,7 +94,7 @@ def slurm(
     command = _work(target, arguments or [])
     name = job_name or command.name
     job = SlurmJob(
-        work=command,
+        command=command,
         name=name,
         nodes=nodes,
         per_node=per_node(
@@ -154,14 +153,14 @@ def mpi(
     if hosts is None and not site.hostfile:
         raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
     places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
-    flavour, mpirun = mpirun_of(site, here=not dry_run)
+    flavor, mpirun = mpirun_of(site, here=not dry_run)
     total = workers if workers is not None else command.workers
     job = MpiJob(
-        work=command,
+        command=command,
         name=job_name or command.name,
         hosts=places,
         workers=sum(host.slots for host in places) if total is None else total,
-        flavour=flavour,
+        flavor=flavor,
         mpirun=mpirun,
         site=site,
         folder=Path.cwd(),
@@ -188,7 +187,7 @@ submit.command("slurm", context_settings=dict(SETTINGS), short_help="Submit a Sl
 submit.command("mpi", context_settings=dict(SETTINGS), short_help="Start a job with Open MPI or MPICH.")(mpi)
 
 
-def _work(target: str, arguments: list[str]) -> Work:
+def _work(target: str, arguments: list[str]) -> JobCommand:
     """Return the command that the job runs.
 
     Raises:
@@ -204,7 +203,7 @@ def _work(target: str, arguments: list[str]) -> Work:
     misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
-    return work([target, *arguments])
+    return parse_command([target, *arguments])
 
 
 def _store(name: str, text: str, *, suffix: str) -> Path:

@@ -27,16 +27,14 @@ from samestep.launchers.compute_threads import asked_threads
 from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.run.decision import Decision, with_checks
-from samestep.run.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
-from samestep.run.worker_binding import bind_worker
+from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import write_report
 from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.registry import RECIPES
-from samestep.training.settings.run_options import RunOptions
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import RunOptions, Settings
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World

@@ -25,11 +25,11 @@ from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.programs import Watch, unwatched
-from samestep.launch.task_plan import found_here
 from samestep.launchers.compute_threads import thread_variables, threads_per_rank
 from samestep.launchers.detect import Detected
+from samestep.launchers.lost_environment import detect_task
 from samestep.run.decision import recognize_script, refuse_own_workers
-from samestep.run.slurm_allocation import rerun_once_in_allocation
+from samestep.run.rerun import rerun_once_in_allocation
 from samestep.studies.verify.verdict import Report
 
 SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
@@ -78,7 +78,7 @@ def verify(
     if steps < 1:
         raise UsageError(f"--steps is {steps}; give at least 1.")
     rerun_once_in_allocation()
-    _refuse_several_tasks(found_here(env.snapshot()))
+    _refuse_several_tasks(detect_task(env.snapshot()))
     _prepare(max(sizes))
     from samestep.studies.verify.verification import Script, Verification
 

@@ -64,6 +64,8 @@ COLLECTIVES = tuple(
         *("scatter", "scatter_object_list", "send", "send_object_list"),
     )
 )
+AWAITED_SEND = Hook("torch.distributed", "send", "watchdog", "a rank waits for the receiver of its message")
+AWAITED_RECV = Hook("torch.distributed", "recv", "watchdog", "a rank waits for the sender of a message")
 BROADCAST_BUFFERS = Hook(
     "torch.distributed",
     "_broadcast_coalesced",

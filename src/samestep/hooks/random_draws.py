@@ -27,7 +27,7 @@ class RngState:
         """Return the current state: of the CPU generators, and of a device's."""
         own = None
         if device.type != "cpu":
-            own = (device, torch.get_device_module(device).get_rng_state(device))
+            own = (device, torch.get_device_module(device).get_rng_state(*_argument(device)))
         return cls(torch.get_rng_state(), own, random.getstate(), _numpy_state())
 
     def restore(self) -> None:
@@ -35,7 +35,7 @@ class RngState:
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             device, state = self.device
-            torch.get_device_module(device).set_rng_state(state, device)
+            torch.get_device_module(device).set_rng_state(state, *_argument(device))
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         _clear_cache()
@@ -68,6 +68,11 @@ class RngState:
             repr(self.python).encode(),
             repr(self.numpy[2:]).encode() + self.numpy[1].tobytes(),
         ]
+
+
+def _argument(device: torch.device) -> list[torch.device]:
+    """Return the device as the argument of `get_rng_state`, which takes none for Apple's GPU."""
+    return [] if device.type == "mps" else [device]
 
 
 def seed_generators(seed: int, device: torch.device = _CPU) -> None:

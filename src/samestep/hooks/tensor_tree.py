@@ -61,6 +61,21 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
                 yield field.name, getattr(value, field.name)
 
 
+def data_in(value: Any) -> list[Tensor]:
+    """Return the first tensor in `value` that is not computed from parameters: its rows are samples.
+
+    In a list, return all such tensors: they may be one image each.
+    """
+    if isinstance(value, PackedSequence):
+        value = value.data
+    if isinstance(value, Tensor):
+        return [value] if value.dim() and value.numel() and not value.requires_grad else []
+    found = (data_in(part) for _, part in parts_of(value))
+    return (
+        [one for some in found for one in some] if isinstance(value, list) else next(filter(None, found), [])
+    )
+
+
 def text(path: Path) -> str:
     """Return a path as Python source: ``[0]['mask']``."""
     return "".join(f"[{key!r}]" for key in path)

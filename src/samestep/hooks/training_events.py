@@ -68,6 +68,19 @@ class Listener:
         """Receive that an optimizer has stepped."""
 
 
+class OnExit:
+    """A reentrant context manager without state that calls a function at its exit."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._callback()
+
+
 @contextmanager
 def subscribed(listener: Listener) -> Iterator[None]:
     """Report the events of this process to `listener` for the duration of a block."""

@@ -9,24 +9,17 @@ from samestep.base.errors import UsageError
 from samestep.base.units import LONGEST_S, MOST_WORKERS
 
 Kind: TypeAlias = Literal["script", "module", "executable"]
-
 STDOUT, STDERR = 1, 2
 """Bits of torchrun's ``--redirects`` and ``--tee``: 0 neither, 1 stdout, 2 stderr, 3 both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Program and its arguments, which samestep does not parse.
+    """Program and its arguments, which samestep does not parse."""
 
-    Args:
-        target: path of a script, dotted name of a module, or name or path of an executable.
-        kind: kind of `target`: script, module or executable.
-        args: arguments, passed to the program unchanged.
-    """
-
-    target: str
-    kind: Kind = "script"
-    args: tuple[str, ...] = ()
+    target: str  # path of a script, dotted name of a module, or name or path of an executable
+    kind: Kind = "script"  # kind of `target`: script, module or executable
+    args: tuple[str, ...] = ()  # arguments, passed to the program unchanged
 
     def command(self, python: str) -> list[str]:
         """Return the command line that runs this in a fresh process, with `python` as interpreter."""
@@ -79,17 +72,11 @@ def _stream_bits(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """Log files of the workers' output, besides or instead of the console.
+    """Log files of the workers' output, besides or instead of the console."""
 
-    Args:
-        folder: folder of the files ``folder/run_id/attempt_K/LOCAL_RANK/{stdout,stderr}.log``.
-        redirects: streams that are written to their file only.
-        tee: streams that are printed with a prefix, and written to their file if there is a folder.
-    """
-
-    folder: Path | None = None
-    redirects: Std = Std()
-    tee: Std = Std()
+    folder: Path | None = None  # for ``run_id/attempt_K/LOCAL_RANK/{stdout,stderr}.log``
+    redirects: Std = Std()  # streams that are written to their file only
+    tee: Std = Std()  # streams that are printed with a prefix, and written to their file if there is a folder
 
     def __post_init__(self) -> None:
         if self.folder is None and not self.redirects.is_empty:
@@ -102,9 +89,9 @@ class Nodes:
 
     Args:
         count: number of nodes; the maximum if it may change.
-        least: the minimum, if nodes may leave and return during the run; None if they may not.
+        least: the minimum; None if nodes may not leave and return during the run.
         rank: number of this node; None if the rendezvous assigns it.
-        backend: ``static`` (node ranks are given) or ``c10d`` (the rendezvous assigns them).
+        backend: static: the node ranks are given
         endpoint: ``host:port`` that all nodes reach, on node 0; empty for one node.
         options: further options of the back end (``--rdzv-conf``).
     """
@@ -131,33 +118,19 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Program on a number of workers.
+    """Program on a number of workers."""
 
-    Args:
-        program: program that each worker runs.
-        workers: workers in total, on all nodes (``-n``); None if not given.
-        per_node: workers of each node (``--nproc-per-node``); None if not given.
-        nodes: nodes of the job and their rendezvous.
-        max_restarts: maximum number of restarts of all workers after a failure.
-        logs: log files of the workers' output.
-        run_id: name of the run, for its workers and in the log folder.
-        role: the workers' role, for programs that read it.
-        grace_s: seconds that workers may take to end after a failure, before they are killed.
-        patience_s: seconds that they may take if a signal ends the launcher; no worker hangs then.
-        monitor_interval_s: seconds between two checks of the other nodes.
-    """
-
-    program: Program
-    workers: int | None = None
-    per_node: int | None = None
-    nodes: Nodes = Nodes()
-    max_restarts: int = 0
-    logs: Logs = Logs()
-    run_id: str = "none"
-    role: str = "default"
-    grace_s: float = 10.0
-    patience_s: float = 10.0
-    monitor_interval_s: float = 0.1
+    program: Program  # program that each worker runs
+    workers: int | None = None  # workers in total, on all nodes (``-n``); None if not given
+    per_node: int | None = None  # workers of each node (``--nproc-per-node``); None if not given
+    nodes: Nodes = Nodes()  # nodes of the job and their rendezvous
+    max_restarts: int = 0  # maximum number of restarts of all workers after a failure
+    logs: Logs = Logs()  # log files of the workers' output
+    run_id: str = "none"  # name of the run, for its workers and in the log folder
+    role: str = "default"  # the workers' role, for programs that read it
+    grace_s: float = 10.0  # seconds that workers may take to end after a failure, before they are killed
+    patience_s: float = 10.0  # seconds that they may take if a signal ends the launcher; no worker hangs then
+    monitor_interval_s: float = 0.1  # seconds between two checks of the other nodes
 
     def __post_init__(self) -> None:
         for flag, value in (("-n", self.workers), ("--nproc-per-node", self.per_node)):

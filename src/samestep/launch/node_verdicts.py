@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within, polls
+from samestep.ranks.rendezvous.handshake import Store
 
 _POLL_S = 0.1
 _READ_EVERY_S = 0.5
@@ -22,36 +22,15 @@ _SILENT_S = 30.0
 """Seconds that a node that is done waits for a node that posts nothing new."""
 
 
-class Store(Protocol):
-    """Part of torch's stores that this module uses."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store a value."""
-
-    def get(self, key: str) -> bytes:
-        """Return a value, once it is posted."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are posted."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Reason why a node ends.
+    """Reason why a node ends."""
 
-    Args:
-        node: its number.
-        host: its host name.
-        text: the failure, as a clause.
-        code: the exit code of the run, never 0.
-        weight: as in `Failure`: 0 is a cause, more may be a consequence of another node's failure.
-    """
-
-    node: int
-    host: str
-    text: str
-    code: int
-    weight: int = 0
+    node: int  # its number
+    host: str  # its host name
+    text: str  # the failure, as a clause
+    code: int  # the exit code of the run, never 0
+    weight: int = 0  # as in `Failure`: 0 is a cause, more may be a consequence of another node's failure
 
     def __str__(self) -> str:
         return f"node {self.node} ({self.host}) has ended: {self.text}"
@@ -60,12 +39,7 @@ class Verdict:
 class Verdicts:
     """One node's access to the verdicts of one round of workers.
 
-    Args:
-        store: store that the launchers share.
-        restarts: number of this round; each round has separate keys.
-        node: number of this node.
-        nodes: number of nodes.
-        silent_s: seconds that a node that is done waits for a node that posts nothing new.
+    Each round has separate keys. A node that is done waits `silent_s` for a node that posts nothing new.
     """
 
     def __init__(
@@ -120,10 +94,7 @@ class Verdicts:
             self._store.set(self._key("done", self._node), "")
 
     def await_all(self, end: Callable[[], bool]) -> Verdict | None:
-        """Return when all nodes are done, or the verdict of one that has failed.
-
-        Args:
-            end: called repeatedly; True ends the waiting.
+        """Return when all nodes are done or `end` returns True, or the verdict of one that has failed.
 
         Raises:
             RuntimeError: the store is gone, and with it the node that served it, before all were done.

@@ -10,6 +10,9 @@ are requested than it started. With T tasks found and n workers requested (``-n`
     T            another number          an error with both numbers
 """
 
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -17,6 +20,9 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.job import Job, Nodes
 from samestep.launchers.detect import UNLAUNCHED, Detected
+from samestep.ranks.rendezvous.endpoint import choose
+from samestep.ranks.rendezvous.free_port import rendezvous_endpoint, reserved_port
+from samestep.ranks.rendezvous.gloo_interface import GlooInterface, use_interface_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +149,54 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 def host_of(endpoint: str) -> str:
     """Return the host of such a string."""
     return endpoint.rpartition(":")[0].strip("[]")
+
+
+def planned(job: Job, found: Detected) -> tuple[Job, Plan]:
+    """Return the job, with a name, and this process's plan for it; see `plan`."""
+    at = found
+    if found.place.size > 1 and job.nodes.count == 1:
+        address, port = choose(found)  # the port may still change: see `agreed_plan`
+        at = replace(found, master_addr=address, master_port=port)
+    settled = plan(job, at)
+    if job.run_id:
+        return job, settled
+    several = isinstance(settled, Spawn) and settled.nodes.count > 1
+    # On several nodes, the name must be the same on each.
+    return replace(job, run_id=found.job or "none" if several else uuid.uuid4().hex[:8]), settled
+
+
+@contextmanager
+def agreed_plan(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
+    """Yield the plan with the address and port that its launcher's tasks agree on, if none was given.
+
+    Raises:
+        DetectionError: the address is unknown, or not that of rank 0.
+        PeerLost: a task did not arrive.
+    """
+    if isinstance(plan, Join) and plan.place.size == 1 and plan.master is None:
+        # A program for several workers reads the rendezvous' variables even if it is the only one.
+        with reserved_port() as holder:
+            yield replace(plan, master=holder.getsockname())
+        return
+    apart = plan.place.size > 1 if isinstance(plan, Join) else plan.nodes.count > 1
+    if given or not apart:
+        yield plan
+        return
+    with rendezvous_endpoint(found) as (address, port):
+        if isinstance(plan, Join):
+            yield replace(plan, master=(address, port))
+        else:
+            yield replace(plan, nodes=replace(plan.nodes, endpoint=endpoint(address, port)))
+
+
+def use_interface(plan: Plan) -> GlooInterface | None:
+    """Make Gloo use the interface on the route to rank 0 if there are several nodes; return the interface.
+
+    Raises:
+        DetectionError: the host of rank 0 does not resolve on this host.
+    """
+    if isinstance(plan, Join):
+        several, host = plan.place.nodes > 1, plan.master[0] if plan.master else ""
+    else:
+        several, host = plan.nodes.count > 1, host_of(plan.nodes.endpoint)
+    return use_interface_to(host) if several and host else None

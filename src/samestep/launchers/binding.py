@@ -7,6 +7,9 @@ Example: four ranks share a host with two NUMA nodes of four cores::
     none      01234567         the kernel places each rank
 
 If each rank has a GPU, its cores are on the GPU's node; for that, each rank must see the GPUs of all ranks.
+
+Open MPI binds each of two ranks to one core by default (``mpirun -np 2``; three share a socket). This is
+undone: the ranks of a host share its processors, as under any other launcher.
 """
 
 import os
@@ -15,12 +18,23 @@ from collections.abc import Sequence
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
+from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.machine.description import cpu_share
 from samestep.base.machine.topology import Core, cores, gpu_nodes
 from samestep.base.place import Place
-from samestep.launchers.compute_threads import BOUND, guess_sharing, threads_per_rank
+from samestep.launchers.compute_threads import BOUND, guess_sharing, launcher_processes, threads_per_rank
+from samestep.launchers.registry import OPEN_MPI
 
 KINDS = ("core", "numa", "none")
+
+_BINDING_FLAGS = (
+    "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_hwloc_base_cpu_list",
+    "OMPI_MCA_orte_rankfile",
+    "OMPI_MCA_rmaps_rank_file_path",
+    "PRTE_MCA_hwloc_default_binding_policy",
+)
+"""Variables in the ranks' environment for ``--bind-to`` and similar flags."""
 
 
 def checked(kind: str) -> str:
@@ -39,12 +53,8 @@ def share_of(
 ) -> tuple[int, ...]:
     """Return the logical processors of one rank; pure.
 
-    Args:
-        kind: ``core`` or ``numa``.
-        here: the cores that the ranks of this host share, node by node.
-        local_rank: local rank of the rank.
-        local_size: ranks on this host.
-        near: NUMA node of the GPU of each rank; empty if ranks have none.
+    `here` are the cores that the ranks of this host share, node by node, and `near` the NUMA node of the GPU
+    of each rank; empty if ranks have none.
 
     Raises:
         UsageError: there are fewer cores than ranks.
@@ -67,12 +77,8 @@ def share_of(
 def bind(kind: str, place: Place, environment: Environment, *, shared: bool = True) -> None:
     """Bind this process, and the processes it starts from now on, to its share of the processors.
 
-    Args:
-        kind: ``core``, ``numa`` or ``none``.
-        place: place of the rank.
-        environment: its variables, among them those that select the visible GPUs.
-        shared: whether the ranks of this host have the same processors; if the launcher has bound each
-            rank separately, that binding is kept.
+    With `shared`, the ranks of this host have the same processors; if the launcher has bound each rank
+    separately, that binding is kept.
 
     Raises:
         UsageError: there are fewer cores than ranks, or Slurm shows each rank its own GPU only.
@@ -91,12 +97,32 @@ def bind(kind: str, place: Place, environment: Environment, *, shared: bool = Tr
     env.export({BOUND: kind})
 
 
-def processors_of_rank(local_size: int) -> int:
-    """Return this rank's share of the processors: how many of its threads or processes can run at once.
+def undo_default_binding(env: Environment, launcher: str, *, ancestors: Ancestors = ancestors) -> bool:
+    """Reset this rank's affinity to its launcher's, if Open MPI bound it to one core by default.
 
-    Args:
-        local_size: ranks on this host.
+    Open MPI passes the user's binding flags on in `env`.
+
+    Ranks of one host then share the processors, as under any other launcher. Returns whether the affinity
+    changed.
     """
+    if launcher != OPEN_MPI.name or _binding_was_asked_for(env) or not hasattr(os, "sched_setaffinity"):
+        return False
+    mine = os.sched_getaffinity(0)
+    above = next(launcher_processes(launcher, ancestors), None)
+    if len(cores(mine)) > 1 or above is None:
+        return False
+    try:
+        theirs = os.sched_getaffinity(int(above[0]))
+        if not theirs > mine:
+            return False
+        os.sched_setaffinity(0, theirs)
+    except OSError:  # it has ended, or the kernel does not allow the change
+        return False
+    return True
+
+
+def processors_of_rank(local_size: int) -> int:
+    """Return this rank's share of the processors: how many of its threads or processes can run at once."""
     variables = {name: text for name, text in env.snapshot().items() if name != "OMP_NUM_THREADS"}
     cpu = cpu_share()
     sharing = guess_sharing(variables, cpu, local_size=local_size)
@@ -118,3 +144,8 @@ def _near(here: Sequence[Core], local_rank: int, near: Sequence[int]) -> list[Co
     each = min(len(on[node]) // near.count(node) for node in near)
     before = near[:local_rank].count(near[local_rank])
     return on[near[local_rank]][before * each : (before + 1) * each]
+
+
+def _binding_was_asked_for(env: Environment) -> bool:
+    mapping = "PE=" in env.get("OMPI_MCA_rmaps_base_mapping_policy", "").upper()
+    return mapping or any(env.get(name) for name in _BINDING_FLAGS)

@@ -1,23 +1,27 @@
-"""Determines the number of threads one rank computes with."""
+"""Determines the number of threads one rank computes with.
 
+torchrun sets ``OMP_NUM_THREADS=1`` if the user has set nothing. The same job would then use another number of
+threads than under other launchers, so that value is ignored.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from samestep.base.env import Environment, integer
 from samestep.base.errors import UsageError
+from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.machine.description import CpuShare
 from samestep.base.units import whole
-from samestep.launchers.registry import SLURM, TORCHELASTIC
+from samestep.launchers.registry import BY_NAME, SLURM, TORCHELASTIC
 
 MOST_THREADS = 2**16
 """Maximum threads of one rank."""
-
-_TOLD = "SAMESTEP_THREADS"
+_PASSED = "SAMESTEP_THREADS"
 """Variable with the value that `samestep run` set ``OMP_NUM_THREADS`` to, and the reason: otherwise it could
 not be distinguished from the user's own value."""
 
 _ASKED = "as asked"
 """Reason of a number that the user gave with a flag."""
-
 BOUND = "SAMESTEP_BOUND"
 """Variable with the kind of binding that `samestep.launchers.binding` has applied to this process."""
 
@@ -65,7 +69,7 @@ def threads_per_rank(
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:
         count = _outer_level(text)
-        if (passed := told_threads(env)) is not None and passed.count == count:
+        if (passed := passed_threads(env)) is not None and passed.count == count:
             return passed
         if launcher == TORCHELASTIC.name and count == 1 and local_size > 1:
             return Threads(1, "OMP_NUM_THREADS=1, which torchrun sets unless you did")
@@ -81,26 +85,38 @@ def threads_per_rank(
     return Threads(max(1, count), f"{cpu.usable} usable cores for {owner}, limited by {cpu.limited_by}")
 
 
+def without_default_threads(
+    env: Environment, launcher: str, *, ancestors: Ancestors = ancestors
+) -> Environment:
+    """Return `env` without a number of threads that only torchrun has set."""
+    if launcher != TORCHELASTIC.name or env.get("OMP_NUM_THREADS") != "1" or passed_threads(env) is not None:
+        return env
+    agent = next(launcher_processes(launcher, ancestors), None)
+    if agent is None or agent[1].get("OMP_NUM_THREADS"):
+        return env
+    return {name: value for name, value in env.items() if name != "OMP_NUM_THREADS"}
+
+
 def thread_variables(threads: Threads) -> dict[str, str]:
     """Return the variables that set a program's number of threads, and pass it to samestep in that program.
 
     A user's own ``OMP_NUM_THREADS`` stays as it is.
     """
-    passed = {_TOLD: f"{threads.count} {threads.reason}"}
+    passed = {_PASSED: f"{threads.count} {threads.reason}"}
     own = threads.reason.startswith("OMP_NUM_THREADS")
     return passed if own else {"OMP_NUM_THREADS": str(threads.count), **passed}
 
 
-def told_threads(env: Environment) -> Threads | None:
+def passed_threads(env: Environment) -> Threads | None:
     """Return the number that `thread_variables` passed to this process; None if they are not set."""
-    count, _, reason = env.get(_TOLD, "").partition(" ")
+    count, _, reason = env.get(_PASSED, "").partition(" ")
     number = whole(count)
     return None if number is None else Threads(number, reason)
 
 
 def asked_threads(env: Environment) -> Threads | None:
     """Return the same, but only a number that the user gave with a flag."""
-    passed = told_threads(env)
+    passed = passed_threads(env)
     return passed if passed is not None and passed.reason == _ASKED else None
 
 
@@ -126,3 +142,13 @@ def _outer_level(text: str) -> int:
             "it."
         )
     return count
+
+
+def launcher_processes(
+    launcher: str, ancestors: Ancestors = ancestors
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the ancestors of this rank that are not ranks, as far as they are visible, nearest first."""
+    ranks = BY_NAME[launcher].rank
+    for name, environment in ancestors():
+        if not any(variable in environment for variable in ranks):
+            yield name, environment

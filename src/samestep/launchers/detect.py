@@ -11,42 +11,38 @@ from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.base.units import whole
-from samestep.launchers.lost_environment import refuse_half_set
 from samestep.launchers.read_variables import Claim, claim_of, place_of
-from samestep.launchers.registry import BY_NAME, ENVIRONMENT, LAUNCHERS, SLURM, Launcher, is_task_step
+from samestep.launchers.registry import (
+    BY_NAME,
+    ENVIRONMENT,
+    LAUNCHERS,
+    SLURM,
+    UNKNOWN,
+    Launcher,
+    is_task_step,
+)
 
 UNLAUNCHED = "single"
 """Launcher's name if none was found."""
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_OF_A_STEP = ("SLURM_STEP_", "SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_")
+"""Prefixes of the variables that srun sets for its tasks only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """Result of the detection: launcher and place of this process.
-
-    Args:
-        launcher: name of the row that decided; ``single`` if there is no launcher.
-        evidence: the variables that decided and their values, in the order they were read.
-        outer: launchers that were found too, but only started this process's launcher.
-        assumed: fields of `place` that no variable gives and that follow from the others.
-        master_addr: host of rank 0, as given.
-        master_port: port on it, as given.
-        job: the launcher's name for this job, unique to it; empty if it has no name.
-        hosts: node list of the job in hostlist notation; empty if the launcher gives none.
-        notes: remarks for the user, in full sentences.
-    """
+    """Result of the detection: launcher and place of this process."""
 
     place: Place
-    launcher: str = UNLAUNCHED
-    evidence: tuple[tuple[str, str], ...] = ()
-    outer: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
-    master_addr: str | None = None
-    master_port: int | None = None
-    job: str = ""
-    hosts: str = ""
-    notes: tuple[str, ...] = ()
+    launcher: str = UNLAUNCHED  # name of the row that decided; ``single`` if there is no launcher
+    evidence: tuple[tuple[str, str], ...] = ()  # variables that decided, and their values
+    outer: tuple[str, ...] = ()  # other launchers, which only started this process's
+    assumed: tuple[str, ...] = ()  # fields of `place` that no variable gives and that follow from the others
+    master_addr: str | None = None  # host of rank 0, as given
+    master_port: int | None = None  # port on it, as given
+    job: str = ""  # the launcher's name for this job, unique to it; empty if it has no name
+    hosts: str = ""  # node list of the job in hostlist notation; empty if the launcher gives none
+    notes: tuple[str, ...] = ()  # remarks for the user, in full sentences
 
     @property
     def master(self) -> tuple[str, int] | None:
@@ -64,7 +60,7 @@ def detect(env: Environment) -> Detected:
     """
     found = [launcher for launcher in LAUNCHERS if _found(launcher, env)]
     if not found:
-        refuse_half_set(env)
+        refuse_incomplete(env)
         return Detected(place=Place(), notes=_notes_when_single(env))
     claim = _innermost(found, env)
     launcher = claim.launcher
@@ -90,6 +86,30 @@ def given(place: Place, env: Environment) -> Detected:
     """Return the caller's `place`, which overrides every variable, with the environment's master."""
     address, port = _master(env)
     return Detected(place=place, launcher="arguments", master_addr=address, master_port=port)
+
+
+def refuse_incomplete(env: Environment) -> None:
+    """Refuse variables which show that this is one process of several, but not its rank; none was found.
+
+    Raises:
+        DetectionError: there are such variables; the message has them and the remedy.
+    """
+    for launcher in reversed(LAUNCHERS):  # the plainer row of two that share variables
+        values = claim_of(launcher, env).values
+        several = values.get("size", 1) > 1 or values.get("rank", 0) > 0
+        if several and not (launcher is SLURM and is_job_script(env)):
+            _refuse_incomplete(launcher, env)
+    if env.get("SLURM_PROCID") and not env.get("SLURM_STEP_ID") and not _is_batch_script(env):
+        _refuse_incomplete(SLURM, env)  # task 0 of several would go on alone, the others refused
+    for rank, size in UNKNOWN:
+        if env.get(rank) and (not size or (integer(env, size) or 1) > 1):
+            variables = ", ".join(f"{name}={env[name]}" for name in (size, rank) if name)
+            raise DetectionError(
+                f"{variables}: a launcher that samestep does not support started this process, as one of "
+                "several, and each would repeat the same run. Export RANK, WORLD_SIZE, LOCAL_RANK, "
+                "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its variables, or unset these for a "
+                "single process."
+            )
 
 
 def _found(launcher: Launcher, env: Environment) -> bool:
@@ -161,3 +181,31 @@ def _notes_on_assumed(place: Place, assumed: tuple[str, ...]) -> tuple[str, ...]
     else:
         layout = "each rank is taken to have a host of its own"
     return (f"No variable gives the ranks of a host: {layout}. Set LOCAL_RANK and LOCAL_WORLD_SIZE if not.",)
+
+
+def is_job_script(env: Environment) -> bool:
+    """Return whether this is the script of a Slurm job or a shell in it, which is one process."""
+    step = env.get("SLURM_STEP_ID", "")
+    return bool(step) and not is_task_step(step)
+
+
+def _is_batch_script(env: Environment) -> bool:
+    """Return whether this is a job's batch script: Slurm gives it a task ID, its node and job, but no step.
+
+    A task whose container lets some variables through only lacks others too, or has more of its step's.
+    """
+    if integer(env, "SLURM_NTASKS") == 1:
+        return True
+    if not env.get("SLURM_JOB_ID") or not env.get("SLURMD_NODENAME"):
+        return False
+    return not any(name.startswith(_OF_A_STEP) for name in env)
+
+
+def _refuse_incomplete(launcher: Launcher, env: Environment) -> None:
+    claim = claim_of(launcher, env)
+    lacking = next(name for group in launcher.proof for name in group if not env.get(name))
+    raise DetectionError(
+        f"{lacking} is not set, but {claim.shown()} is (launcher: {launcher.name}): this is one of "
+        "several processes, but its rank is unknown. Let all of the launcher's variables through, or unset "
+        "these for a single process."
+    )

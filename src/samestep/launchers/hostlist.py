@@ -9,7 +9,6 @@ from samestep.base.errors import DetectionError
 
 MOST = 2**16
 """Maximum nodes of a job, as in Slurm itself; a few characters can stand for any number."""
-
 _RANGES = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?(,[0-9]{1,18}(-[0-9]{1,18})?)*")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _SHOWN = 200

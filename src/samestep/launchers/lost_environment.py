@@ -1,4 +1,4 @@
-"""Refuses processes that have lost their launcher's environment: its variables are missing, or unknown.
+"""Detects the place of a task, and refuses one that has lost its launcher or its launcher's environment.
 
 Each of them would run as the only one and do all of the work: N silent duplicates that write the same
 files. A job's script and shell, which are single processes, are not refused.
@@ -6,78 +6,69 @@ files. A job's script and shell, which are single processes, are not refused.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
-from samestep.launchers.read_variables import claim_of
-from samestep.launchers.registry import LAUNCHERS, SLURM, UNKNOWN, Launcher, is_task_step
+from samestep.base.polling import polls
+from samestep.base.units import whole
+from samestep.launchers.detect import UNLAUNCHED, Detected, detect, is_job_script
+from samestep.launchers.mpi_hosts import with_main_host
+from samestep.launchers.registry import ENVIRONMENT
 
+_PODS_ADVICE = (
+    "Start it by torchrun, which reads them (`torchrun --no-python samestep run train.py`, or "
+    "`torchrun train.py`), give them as flags (samestep run --nnodes --node-rank --nproc-per-node "
+    "--master-addr), or unset them for a single process."
+)
+_PODS_NAMES = ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE")
 _STARTERS = ("slurmstepd", "orted", "prted", "mpirun", "mpiexec", "orterun", "prterun", "hydra_pmi_proxy")
 """Programs whose children are ranks."""
-_OF_A_STEP = ("SLURM_STEP_", "SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_")
-"""Prefixes of the variables that srun sets for its tasks only."""
-_LOOK_S = 0.01
 _LINGER_S = 2.0
 """Seconds that a process stays after it has found others like it, so that they find it as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """Ancestor of this process.
+    """Ancestor of this process."""
 
-    Args:
-        name: its name.
-        pid: its process ID.
-        alike: number of its children that run the same command as the one from which this process descends.
-    """
-
-    name: str
-    pid: int
-    alike: int
+    name: str  # its name
+    pid: int  # its process ID
+    alike: int  # number of its children that run the same command as the one from which this process descends
 
 
 Parents = Callable[[], Sequence[Parent]]
 
 
-def refuse_half_set(env: Environment) -> None:
-    """Refuse variables which show that this is one process of several, but not its rank.
+def detect_task(
+    env: Environment, *, master: tuple[str | None, int | None] = (None, None), nodes: int = 1
+) -> Detected:
+    """Return the launcher and the place of this process; all tasks of a launcher call this.
 
-    Args:
-        env: variables of this process, in which no launcher was found.
+    `master` and `nodes` are the address and port of the rendezvous, and the number of nodes, that the user
+    gave.
 
     Raises:
-        DetectionError: there are such variables; the message has them and the remedy.
+        DetectionError: the launcher's variables contradict each other, or some or all are missing.
     """
-    for launcher in reversed(LAUNCHERS):  # the plainer row of two that share variables
-        values = claim_of(launcher, env).values
-        several = values.get("size", 1) > 1 or values.get("rank", 0) > 0
-        if several and not (launcher is SLURM and _is_job_script(env)):
-            _refuse_half(launcher, env)
-    if env.get("SLURM_PROCID") and not env.get("SLURM_STEP_ID") and not _is_batch_script(env):
-        _refuse_half(SLURM, env)  # task 0 of several would go on alone, the others refused
-    for rank, size in UNKNOWN:
-        if env.get(rank) and (not size or (integer(env, size) or 1) > 1):
-            variables = ", ".join(f"{name}={env[name]}" for name in (size, rank) if name)
-            raise DetectionError(
-                f"{variables}: a launcher that samestep does not support started this process, as one of "
-                "several, and each would repeat the same run. Export RANK, WORLD_SIZE, LOCAL_RANK, "
-                "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its variables, or unset these for a "
-                "single process."
-            )
+    found = with_main_host(detect(env), env)
+    if found.launcher == UNLAUNCHED:
+        refuse_duplicates(env)
+    if nodes == 1:
+        refuse_pods(env, found)
+    address, port = master
+    return replace(found, master_addr=address or found.master_addr, master_port=port or found.master_port)
 
 
-def refuse_copies(env: Environment, parents: Parents | None = None) -> None:
+def refuse_duplicates(env: Environment, parents: Parents | None = None) -> None:
     """Refuse to run as one of several equal processes of a launcher whose variables have been lost.
 
-    Args:
-        env: variables of this process, in which no launcher was found.
-        parents: returns this process's ancestors, nearest first; tests replace it.
+    `parents` returns this process's ancestors, nearest first; tests replace it.
 
     Raises:
         DetectionError: this is such a process; the message has the launcher and the remedy.
     """
-    if _is_job_script(env):
+    if is_job_script(env):
         return
     for parent in (parents or _parents)():
         if parent.alike > 1 and parent.name.startswith(_STARTERS):
@@ -88,45 +79,48 @@ def refuse_copies(env: Environment, parents: Parents | None = None) -> None:
             )
 
 
-def _is_job_script(env: Environment) -> bool:
-    """Return whether this is the script of a Slurm job or a shell in it, which is one process."""
-    step = env.get("SLURM_STEP_ID", "")
-    return bool(step) and not is_task_step(step)
+def refuse_pods(env: Environment, found: Detected) -> None:
+    """Refuse to run as one of several pods that were set up for torchrun, without torchrun.
 
+    Platforms set ``PET_`` variables, which stand for torchrun's flags, in each pod. samestep takes no
+    configuration from them. Without torchrun, each pod would run as the only one, or as one worker in place
+    of several.
 
-def _is_batch_script(env: Environment) -> bool:
-    """Return whether this is a job's batch script: Slurm gives it a task ID, its node and job, but no step.
-
-    A task whose container lets some variables through only lacks others too, or has more of its step's.
+    Raises:
+        DetectionError: this is such a pod; the message has the variables and the remedy.
     """
-    if integer(env, "SLURM_NTASKS") == 1:
-        return True
-    if not env.get("SLURM_JOB_ID") or not env.get("SLURMD_NODENAME"):
-        return False
-    return not any(name.startswith(_OF_A_STEP) for name in env)
+    if found.launcher not in (UNLAUNCHED, ENVIRONMENT.name):
+        return
+    variables = ", ".join(f"{name}={env[name]}" for name in _PODS_NAMES if env.get(name))
+    if found.place.size == 1 and (_most_nodes(env) > 1 or (integer(env, "PET_NODE_RANK") or 0) > 0):
+        raise DetectionError(
+            f"{variables}: this is one of several pods that were set up for torchrun, which did not start "
+            f"this process, so that each would repeat the same run. {_PODS_ADVICE}"
+        )
+    per_pod = env.get("PET_NPROC_PER_NODE", "")
+    if found.place.size > 1 and (whole(per_pod) or 1) > 1 and not env.get("LOCAL_RANK"):
+        raise DetectionError(
+            f"{variables}: RANK={env.get('RANK')} is the number of this pod, not of one of its {per_pod} "
+            f"workers, which torchrun did not start. {_PODS_ADVICE}"
+        )
 
 
-def _refuse_half(launcher: Launcher, env: Environment) -> None:
-    claim = claim_of(launcher, env)
-    lacking = next(name for group in launcher.proof for name in group if not env.get(name))
-    raise DetectionError(
-        f"{lacking} is not set, but {claim.shown()} is (launcher: {launcher.name}): this is one of "
-        "several processes, but its rank is unknown. Let all of the launcher's variables through, or unset "
-        "these for a single process."
-    )
+def _most_nodes(env: Environment) -> int:
+    """Return the maximum number of pods: ``PET_NNODES`` is a number, or minimum and maximum."""
+    most = env.get("PET_NNODES", "").rpartition(":")[2]
+    return whole(most) or 1
 
 
 def is_alike(command_of: Callable[[], list[str]], own: list[str], *, patience_s: float = 0.5) -> bool:
     """Return whether another process runs this one's command, or is about to, for example after ``env``.
 
-    Args:
-        command_of: returns the other's command line; empty while it becomes another program.
-        own: command line of this process.
-        patience_s: maximum seconds to wait for a command line.
+    `command_of` returns the other's command line, which is empty while it becomes another program: wait for
+    it, up to `patience_s`.
     """
-    end = time.monotonic() + patience_s
-    while not (command := command_of()) and time.monotonic() < end:
-        time.sleep(_LOOK_S)
+    command: list[str] = []
+    for _ in polls(patience_s, least_s=0.01):
+        if command := command_of():
+            break
     return command[-len(own) :] == own
 
 

@@ -20,12 +20,11 @@ from samestep.launchers.registry import MPICH, OPEN_MPI
 
 _ANSWER_S = 120.0
 """Maximum seconds of an answer of Hydra's: it answers a barrier once all ranks have called it."""
-
 _HOSTS = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,2}):([0-9,-]+)\])?([^,\[\]@]*)(?:,|$|@)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-def introduced(detected: Detected, env: Environment) -> Detected:
+def with_main_host(detected: Detected, env: Environment) -> Detected:
     """Return `detected`, completed by the host of rank 0 if MPI's launcher gives it; all ranks call this."""
     place = detected.place
     if detected.master_addr or detected.hosts or place.local_size == place.size:

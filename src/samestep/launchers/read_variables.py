@@ -16,20 +16,13 @@ _PAIRS = (("rank", "size"), ("local_rank", "local_size"), ("node", "nodes"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Variables of one launcher, as read.
-
-    Args:
-        values: the fields of a Place that the variables give, by name.
-        named: the variable each field was read from.
-        layout: ranks on each node; empty if the launcher does not give it.
-        evidence: all variables that were set, with their values.
-    """
+    """Variables of one launcher, as read."""
 
     launcher: Launcher
-    values: Mapping[str, int]
-    named: Mapping[str, str]
-    layout: tuple[int, ...]
-    evidence: tuple[tuple[str, str], ...]
+    values: Mapping[str, int]  # the fields of a Place that the variables give, by name
+    named: Mapping[str, str]  # the variable each field was read from
+    layout: tuple[int, ...]  # ranks on each node; empty if the launcher does not give it
+    evidence: tuple[tuple[str, str], ...]  # all variables that were set, with their values
 
     def shown(self) -> str:
         """Return the evidence on one line, for messages."""
@@ -66,9 +59,7 @@ def claim_of(launcher: Launcher, env: Environment) -> Claim:
 def place_of(claim: Claim, *, one_host: bool) -> tuple[Place, tuple[str, ...]]:
     """Return the place that a claim gives, and those of its fields that were inferred.
 
-    Args:
-        claim: variables of the launcher.
-        one_host: whether the rendezvous is on this host's loopback, so that all ranks are on this host.
+    With `one_host`, the rendezvous is on loopback, so that all ranks are on this host.
 
     Raises:
         DetectionError: the claim contradicts itself, or lacks a value that cannot be inferred.

@@ -14,41 +14,30 @@ Names: TypeAlias = tuple[str, ...]
 """Variables of the same meaning; the first one that is set counts."""
 
 
+_EXPORT_HINT = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """Variables by which one launcher gives a process its place.
+    """Variables by which one launcher gives a process its place."""
 
-    Args:
-        name: its common name.
-        proof: it started this process if all variables of one of these groups are set.
-        equal: variables that must have one value; otherwise another launcher has overwritten one of them.
-        layout: variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``.
-        hosts: variable that holds the node list, like ``node[0-1]``; rank 0 is on the first.
-        job: variables that together are unique to this job; empty if the launcher gives it no name.
-        also_sets: rows whose variables this launcher sets as well; they are no launchers around it.
-        also_set_by: rows of launchers that set these variables besides their own, more complete ones.
-        silent_means_alone: whether ranks without a local rank have a node each (as in pods).
-        parent_is_job: whether, on one host, all ranks descend from one process that starts no other job.
-        address_hint: command that passes the address of rank 0 to the ranks of this launcher.
-    """
-
-    name: str
-    proof: tuple[Names, ...]
+    name: str  # its common name
+    proof: tuple[Names, ...]  # it started this process if all variables of a group are set
     rank: Names
     size: Names
     local_rank: Names = ()
     local_size: Names = ()
     node: Names = ()
     nodes: Names = ()
-    equal: Names = ()
-    layout: str = ""
-    hosts: str = ""
-    job: Names = ()
-    also_sets: Names = ()
-    also_set_by: Names = ()
-    silent_means_alone: bool = False
-    parent_is_job: bool = False
-    address_hint: str = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
+    equal: Names = ()  # have one value unless another launcher has overwritten one of them
+    layout: str = ""  # variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``
+    hosts: str = ""  # variable that holds the node list, like ``node[0-1]``; rank 0 is on the first
+    job: Names = ()  # variables that together are unique to this job; empty if the launcher gives it no name
+    also_sets: Names = ()  # launchers whose variables this one sets as well; they are not around it
+    also_set_by: Names = ()  # launchers that set these variables besides more complete ones
+    silent_means_alone: bool = False  # whether ranks without a local rank have a node each (as in pods)
+    parent_is_job: bool = False  # whether all ranks of a host descend from a process with no other job
+    address_hint: str = _EXPORT_HINT  # command that passes the address of rank 0 to the ranks
 
 
 TORCHELASTIC = Launcher(
@@ -161,7 +150,6 @@ ENVIRONMENT = Launcher(
 
 LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, ENVIRONMENT)
 """Innermost first: of several that are found, the first started this process."""
-
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}
 
 UNKNOWN = (

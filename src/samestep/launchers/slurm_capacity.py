@@ -17,7 +17,6 @@ from samestep.launchers.detect import UNLAUNCHED, detect
 from samestep.launchers.hostlist import hosts, tasks_per_node
 
 Launched: TypeAlias = Literal["tasks", "node"]
-
 _GPUS = re.compile(r"(\d+)(?:,|$)")
 """Pattern of the counts in ``4``, ``a100:4`` and ``a100:2,v100:2``."""
 
@@ -28,28 +27,17 @@ _OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Capacity of an allocation for the steps that are started in it, from its nodes or from outside.
+class SlurmCapacity:
+    """Capacity of an allocation for the steps that are started in it, from its nodes or from outside."""
 
-    Args:
-        job: its job ID.
-        nodes: number of nodes.
-        tasks: requested workers on the node with the fewest.
-        processors: processors of the node with the fewest: all nodes take equally many workers.
-        cpus_per_task: processors requested for each worker; None if not given.
-        gpus: GPUs of each node; None if Slurm does not give them.
-        first: the first of the nodes.
-        inherited: variables that may contradict a step's own flags.
-    """
-
-    job: str
-    nodes: int
-    tasks: int
-    processors: int
-    cpus_per_task: int | None = None
-    gpus: int | None = None
-    first: str = "localhost"
-    inherited: tuple[str, ...] = ()
+    job: str  # its job ID
+    nodes: int  # number of nodes
+    tasks: int  # requested workers on the node with the fewest
+    processors: int  # processors of the node with the fewest: all nodes take equally many workers
+    cpus_per_task: int | None = None  # processors requested for each worker; None if not given
+    gpus: int | None = None  # GPUs of each node; None if Slurm does not give them
+    first: str = "localhost"  # the first of the nodes
+    inherited: tuple[str, ...] = ()  # variables that may contradict a step's own flags
 
     @property
     def places(self) -> int:
@@ -72,11 +60,8 @@ class Room:
     def step(self, workers: int, *, nodes: int, largest: int, launched: Launched = "tasks") -> list[str]:
         """Return the srun that starts workers; the command of each task follows it.
 
-        Args:
-            workers: number of workers in total.
-            nodes: number of nodes; each gets equally many workers.
-            largest: workers of the largest step.
-            launched: ``tasks`` if each worker is a task, ``node`` if one task per node starts its workers.
+        Each of `nodes` gets equally many of the `workers`; `largest` is the number of workers of the largest
+        step. With `launched` ``node``, one task per node starts its workers.
         """
         tasks = workers if launched == "tasks" else nodes
         # Starts at the first node, which has the rendezvous of a launcher's workers.
@@ -103,14 +88,14 @@ class Room:
         return [*(["env", *unset] if unset else ()), "srun", *size, *share, *gpus, "--kill-on-bad-exit=1"]
 
 
-def room(env: Environment) -> Room | None:
+def slurm_capacity(env: Environment) -> SlurmCapacity | None:
     """Return the capacity of this process's allocation; None without one, or for a step's task."""
     if not env.get("SLURM_JOB_ID") or detect(env).launcher != UNLAUNCHED:
         return None
     one_each = f"1(x{integer(env, 'SLURM_JOB_NUM_NODES') or 1})"
     tasks = tasks_per_node(env.get("SLURM_TASKS_PER_NODE") or one_each)
     processors = tasks_per_node(env.get("SLURM_JOB_CPUS_PER_NODE") or one_each)
-    return Room(
+    return SlurmCapacity(
         job=env["SLURM_JOB_ID"],
         nodes=len(tasks),
         tasks=min(tasks),

@@ -1,4 +1,7 @@
-"""Decides how a job runs: which process starts its workers, what the script is, and its compute threads."""
+"""Decides how a job runs: which process starts its workers, what the script is, and its compute threads.
+
+The decision is a value, which the banner and ``--dry-run`` describe.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -8,54 +11,45 @@ from pathlib import Path
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import cpu_share
-from samestep.base.units import check_hang_timeout
+from samestep.base.machine.topology import cores
+from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
-from samestep.launch.plan import Join, Plan, Spawn
+from samestep.launch.plan import Join, Plan, Spawn, planned
 from samestep.launch.source.classify import ScriptKind, classify
 from samestep.launch.source.modules import source_of, user_folders
-from samestep.launch.task_plan import found_here, planned
-from samestep.launchers.compute_threads import Threads, guess_sharing, threads_per_rank
+from samestep.launchers.binding import checked, share_of, undo_default_binding
+from samestep.launchers.binding import in_words as binding_text
+from samestep.launchers.compute_threads import (
+    Threads,
+    guess_sharing,
+    threads_per_rank,
+    without_default_threads,
+)
 from samestep.launchers.detect import Detected
-from samestep.launchers.side_effects import unbind, without_unasked_threads
+from samestep.launchers.lost_environment import detect_task
 from samestep.observe.clock.clock_file import ClockOptions
+from samestep.ranks.world.banner import threads_text
 
 _HELP_FLAGS = {"-h", "--help", "--version", "--usage"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Everything about a run that is settled before it starts.
+    """Everything about a run that is settled before it starts."""
 
-    Args:
-        job: the job that the user asked for.
-        plan: which process starts the workers.
-        detected: the launcher that started this process, and its place among the launcher's tasks.
-        script: the kind of script; None for an executable, and with ``--mode native``.
-        threads: compute threads of each worker; None where the program sets them: it starts its own workers,
-            or calls `samestep.join` under another launcher.
-        must_join: whether it is an error that no worker joins a process group.
-        options: how a serial script is split across workers.
-        hang_timeout_s: seconds that a rank waits for another one; 0 disables the check.
-        sanitize: whether the ranks are compared in every step.
-        count: whether steps and samples are counted and timed.
-        clocking: which steps are recorded, and where; None for none.
-        bind: which cores each worker computes on; see `samestep.launchers.binding`.
-        explains_exit_1: whether the program itself prints why it ends with exit code 1.
-    """
-
-    job: Job
-    plan: Plan
-    detected: Detected
-    script: ScriptKind | None
-    threads: Threads | None
-    must_join: bool
-    options: Options = DEFAULTS
-    hang_timeout_s: float = 0.0
-    sanitize: bool = False
-    count: bool = False
-    clocking: ClockOptions | None = None
-    bind: str = "none"
-    explains_exit_1: bool = False
+    job: Job  # the job that the user asked for
+    plan: Plan  # which process starts the workers
+    detected: Detected  # the launcher that started this process, and its place among the launcher's tasks
+    script: ScriptKind | None  # the kind of script; None for an executable, and with ``--mode native``
+    threads: Threads | None  # compute threads of each worker; None if the program sets them
+    must_join: bool  # whether it is an error that no worker joins a process group
+    options: Options = DEFAULTS  # how a serial script is split across workers
+    hang_timeout_s: float = 0.0  # seconds that a rank waits for another one; 0 disables the check
+    sanitize: bool = False  # whether the ranks are compared in every step
+    count: bool = False  # whether steps and samples are counted and timed
+    clocking: ClockOptions | None = None  # which steps are recorded, and where; None for none
+    bind: str = "none"  # which cores each worker computes on; see `samestep.launchers.binding`
+    explains_exit_1: bool = False  # whether the program itself prints why it ends with exit code 1
 
     @property
     def size(self) -> int:
@@ -114,8 +108,8 @@ def decide(
     Raises:
         UsageError: the job cannot run like this; the message names the reason and a remedy.
     """
-    detected = found_here(environment, master=master, nodes=job.nodes.count)
-    unbind(environment, detected.launcher)
+    detected = detect_task(environment, master=master, nodes=job.nodes.count)
+    undo_default_binding(environment, detected.launcher)
     job, plan = planned(job, detected)
     script = _script(job.program, mode)
     decision = Decision(
@@ -162,6 +156,38 @@ def with_checks(
     return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize, count=count, clocking=clocking)
 
 
+def with_binding(decision: Decision, kind: str) -> Decision:
+    """Return the decision with its workers bound to cores.
+
+    Raises:
+        UsageError: there is no such binding, there are too few cores, or the program starts its own workers.
+    """
+    if checked(kind) != "none" and decision.starts_own_workers:
+        raise UsageError(
+            f"--bind {kind} binds samestep's workers, and {decision.job.program.target} starts its own. "
+            "Leave --bind out."
+        )
+    if kind != "none" and isinstance(decision.plan, Spawn):  # raises before any worker is started
+        share_of(kind, cores(cpu_share().allowed), local_rank=0, local_size=decision.plan.local)
+    return replace(decision, bind=kind)
+
+
+def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
+    """Return the decision with the folder of ``--scratch``, if one was given.
+
+    Raises:
+        UsageError: the program's writes cannot be redirected.
+    """
+    if scratch is None:
+        return decision
+    if decision.starts_own_workers or decision.job.program.kind == "executable":
+        raise UsageError(
+            "--scratch needs a Python script that does not start its own workers, and "
+            f"{decision.job.program.target} is not one. Leave it out."
+        )
+    return replace(decision, options=replace(decision.options, scratch=scratch.absolute()))
+
+
 def recognize_script(program: Program) -> ScriptKind:
     """Return the kind of a script or module, from its text."""
     if program.kind != "script" and program.target == "samestep":  # its own verbs split their work themselves
@@ -204,7 +230,7 @@ def _script(program: Program, mode: str) -> ScriptKind | None:
 def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:
     """Return the compute threads of each worker."""
     cpu, forked = cpu_share(), 1
-    environment = without_unasked_threads(environment, detected.launcher)
+    environment = without_default_threads(environment, detected.launcher)
     if isinstance(plan, Spawn):
         local = sharing = forked = plan.local
     else:
@@ -231,3 +257,68 @@ def _refuse_several_starts(decision: Decision) -> None:
             "would each start them. Start it in one process, or give --mode native if it can be one of "
             "several workers."
         )
+
+
+def banner(decision: Decision) -> list[str]:
+    """Return the lines that are printed before a run."""
+    if decision.starts_own_workers or decision.is_settled_by_join:
+        words = binding_text(decision.bind)
+        return [
+            *decision.detected.notes,
+            *([f"workers are {words}"] if words else []),
+            _script_text(decision),
+        ]
+    return [headline(decision), *decision.detected.notes, _script_text(decision)]
+
+
+def headline(decision: Decision) -> str:
+    """Return the line with the number of workers and their threads."""
+    threads = decision.threads
+    each = "" if threads is None else f", {threads_text(threads, each=decision.size > 1)}"
+    each += f", {words}" if (words := binding_text(decision.bind)) else ""
+    if isinstance(decision.plan, Join):
+        where = f"started by {decision.detected.launcher}"
+    elif decision.plan.nodes.count > 1:
+        nodes = decision.plan.nodes
+        count = f"{nodes.count}" if nodes.least is None else f"at most {nodes.count}"
+        where = f"= {count} nodes x {decision.plan.local}"
+    else:
+        where = "on this node"
+    return f"{counted(decision.size, 'worker')} {where}{each}"
+
+
+def dry_run_lines(decision: Decision) -> list[str]:
+    """Return the whole decision as lines."""
+    job = decision.job
+    lines = [decision.plan.describe(), f"program: {' '.join(job.program.command(sys.executable))}"]
+    if decision.threads is not None:
+        lines.append(f"threads: {decision.threads.count} each ({decision.threads.reason})")
+    elif decision.is_settled_by_join:
+        lines.append("threads: set by samestep.join, from the cores that the workers share")
+    lines.append(f"script: {_script_text(decision)}")
+    if decision.bind != "none":
+        lines.append(f"bind: {decision.bind}")
+    if job.max_restarts:
+        lines.append(f"restarts: up to {job.max_restarts}, each with a fresh store and port")
+    if job.logs.folder is not None:
+        lines.append(f"logs: {job.logs.folder / job.run_id}/attempt_K/LOCAL_RANK/{{stdout,stderr}}.log")
+    return lines
+
+
+def _script_text(decision: Decision) -> str:
+    """Return what the script is and how it runs."""
+    target, script = decision.job.program.target, decision.script
+    if decision.job.program.kind == "executable":
+        return f"{target} runs on each worker, with torchrun's variables"
+    if script is None:
+        return f"{target} runs on each worker as it is (--mode native)"
+    if script.kind == "spawns":
+        return f"{target} starts its own workers ({script.evidence}): it is started once"
+    if script.kind == "serial":
+        if decision.is_replicated:
+            return f"{target} is a serial script; its models' calls are split across workers"
+        misplaced = decision.size == 1 and "-n" in decision.job.program.args
+        note = " (`-n` after the script name was passed to the script; put it before)" if misplaced else ""
+        return f"{target} is a serial script{note}"
+    why = f" ({script.evidence})" if script.evidence else ""
+    return f"{target} joins its peers itself{why}: runs as under torchrun"

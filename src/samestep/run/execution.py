@@ -9,22 +9,24 @@ from typing import NoReturn
 
 from samestep.base import env
 from samestep.base.console import log
-from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
+from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
+from samestep.base.machine.description import cpu_share
+from samestep.base.place import Place
 from samestep.base.standard_streams import write_stderr
 from samestep.launch.job import STDERR, Job, Program
+from samestep.launch.local.child import Start
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, host, leave
+from samestep.launch.local.local_backend import place_variables
 from samestep.launch.local.programs import become, entry_of, has_met
 from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome
-from samestep.launch.local.worker_variables import joined_variables
-from samestep.launch.plan import Join, Spawn
-from samestep.launch.task_plan import between_nodes, met
-from samestep.launchers.compute_threads import thread_variables
-from samestep.run.decision import Decision, decide
-from samestep.run.decision_text import headline
-from samestep.run.slurm_allocation import rerun_in_allocation
-from samestep.run.worker_binding import bind_worker, bound_entry, with_binding
+from samestep.launch.local.worker_report import Report, ReportPipe
+from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
+from samestep.launchers.binding import bind
+from samestep.launchers.compute_threads import guess_sharing, thread_variables
+from samestep.run.decision import Decision, decide, headline, with_binding
+from samestep.run.rerun import rerun_in_allocation
 from samestep.run.worker_wrappers import monitor, wrapper
 
 SILENT_COPIES = (
@@ -40,11 +42,6 @@ OWN_PROGRAM = Program(target="samestep", kind="module")
 
 def decide_own(job: Job, *, threads: int | None = None, bind: str = "none") -> Decision:
     """Decide how a verb's own job runs; in a shell that holds a Slurm allocation, rerun the command inside.
-
-    Args:
-        job: the job, with samestep as its program.
-        threads: compute threads of each worker, if the user gave a number.
-        bind: the value of ``--bind``.
 
     Raises:
         UsageError: the job cannot run like this.
@@ -66,14 +63,14 @@ def execute(decision: Decision) -> int:
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
-    with met(decision.plan, decision.detected, given=decision.job.nodes.count > 1) as settled:
-        if (way := between_nodes(settled)) is not None and way.is_told and decision.is_main:
-            log(f"Gloo uses {way.name} between the nodes ({way.why})")
+    with agreed_plan(decision.plan, decision.detected, given=decision.job.nodes.count > 1) as settled:
+        if (interface := use_interface(settled)) is not None and interface.must_set and decision.is_main:
+            log(f"Gloo uses {interface.name} between the nodes ({interface.why})")
         if isinstance(settled, Join):
             _run_here(decision, settled)
         outcome = _spawn(decision, settled)
-    if outcome.put_off:
-        return PUT_OFF
+    if outcome.preempted:
+        return PREEMPTED
     if outcome.interrupted_by:
         log(f"ended by signal {outcome.interrupted_by}; all workers were stopped.")
         return 128 + outcome.interrupted_by
@@ -85,10 +82,22 @@ def execute(decision: Decision) -> int:
     return outcome.cause.code if outcome.cause else 0
 
 
+def bind_worker(decision: Decision, place: Place) -> None:
+    """Bind this process, the worker at `place`, to the cores that were decided.
+
+    Raises:
+        UsageError: there are fewer cores than workers.
+    """
+    environment, shared = env.snapshot(), True
+    if isinstance(decision.plan, Join):
+        shared = guess_sharing(environment, cpu_share(), local_size=place.local_size) > 1
+    bind(decision.bind, place, environment, shared=shared or place.local_size == 1)
+
+
 def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> None:
     """Log why the workers failed, if they did."""
     cause = outcome.cause
-    if cause is None or outcome.put_off:
+    if cause is None or outcome.preempted:
         return
     if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
         return
@@ -128,16 +137,20 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
         )
     watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
-    entry = entry_of(job.program, hosted=hosted, around=wrapper(decision), watch=watch)
-    entry = partial(bound_entry, decision, entry)
+    program = entry_of(job.program, hosted=hosted, around=wrapper(decision), watch=watch)
+
+    def entry(start: Start, pipe: ReportPipe) -> Report:
+        bind_worker(decision, start.place)
+        return program(start, pipe)
+
     if spawn.nodes.count > 1:
         from samestep.launch.nodes import nodes_backend
 
-        return nodes_backend.run(job, entry, local=spawn.local, nodes=spawn.nodes, tell=ended)
+        return nodes_backend.run(job, entry, local=spawn.local, nodes=spawn.nodes, on_round_end=ended)
     from samestep.launch.local import local_backend
 
     count = 1 if decision.starts_own_workers else spawn.local
-    return local_backend.run(job, entry, local=count, tell=ended, alone=decision.starts_own_workers)
+    return local_backend.run(job, entry, local=count, on_round_end=ended, alone=decision.starts_own_workers)
 
 
 def _import_once() -> None:
@@ -149,7 +162,7 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     """Run the program in this process, which a launcher started as a worker."""
     program, place = decision.job.program, join.place
     bind_worker(decision, place)
-    env.export(joined_variables(place, join.master))
+    env.export(place_variables(place, join.master))
     if program.kind == "executable":
         ending = become(program).ending
     else:

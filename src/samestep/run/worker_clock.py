@@ -17,33 +17,22 @@ from samestep.base.console import log
 from samestep.base.errors import Error
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
-from samestep.launch.local.hosting import Ending
+from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.local.programs import Around
 from samestep.launchers.detect import detect
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Kind, has_ended
 from samestep.observe.clock.step_clock import ScriptClock
-from samestep.run.script_exit import exit_process
 
 PATIENCE_S = 10.0
 """Seconds that a worker which has recorded its steps waits for the others."""
-
 _KEPT = 1000
 """Characters of stderr that are kept, to find its last line."""
 
 
 def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:
-    """Run a worker's program in `around`, and record its steps.
-
-    Args:
-        run: runs the program.
-        around: runs a function in the program's other wrappers.
-        clocking: which steps are recorded, and where.
-        kind: the kind of program.
-    """
-    environment = env.snapshot()
-    place = detect(environment).place
-    again = bool(env.integer(environment, "TORCHELASTIC_RESTART_COUNT"))
-    file = ClockFile(clocking, place, kind, again=again)
+    """Run a worker's program in `around`, and record its steps."""
+    place = detect(env.snapshot()).place
+    file = ClockFile(clocking, place, kind)
     clock = ScriptClock(
         file,
         clocking,

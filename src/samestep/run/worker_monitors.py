@@ -9,19 +9,19 @@ from typing import NoReturn
 from samestep.base import env
 from samestep.base.place import Place
 from samestep.base.standard_streams import write_stderr
-from samestep.hooks.training_events import subscribed
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch
 from samestep.launchers.detect import detect
-from samestep.observe.clock.step_counter import Counter
-from samestep.observe.hang.status_store import ProcessGroupStore, SharedMemoryStore, StatusStore
-from samestep.observe.hang.watchdog import Watchdog, interval_of
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from samestep.observe.sanitize.rank_comparison import sanitizing
+from samestep.ranks.hang.current_call import recorded_messages
+from samestep.ranks.hang.status_store import ProcessGroupStore, SharedMemoryStore, StatusStore
+from samestep.ranks.hang.watchdog import Response, Watchdog, interval_of
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
-
 _ADVICE = "Give every rank the same number of steps: as many batches per epoch, and as many epochs."
 _ADVICE_REPLICATED = (
     "A serial script must take the same branches on every rank, so nothing in it may depend on the clock or "
@@ -63,15 +63,19 @@ def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Endin
         native: whether each worker has its own shard of the samples.
     """
     place = detect(env.snapshot()).place
-    counter = Counter()
+    counts = StepCounts()
+    clock = ScriptClock(counts, COUNTING, stop=lambda: None)
 
     def run_counted() -> Ending:
-        with subscribed(counter):
-            return run()
+        with clock.attached():
+            clock.begin()
+            ending = run()
+        clock.end("error" if ending.exit_code else "end")
+        return ending
 
     ending = around(run_counted)
     if place.is_main and not ending.exit_code:
-        words = counter.count.summary(is_sharded=native and place.size > 1)
+        words = counts.summary(clock.samples, is_sharded=native and place.size > 1)
         write_stderr(f"samestep: {words}\n")
     return ending
 
@@ -91,15 +95,18 @@ def _run_watched(
     watchdog = Watchdog(
         place,
         _status_store(place, environment, memory, limit_s),
-        limit_s=limit_s,
+        Response(
+            limit_s=limit_s,
+            on_hang=partial(_end_with_cause, report),
+            on_abort=partial(_end_after_another, report),
+            advice=advice,
+        ),
         generation=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
-        on_hang=partial(_end_with_cause, report),
-        on_abort=partial(_end_after_another, report),
-        advice=advice,
     )
     watchdog.begin()
     try:
-        ending = run()
+        with recorded_messages():
+            ending = run()
     except BaseException:
         watchdog.end("failed")
         raise

@@ -1,11 +1,15 @@
 """Chooses the wrappers around each worker's program: replication, counting, the clock and the checks."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+from samestep.base import env
+from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
+from samestep.launchers.detect import detect
 from samestep.observe.clock.clock_file import Kind
 from samestep.run.decision import Decision
-from samestep.run.scratch import run_in_scratch
 
 # Modules that import torch are imported where they are used: the launcher may run without them.
 
@@ -31,9 +35,7 @@ def wrapper(decision: Decision) -> Around:
 def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
     """Return the function that runs each worker's program under the watchdog, if there is one.
 
-    Args:
-        decision: the run.
-        forked: number of workers that are forked from this process, if these are all.
+    `forked` is the number of workers that are forked from this process, if these are all.
     """
     if not decision.hang_timeout_s or decision.size == 1 or decision.starts_own_workers:
         return unwatched
@@ -46,7 +48,7 @@ def _replication(decision: Decision) -> Around:
     """Return the function that runs a serial script replicated, and other programs as they are."""
     options = decision.options
     if not decision.is_replicated and options.device == "auto":
-        return as_it_is if options.scratch is None else partial(run_in_scratch, scratch=options.scratch)
+        return as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)
@@ -54,5 +56,13 @@ def _replication(decision: Decision) -> Around:
 
 def _kind(decision: Decision) -> Kind:
     if decision.is_replicated:
-        return "steered"
+        return "replicated"
     return "serial" if decision.is_serial else "native"
+
+
+def _run_in_scratch(run: Callable[[], Ending], *, scratch: Path) -> Ending:
+    """Run a worker's program, and redirect what it writes to the worker's own folder in `scratch`."""
+    from samestep.autopilot.script.rank_output import writing_to
+
+    with writing_to(scratch, detect(env.snapshot()).place.rank):
+        return run()

@@ -58,14 +58,7 @@ class Call:
         return meaning in self.meanings.values()
 
     def __call__(self, tensor: Tensor, *, world: Any, root: int, op: Op) -> object:
-        """Call the function on one rank.
-
-        Args:
-            tensor: this rank's tensor.
-            world: this rank's world.
-            root: the rank that others send to, or receive from.
-            op: the operation.
-        """
+        """Call the function on one rank, with its tensor and world; `root` is the rank that differs."""
         values = {"world": world, "rank": world.place.rank, "size": world.place.size, "root": root}
         values["op"] = op if self.names_ops else _REDUCE_OPS[op]
         arguments = {name: values[meaning] for name, meaning in self.meanings.items()}

@@ -56,14 +56,9 @@ class Case:
 def cases(
     size: int, *, ops: Sequence[Op], dtypes: Sequence[torch.dtype], roots: Sequence[int], rows: bool
 ) -> Iterator[Case]:
-    """Yield the calls that test a collective.
+    """Yield the calls that test a collective; the first of `dtypes` is tested with all roots and shapes.
 
-    Args:
-        size: number of ranks.
-        ops: operations.
-        dtypes: of the tensors; the first one is tested with all roots and shapes.
-        roots: ranks that others send to, or receive from.
-        rows: whether tensors have one row per rank.
+    With `rows`, tensors have one row per rank.
     """
     head = (size,) if rows else ()
 

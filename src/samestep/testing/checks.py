@@ -13,20 +13,65 @@ returns its result, or writes it to `tensor`.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from samestep.base.errors import Nonconforming, UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.world.operation import OPS, Op
-from samestep.ranks.world.protocol import World
+from samestep.ranks.world.protocol import RelayedWorld, Work, World
 from samestep.testing import judge
 from samestep.testing.calls import Call, bind
 from samestep.testing.cases import Case, cases
-from samestep.testing.counting import CountingWorld, counted_sends
 from samestep.testing.judge import Judge, Problem, Result
 from samestep.testing.ranks import Outcome, on_processes, on_threads
+
+
+class CountingWorld(RelayedWorld):
+    """A world that counts the messages of its rank by `send` and `exchange`."""
+
+    def __init__(self, inner: World) -> None:
+        super().__init__(inner)
+        self.sent = 0
+        """Bytes."""
+        self.messages = 0
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """See `World.send`."""
+        self._count(tensor)
+        super().send(tensor, dst)
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
+    ) -> Work:
+        """See `World.exchange`."""
+        if send is not None:
+            self._count(send)
+        return super().exchange(send, receive, dst=dst, src=src)
+
+    def _count(self, tensor: Tensor) -> None:
+        self.sent += tensor.nbytes
+        self.messages += 1
+
+
+@contextmanager
+def counted_sends() -> Iterator[list[int]]:
+    """Collect the bytes of every point-to-point send of ``torch.distributed`` within a block."""
+    sent: list[int] = []
+
+    def send(original: Any, group: Any, tensors: list[Tensor], *args: Any) -> Any:
+        sent.append(sum(tensor.nbytes for tensor in tensors))
+        return original(group, tensors, *args)
+
+    with attached(declarations.COUNTED_SEND, wrapping(send)):
+        yield sent
+
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 SIZES_OF_THREADS = (1, 2, 3, 4, 5, 8)

@@ -28,12 +28,7 @@ CODES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A difference between a function and its collective.
-
-    Args:
-        code: one of `CODES`.
-        text: for people.
-    """
+    """A difference between a function and its collective."""
 
     code: str
     text: str

@@ -9,7 +9,8 @@ import zlib
 import numpy as np
 import pytest
 
-from samestep.studies.report.run_comparison import write_comparison
+from samestep.studies.report import run_comparison
+from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import write_report
 from samestep.studies.scaling.report.page import write_study_page
 from support.run_folders import run_folder
@@ -30,7 +31,7 @@ def pages(tmp_path_factory):
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
     write_report(one)
-    write_comparison([one, two], root / "both.html")
+    (root / "both.html").write_text(run_comparison.render([read_run(one), read_run(two)]))
     write_study_page(study(), root / "study.html")
     write_study_page(
         study(workers=(1, 2, 4, 8, 16, 32, 64), modes=("strong", "weak"), variants=("sync=ddp", "sync=flat")),

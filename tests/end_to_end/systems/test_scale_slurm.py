@@ -40,9 +40,9 @@ while True:
 # Steps of several sizes in one allocation; each task tells its rank and the GPUs that it was given.
 STEPS = """
 import os, subprocess
-from samestep.launchers.slurm_capacity import room
+from samestep.launchers.slurm_capacity import slurm_capacity
 
-held = room(os.environ)
+held = slurm_capacity(os.environ)
 for workers, nodes, launched in ((1, 1, "tasks"), (4, 2, "tasks"), (4, 2, "node"), (8, 2, "tasks")):
     step = held.step(workers, nodes=nodes, largest=8, launched=launched)
     task = f"echo {workers} {launched} $SLURM_PROCID $CUDA_VISIBLE_DEVICES"

@@ -106,7 +106,7 @@ def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_fir
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, kind):
     program(kind, f"mpirun.{kind}")
-    over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavour", kind)
+    over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavor", kind)
     done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *TELL, folder=here)
 
     assert done.code == 0, done.err
@@ -118,7 +118,7 @@ def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, 
 
 def test_hosts_that_cannot_take_part_are_named_before_anything_starts(nodes, here):
     program("openmpi", "mpirun.openmpi")
-    over = ("--ssh", nodes.rsh, "--flavour", "openmpi")
+    over = ("--ssh", nodes.rsh, "--flavor", "openmpi")
     done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0,nowhere:2", *over, "fails.py", folder=here)
 
     assert done.code == 2

@@ -67,6 +67,12 @@ def test_packed_sequences_are_padded_to_the_longest_of_the_batch(run):
         assert split == 3
 
 
+def test_a_dimension_that_only_later_calls_tell_from_another_is_not_split(run):
+    serial = models.masked_later()
+    for found, _, _ in run(2, models.masked_later):
+        assert found == pytest.approx(serial, rel=0, abs=1e-12)
+
+
 def test_guards_reach_configuration_objects_and_dropout(run):
     serial = models.switched()
     for found, split, unsplit in run(2, models.switched):

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch
 
-from samestep.training.checkpoint.background import Writer
+from samestep.training.checkpoint.checkpoint_schedule import Writer
 from samestep.training.checkpoint.newest import newest_valid
 from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.snapshot import Snapshot
 from support.snapshots import names
 from support.systems import small_file_system
 
@@ -16,16 +18,18 @@ SCRIPT = """
 import sys
 import torch
 from pathlib import Path
-from samestep.training.checkpoint.background import Writer
-writer = Writer(Path(sys.argv[1]))
-writer.save(step=1, model={"w": torch.zeros(1_000_000)}, optimizer={}, state={})
+from samestep.training.checkpoint.checkpoint_schedule import Writer
+from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.snapshot import Snapshot
+writer = Writer(Path(sys.argv[1]), Retention())
+writer.save(Snapshot({"w": torch.zeros(1_000_000)}, {}, {"step": 1}))
 raise ValueError("a bug")
 """
 
 
 def save(writer, step, *, kilobytes, part="model"):
     parts = {"model": {}, "optimizer": {}, part: {"w": torch.zeros(kilobytes, 256)}}
-    writer.save(step=step, **parts, state={})
+    writer.save(Snapshot(**parts, state={"step": step}))
     writer.wait()
 
 
@@ -46,7 +50,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("part", ["model", "optimizer"])
 def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk, part):
-    with Writer(small_disk, Retention(last=1)) as writer:
+    with closing(Writer(small_disk, Retention(last=1))) as writer:
         save(writer, 1, kilobytes=1200)
         save(writer, 2, kilobytes=1200, part=part)
         assert writer.failure == (

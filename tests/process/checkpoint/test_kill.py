@@ -6,19 +6,18 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import closing
 
 import torch
 
 from samestep.base.unfinished_names import IDENTITY_FILE
-from samestep.training.checkpoint.background import Writer
-from samestep.training.checkpoint.hashed_files import SealedFile
-from samestep.training.checkpoint.layout import FILES
+from samestep.training.checkpoint.checkpoint_schedule import Writer
 from samestep.training.checkpoint.newest import folder_of, newest_valid, steps_in
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.retention import Retention
-from samestep.training.checkpoint.save import write
-from samestep.training.checkpoint.snapshot import Snapshot
-from support.snapshots import same
+from samestep.training.checkpoint.save import SealedFile
+from samestep.training.checkpoint.snapshot import FILES, Snapshot
+from support.snapshots import same, write
 
 EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 RELATIVE = (".samestep", "step-", *FILES)
@@ -32,8 +31,7 @@ def made(step, seed):
 
 
 def save(writer, step, seed):
-    given = made(step, seed)
-    writer.save(step=step, model=given.model, optimizer=given.optimizer, state=given.state)
+    writer.save(made(step, seed))
 
 
 class Doom:
@@ -69,7 +67,7 @@ class Doom:
 
 
 def replace_one_and_write_one(folder, at):
-    with Writer(folder, Retention(last=1, best=False)) as writer:
+    with closing(Writer(folder, Retention(last=1, best=False))) as writer:
         Doom(folder, at)
         for step, seed in ((2, 20), (3, 3)):
             save(writer, step, seed)
@@ -104,7 +102,9 @@ def test_at_any_moment_of_a_kill_a_whole_newest_checkpoint_is_there(tmp_path, mo
         assert chosen.refused == ()
         assert same(chosen.snapshot.model, made(1, seed).model)
         found.append(seed)
-        with Writer(folder) as writer:  # the run goes on: nothing is in its way, and nothing is left over
+        with closing(
+            Writer(folder, Retention())
+        ) as writer:  # the run goes on: nothing is in its way, and nothing is left over
             save(writer, 9, seed=9)
         assert writer.failure is None
         assert {path.name for path in folder.iterdir()} == {

@@ -3,7 +3,7 @@
 import torch
 
 import samestep
-from samestep.training.checkpoint.broadcast import broadcast_snapshot
+from samestep.training.checkpoint.newest import broadcast_snapshot
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.snapshot import Snapshot
 from support.snapshots import network, same, stepped

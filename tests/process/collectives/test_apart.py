@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.place import Place
-from samestep.ranks.collectives import shared_segment
+from samestep.ranks.collectives import shared_memory_world
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from support.systems import missing, small_file_system
@@ -24,7 +24,7 @@ CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1
 def elsewhere(world, folder):
     """Return what the world is where the shared-memory file system is another one, and what is said."""
     said = io.StringIO()
-    with patch.object(shared_segment, "FILE_SYSTEM", Path(folder)), redirect_stderr(said):
+    with patch.object(shared_memory_world, "FILE_SYSTEM", Path(folder)), redirect_stderr(said):
         worlds = [on_one_host(world) for _ in range(2)]
     tensor = torch.ones(3)
     worlds[0].all_reduce(tensor)

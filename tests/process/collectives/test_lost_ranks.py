@@ -16,13 +16,12 @@ import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base.errors import PeerLost
-from samestep.ranks.collectives import shared_segment
+from samestep.ranks.collectives import shared_memory_world
 from samestep.ranks.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
 from samestep.ranks.collectives.semaphores import Semaphores
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.collectives.shared_segment import FILE_SYSTEM
-from samestep.ranks.world import deadlock
-from samestep.testing.counting import CountingWorld
+from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
+from samestep.ranks.hang import peer_waits
+from samestep.testing.checks import CountingWorld
 from samestep.testing.ranks import on_processes
 
 SIZE, LOST = 4, 1
@@ -92,15 +91,15 @@ def losing(name, number):
 @pytest.fixture
 def in_haste(monkeypatch):
     """Look and wait for less long than is right for a real network."""
-    monkeypatch.setattr(deadlock, "LOOK_S", 0.2)
-    monkeypatch.setattr(deadlock, "GRACE_S", 0.8)
+    monkeypatch.setattr(peer_waits, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(peer_waits, "GRACE_S", 0.8)
 
 
 @pytest.fixture
 def memory(monkeypatch):
     """A folder of this test's in the shared-memory file system, in which memory is made."""
     with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
-        monkeypatch.setattr(shared_segment, "FILE_SYSTEM", Path(folder))
+        monkeypatch.setattr(shared_memory_world, "FILE_SYSTEM", Path(folder))
         yield Path(folder)
 
 

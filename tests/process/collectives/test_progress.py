@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
-from samestep.observe.hang.flight_recorder import CollectiveCount, Recorder, ranks_of
 from samestep.ranks.collectives.call_counter import GROUP, PROGRESS
 from samestep.ranks.collectives.shared_memory_world import on_one_host
-from samestep.ranks.collectives.subgroup import Subgroup
+from samestep.ranks.hang.flight_recorder import CollectiveCount, Recorder, ranks_of
+from support.subgroup import Subgroup
 
 NAMES = f"{GROUP} of ranks 0, 1", f"{GROUP} of ranks 1, 2"
 

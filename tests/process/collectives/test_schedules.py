@@ -16,15 +16,13 @@ from samestep.ranks.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
+from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE
 from samestep.ranks.collectives.consistency_check import steps
 from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
-from samestep.ranks.collectives.naive import NAIVE
-from samestep.ranks.collectives.ring import RING
 from samestep.ranks.collectives.schedule import runs
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.collectives.tree import TREE
 from samestep.ranks.world.operation import OPS
-from samestep.testing.counting import CountingWorld
+from samestep.testing.checks import CountingWorld
 
 COUNTS = [0, 1, 5]
 LONG = (1 << 19) + 3

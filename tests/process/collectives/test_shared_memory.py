@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep, PeerLost, UsageError
-from samestep.ranks.collectives import semaphores, shared_memory_world, shared_segment
+from samestep.ranks.collectives import semaphores, shared_memory_world
 from samestep.ranks.collectives.semaphores import Semaphores, own_process
 from samestep.ranks.collectives.shared_memory import PIECE, SMALL
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.collectives.shared_segment import FILE_SYSTEM
-from samestep.ranks.collectives.subgroup import Subgroup
+from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.testing.counting import CountingWorld
+from samestep.testing.checks import CountingWorld
+from support.subgroup import Subgroup
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 SIZES = [
@@ -113,7 +112,7 @@ def names(world, folder):
         seen.append([path.name for path in Path(folder).iterdir()])
 
     with (
-        patch.object(shared_segment, "FILE_SYSTEM", Path(folder)),
+        patch.object(shared_memory_world, "FILE_SYSTEM", Path(folder)),
         patch.object(Semaphores, "__init__", lambda *given, **more: (listed(), made(*given, **more))[1]),
     ):
         fast = on_one_host(world)

@@ -13,7 +13,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.augmentation import parse_augment
-from samestep.training.data.loading import Draw, batches_of
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from support.image_sets import as_read, random_images
 from support.snapshots import same
 
@@ -48,7 +48,9 @@ def test_that_no_batch_of_none_can_be_made_is_said_without_a_traceback():
 def test_an_image_that_cannot_be_read_is_named_without_a_traceback():
     images = as_read(random_images(8, channels=3))
     other = replace(images, shape=(1, 8, 8))
-    drawn = batches_of(other, Draw(batch_size=4), place=Place(), device=torch.device("cpu"), workers=1)
+    drawn = ImageLoader(
+        other, LoaderOptions(batch_size=4), place=Place(), device=torch.device("cpu"), workers=1
+    )
     with pytest.raises(DataError, match=r"^random train: image \d is torch.uint8") as caught:
         next(drawn.epoch(Position()))
     assert "Traceback" not in str(caught.value)
@@ -57,8 +59,8 @@ def test_an_image_that_cannot_be_read_is_named_without_a_traceback():
 def read_by_processes(world, workers):
     """Batches of images that `workers` loading processes read: the rest of an epoch, and one more."""
     images = as_read(random_images(23, channels=3))
-    how = Draw(batch_size=6, accumulate=2, augment=parse_augment("crop:1,flip"))
-    drawn = batches_of(images, how, place=world.place, device=world.device, workers=workers)
+    how = LoaderOptions(batch_size=6, accumulate=2, augment=parse_augment("crop:1,flip"))
+    drawn = ImageLoader(images, how, place=world.place, device=world.device, workers=workers)
     starts = (Position(seed=3, epoch=0, samples=12), Position(seed=3, epoch=1))
     return [(batch.images, batch.labels, batch.ids) for start in starts for batch in drawn.epoch(start)]
 

@@ -8,7 +8,7 @@ import torch
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.snapshots import names
 
 

@@ -6,7 +6,6 @@ from samestep.ranks.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
-    COSTS,
     GATHER,
     REDUCE,
     REDUCE_SCATTER,
@@ -21,6 +20,7 @@ from samestep.testing import (
     check_reduce_scatter,
     check_scatter,
 )
+from support.collective_costs import COSTS
 
 KIT = {
     "all_reduce": (check_all_reduce, ALL_REDUCE),

@@ -5,10 +5,10 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.ranks.collectives.algorithms import ALL_REDUCE
-from samestep.ranks.collectives.subgroup import Subgroup
 from samestep.ranks.world.operation import OPS
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.testing import check_all_gather, check_all_reduce, check_broadcast
+from support.subgroup import Subgroup
 
 
 def test_two_groups_run_different_collectives_at_once():

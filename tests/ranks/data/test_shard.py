@@ -334,7 +334,7 @@ def test_the_state_after_the_last_step_is_the_next_epoch():
 
 def test_the_length_of_a_sampler_is_told_without_walking_the_steps(monkeypatch):
     sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, world=SoloWorld())
-    monkeypatch.setattr(Plan, "steps", None)
+    monkeypatch.setattr(Plan, "parts", None)
     assert len(sampler) == 22
 
 

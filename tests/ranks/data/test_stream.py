@@ -15,7 +15,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.training.data.sample_digest import sample_digest
+from samestep.training.data.stream import sample_digest
 from support.streams import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
 
 SIZES = (1, 2, 3)
@@ -60,7 +60,8 @@ def test_a_stream_has_the_steps_of_a_data_set_of_its_length(count, batch_size, s
             drop_last=drop_last,
         )
         assert told == [
-            (list(plan.share(step)), plan.weight(step), step.count, step.after) for step in plan.steps(start)
+            (list(range(part.start, part.stop)), part.weight, part.global_count, part.after)
+            for part in plan.parts(start)
         ]
         assert left == len(told)
 

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from samestep.parallel.exact.exchange import ShardReduction
-from samestep.parallel.exact.summation_tree import TreeSum
+from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
 from samestep.parallel.sharding.share import share
 from samestep.ranks.collectives.consistency_check import MESSAGE, steps
 from samestep.ranks.collectives.custom_reduction import fold
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.testing.counting import CountingWorld
+from samestep.testing.checks import CountingWorld
 from support.hand_made_shards import DIGESTS, digest_of
 
 ELEMENTS = 840  # divisible by 2, 3, 4, 7 and 8 ranks

@@ -18,7 +18,7 @@ from samestep.training.loop.callbacks import Callbacks
 from samestep.training.models.registry import build
 from samestep.training.recipes.resolve import Request, resolve
 from samestep.training.recipes.run_recipe import run_recipe
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.training import Memory, digits, settings, train, training
 
 OPTIONS = {

@@ -236,7 +236,8 @@ SEQUENCE_PARTS = (
         "state carried from batch to batch",
         "self.rnn_N, self.state_N = nn.GRU(D, D, batch_first=BATCH_FIRST), None",
         """
-        if self.state_N is None or self.state_N.size(1) != h.size(BATCH):
+        of_evaluation = self.state_N is not None and torch.is_grad_enabled() and self.state_N.is_inference()
+        if self.state_N is None or of_evaluation or self.state_N.size(1) != h.size(BATCH):
             self.state_N = torch.zeros(1, h.size(BATCH), D)
         h, state = self.rnn_N(h, self.state_N)
         self.state_N = state.detach()

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from samestep.base.errors import Error
+from samestep.base.machine import torch_segments
 from samestep.base.owned_folders import (
+    DESCENDANTS,
     make_folder,
     orphans,
     owned_folder,
@@ -143,6 +145,25 @@ def test_the_empty_folder_of_a_process_that_is_gone_goes(tmp_path):
     ended.wait()
     (tmp_path / f"samestep-{ended.pid}-00000000").mkdir()
     assert len(remove_dead([tmp_path])) == 1
+
+
+def test_segments_of_a_zombie_go_with_the_folder_and_those_of_a_living_process_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_segments, "_SHARED_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(torch_segments, "memory_is_numbered_apart", lambda: False)
+    folder = of_the_dead(tmp_path)
+    zombie = os.fork()
+    if zombie == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped
+    (folder / DESCENDANTS).write_text(f"{zombie}\n{os.getpid()}\n")
+    (tmp_path / "memory").mkdir()
+    for pid in (zombie, os.getpid()):
+        (tmp_path / "memory" / f"torch_{pid}_1_0").touch()
+
+    assert remove_dead([tmp_path]) == [folder]
+    os.waitpid(zombie, 0)
+
+    assert names(tmp_path / "memory") == [f"torch_{os.getpid()}_1_0"]
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path):

@@ -11,7 +11,7 @@ from samestep.launchers.mpi_hosts import open_mpi_first
 from samestep.studies.bench.request import Request as BenchRequest
 from samestep.studies.bench.synchronizers import Problem
 from samestep.studies.scaling.sweep.plan import Request
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 
 HUGE = 10**50
 PROGRAM = Program(target="a", kind="module")

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from samestep.cli.train import train
-from samestep.training.settings.run_options import RunOptions
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import RunOptions, Settings
 
 
 @pytest.mark.parametrize("kind", [Settings, RunOptions])

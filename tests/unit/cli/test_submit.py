@@ -49,7 +49,8 @@ def submit(tmp_path, monkeypatch, capsys):
         (["mpi", "--hosts", "a", "train.py"], "Open MPI or MPICH .*PATH"),
         (["mpi", "--hosts", "a", "--ssh", "'", "train.py"], "ssh .*no closing quotation"),
         (["mpi", "--hosts", "a", "--ssh", "", "train.py"], "ssh ''"),
-        (["mpi", "--hosts", "a", "--flavour", "lam", "train.py"], "--flavour 'lam' .*openmpi, mpich"),
+        (["mpi", "--hosts", "a", "--flavor", "lam", "train.py"], "--flavor 'lam' .*openmpi, mpich"),
+        (["mpi", "--hosts", "a", "--flavour", "lam", "train.py"], "--flavor 'lam' .*openmpi, mpich"),
     ],
 )
 def test_wrong_input_is_one_line_before_anything_is_written(submit, tmp_path, monkeypatch, arguments, named):

@@ -9,7 +9,7 @@ from samestep.base import env
 from samestep.cli.main import run_command
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.worker_report import Report
-from samestep.run import slurm_allocation
+from samestep.run import rerun
 from support.recordings import recording
 
 SHELL = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
@@ -46,7 +46,7 @@ def test_in_a_shell_with_an_allocation_a_command_is_rerun_there(command, flags, 
         started.extend([program.target, *program.args])
         return Report(ending=Ending(exit_code=3))
 
-    monkeypatch.setattr(slurm_allocation, "become", become)
+    monkeypatch.setattr(rerun, "become", become)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(env, "snapshot", lambda: dict(SHELL))
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from samestep.base.place import Place
 from samestep.launchers.detect import detect
-from samestep.ranks.rendezvous.handshake import Card, judge
+from samestep.ranks.rendezvous.handshake import PeerInfo, assign_slots
 
 layouts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
@@ -70,10 +70,10 @@ def test_mpi_on_any_layout_once_the_ranks_have_compared_their_hosts(layout):
         "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
         "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
     }
-    cards = []
+    infos = []
     for place in places(layout):
         detected = detect(told(names, place))
-        cards.append(
-            Card(place=detected.place, assumed=detected.assumed, host=f"node{place.node}", versions={})
+        infos.append(
+            PeerInfo(place=detected.place, assumed=detected.assumed, host=f"node{place.node}", versions={})
         )
-    assert [bare(seat.place) for seat in judge(cards)] == [bare(place) for place in places(layout)]
+    assert [bare(slot.place) for slot in assign_slots(infos)] == [bare(place) for place in places(layout)]

@@ -5,7 +5,7 @@ import pytest
 from samestep.base.errors import DetectionError
 from samestep.launchers import lost_environment
 from samestep.launchers.detect import detect
-from samestep.launchers.lost_environment import Parent, is_alike, refuse_copies
+from samestep.launchers.lost_environment import Parent, is_alike, refuse_duplicates
 from support.recordings import recording
 
 
@@ -79,13 +79,13 @@ def test_one_process_is_one_process(environment):
     ],
 )
 def test_a_process_alone_of_its_kind_goes_on(parents):
-    refuse_copies({}, lambda: parents)
+    refuse_duplicates({}, lambda: parents)
 
 
 def test_processes_that_a_launcher_started_alike_are_refused():
     parents = [Parent(name="bash", pid=8, alike=1), Parent(name="mpirun.openmpi", pid=7, alike=4)]
     with pytest.raises(DetectionError, match=r"mpirun\.openmpi \(process 7\) started 4 processes like this"):
-        refuse_copies({}, lambda: parents)
+        refuse_duplicates({}, lambda: parents)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_who_runs_nothing_any_more_is_not_alike():
 
 def test_a_jobs_script_is_one_process_whatever_started_it():
     environment = recording("slurm_interactive_step").environment
-    refuse_copies(environment, lambda: [Parent(name="slurmstepd", pid=7, alike=2)])
+    refuse_duplicates(environment, lambda: [Parent(name="slurmstepd", pid=7, alike=2)])
 
 
 def test_the_parents_of_this_process_are_no_launchers():

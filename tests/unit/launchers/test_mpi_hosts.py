@@ -7,7 +7,7 @@ import pytest
 
 from samestep.launchers import mpi_hosts
 from samestep.launchers.detect import detect
-from samestep.launchers.mpi_hosts import introduced, open_mpi_first
+from samestep.launchers.mpi_hosts import open_mpi_first, with_main_host
 from samestep.ranks.rendezvous.endpoint import choose
 from support.recordings import recording
 
@@ -35,13 +35,13 @@ def test_open_mpis_list_of_hosts_is_read(hosts, nodes, first):
 
 def test_ranks_of_open_mpi_meet_on_the_first_host():
     environment = told_nothing("openmpi_2x2_rank3")
-    assert choose(introduced(detect(environment), environment))[0] == "node0"
+    assert choose(with_main_host(detect(environment), environment))[0] == "node0"
 
 
 def test_what_is_known_is_not_asked_for():
     for name in ("openmpi_2x2_rank3", "mpich_one_host_rank3", "slurm_step_2x2_rank3", "single"):
         environment = recording(name).environment
-        assert introduced(detect(environment), environment) == detect(environment)
+        assert with_main_host(detect(environment), environment) == detect(environment)
 
 
 class Hydra(threading.Thread):
@@ -97,7 +97,7 @@ def test_a_rank_of_mpich_asks_where_rank_0_is(hydra):
     environment = told_nothing("mpich_2x2_rank3", PMI_FD=str(manager.theirs.fileno()))
 
     for _ in range(2):
-        found = introduced(detect(environment), environment)
+        found = with_main_host(detect(environment), environment)
         assert (found.master_addr, found.job) == ("node7", "kvs_17_0")
     assert manager.heard == ["init", "get_my_kvsname", "barrier_in", "get", "finalize"]
 
@@ -108,11 +108,11 @@ def test_rank_0_of_mpich_tells_its_host(hydra):
         "mpich_2x2_rank3", PMI_RANK="0", MPI_LOCALRANKID="0", PMI_FD=str(manager.theirs.fileno())
     )
 
-    assert introduced(detect(environment), environment).master_addr == socket.gethostname()
+    assert with_main_host(detect(environment), environment).master_addr == socket.gethostname()
 
 
 @pytest.mark.parametrize("descriptor", ["9999", "0"])
 def test_a_descriptor_that_is_not_hydras_changes_nothing(descriptor):
     mpi_hosts._exchanged.cache_clear()
     environment = told_nothing("mpich_2x2_rank3", PMI_FD=descriptor)
-    assert introduced(detect(environment), environment) == detect(environment)
+    assert with_main_host(detect(environment), environment) == detect(environment)

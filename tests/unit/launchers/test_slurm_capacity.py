@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.launchers.slurm_capacity import Room, room
+from samestep.launchers.slurm_capacity import SlurmCapacity, slurm_capacity
 from support.recordings import recording
 
 SHELL = {
@@ -12,7 +12,7 @@ SHELL = {
     "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
     "SLURM_JOB_NODELIST": "gpu[07-08]",
 }
-TWO_BY_TWO = Room(job="12", nodes=2, tasks=2, processors=8, first="gpu07")
+TWO_BY_TWO = SlurmCapacity(job="12", nodes=2, tasks=2, processors=8, first="gpu07")
 
 
 def flags(held, workers, **changes):
@@ -24,13 +24,13 @@ def flags(held, workers, **changes):
 
 
 def test_a_shell_with_an_allocation_has_room():
-    assert room(SHELL) == TWO_BY_TWO
-    assert room(SHELL | {"SLURM_CPUS_PER_TASK": "3"}).places == 4
-    assert room(SHELL).places == 16
+    assert slurm_capacity(SHELL) == TWO_BY_TWO
+    assert slurm_capacity(SHELL | {"SLURM_CPUS_PER_TASK": "3"}).places == 4
+    assert slurm_capacity(SHELL).places == 16
 
 
 def test_where_slurm_says_little_each_node_takes_a_worker():
-    assert room({"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2"}) == Room(
+    assert slurm_capacity({"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2"}) == SlurmCapacity(
         job="12", nodes=2, tasks=1, processors=1
     )
 
@@ -38,17 +38,19 @@ def test_where_slurm_says_little_each_node_takes_a_worker():
 def test_all_nodes_take_as_many_as_the_one_with_the_fewest():
     uneven = SHELL | {"SLURM_TASKS_PER_NODE": "3,1", "SLURM_JOB_CPUS_PER_NODE": "3,1"}
 
-    assert room(uneven).places == 2
+    assert slurm_capacity(uneven).places == 2
 
 
 @pytest.mark.parametrize("name", ["slurm_sbatch_script", "slurm_interactive_step"])
 def test_a_job_script_and_the_shell_of_salloc_have_room(name):
-    assert room(recording(name).environment) == Room(job="5", nodes=2, tasks=2, processors=2, first="node0")
+    assert slurm_capacity(recording(name).environment) == SlurmCapacity(
+        job="5", nodes=2, tasks=2, processors=2, first="node0"
+    )
 
 
 @pytest.mark.parametrize("name", ["single", "slurm_step_2x2_rank3", "torchrun_one_host_rank1"])
 def test_a_task_of_a_step_and_a_process_without_an_allocation_have_none(name):
-    assert room(recording(name).environment) is None
+    assert slurm_capacity(recording(name).environment) is None
 
 
 @pytest.mark.parametrize(("largest", "each"), [(1, 2), (4, 2), (5, 3), (16, 8)])
@@ -62,7 +64,7 @@ def test_a_worker_has_the_same_processors_whatever_the_size():
     assert flags(TWO_BY_TWO, 1) == [*layout, "--cpus-per-task=4", "--exact"]
     assert flags(TWO_BY_TWO, 4, nodes=2)[-2:] == ["--cpus-per-task=4", "--exact"]
     assert flags(TWO_BY_TWO, 1, largest=16)[-2:] == ["--cpus-per-task=1", "--exact"]
-    said = Room(job="12", nodes=2, tasks=2, processors=8, cpus_per_task=3)
+    said = SlurmCapacity(job="12", nodes=2, tasks=2, processors=8, cpus_per_task=3)
     assert flags(said, 2)[-2:] == ["--cpus-per-task=3", "--exact"]
 
 
@@ -93,23 +95,23 @@ def test_what_there_is_is_said_with_both_numbers():
     ],
 )
 def test_gpus_are_those_of_a_node_however_they_were_asked_for(variables, gpus):
-    assert room(SHELL | variables).gpus == gpus
+    assert slurm_capacity(SHELL | variables).gpus == gpus
 
 
 def test_a_step_asks_for_the_gpus_of_its_workers_and_no_more():
-    held = Room(job="12", nodes=2, tasks=4, processors=16, gpus=4)
+    held = SlurmCapacity(job="12", nodes=2, tasks=4, processors=16, gpus=4)
 
     assert flags(held, 1, largest=8)[-2:] == ["--gpus=1", "--gpus-per-node=1"]
     assert flags(held, 8, nodes=2, largest=8)[-2:] == ["--gpus=8", "--gpus-per-node=4"]
     assert flags(held, 12, nodes=2, largest=12)[-3:] == ["--overcommit", "--gpus=8", "--gpus-per-node=4"]
     assert held.places == 8
-    assert Room(job="12", nodes=2, tasks=4, processors=16, gpus=2).per_node(4) == 2
+    assert SlurmCapacity(job="12", nodes=2, tasks=4, processors=16, gpus=2).per_node(4) == 2
     assert held.in_words() == "Slurm allocation 12 (2 node(s) with 16 processor(s) and 4 GPU(s): room for 8)"
 
 
 def test_what_was_asked_for_each_task_does_not_contradict_a_step():
     asked = {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "cpu=4"}
-    held = room(SHELL | asked)
+    held = slurm_capacity(SHELL | asked)
     begins = {
         workers: held.step(workers, nodes=2, largest=64, launched=launched)[:-1]
         for workers, launched in ((4, "tasks"), (2, "node"), (64, "tasks"))

@@ -8,9 +8,9 @@ from samestep.base.place import Place
 from samestep.launchers.compute_threads import (
     Threads,
     guess_sharing,
+    passed_threads,
     thread_variables,
     threads_per_rank,
-    told_threads,
 )
 from samestep.launchers.detect import Detected, detect
 from samestep.ranks.world.banner import describe, describe_rest
@@ -90,7 +90,7 @@ def test_a_worker_is_told_whose_number_of_threads_it_has(text, count):
 
     assert settled.count == count
     assert env["OMP_NUM_THREADS"] == (text or "4")
-    assert threads_per_rank(env, cpus(8), local_size=2, sharing=2) == settled == told_threads(env)
+    assert threads_per_rank(env, cpus(8), local_size=2, sharing=2) == settled == passed_threads(env)
 
 
 def test_a_number_of_threads_that_the_script_sets_is_not_the_launchers():

@@ -8,8 +8,7 @@ from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.supervisor import Outcome
 from samestep.run import decision as decision_module
-from samestep.run.decision import decide, with_checks
-from samestep.run.decision_text import banner, dry_run_lines
+from samestep.run.decision import banner, decide, dry_run_lines, with_checks
 from samestep.run.execution import log_failure
 from support.recordings import recording
 

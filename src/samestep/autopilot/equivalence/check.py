@@ -13,29 +13,18 @@ unsplit: every rank computes all of them, which is slower and correct.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Iterator as IteratorType
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.disturbance import (
-    COUNTERS,
-    SCALES,
-    Disturbance,
-    DoublePrecision,
-    disturbances,
-    disturbed_inputs,
-    disturbed_weights,
-    emptying,
-    parametrizations_computed,
-    set_counters,
-)
+from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.split_comparison import SplitComparison, SplitResult, in_one_line
-from samestep.autopilot.equivalence.whole_call import ModuleRun, UnsplitCall, close, eagerly, largest
-from samestep.autopilot.files.suppressed_writes import WritesFileError, changing_no_files
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, eagerly, largest, quiet
+from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
 from samestep.autopilot.split.call_plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
@@ -44,7 +33,6 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
-from samestep.autopilot.state.suppressed_output import quiet
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
@@ -61,14 +49,7 @@ COMPILED_DRAWS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a check.
-
-    Args:
-        plan: the split of calls of this signature; None if they stay unsplit.
-        outputs: the outputs of this call, computed by the plan; None without a plan.
-        why: the reason why there is no plan.
-        printed: whether the module prints when it is called.
-    """
+    """The plan of a signature, and this call's outputs by it; or the reason why its calls stay unsplit."""
 
     plan: SplitPlan | None
     outputs: Any = None
@@ -77,15 +58,7 @@ class Verdict:
 
 
 class EquivalenceCheck:
-    """The equivalence check of one call.
-
-    Args:
-        forward: runs the module.
-        module: the module.
-        given: the call's arguments.
-        world: the ranks.
-        gradient: computes gradients: the original `torch.autograd.grad`.
-    """
+    """The equivalence check of one call."""
 
     def __init__(
         self,
@@ -98,6 +71,7 @@ class EquivalenceCheck:
         self._forward, self._module, self._given, self._world = forward, module, given, world
         self._gradient = gradient
         self._run = ModuleRun(forward, module, world.device)
+        self.restore = self._run.restore
         self._counters: list[Key] = []
         """The numbers with which the module counts its calls."""
         self._counting_tensors: list[Tensor] = []
@@ -110,7 +84,7 @@ class EquivalenceCheck:
         """Check all ways; the module and the generators then are as after the split call, or as before."""
         if (why := self._refusal()) is not None:
             return Verdict(None, why=why)
-        with parametrizations_computed():
+        with disturbance.parametrizations_computed():
             return self._verdict()
 
     def _verdict(self) -> Verdict:
@@ -140,26 +114,19 @@ class EquivalenceCheck:
 
     def _whole(self) -> UnsplitCall | str:
         """Return the results of the unsplit call, or the reason why it is not split."""
-        failure, whole = "", None
+        whole, failure = None, ""
         # Without a graph first, to save memory; a model may need one to differentiate within its forward.
         for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
-            failure = ""
-            try:
-                whole = self._run.recorded(self._given, grad=grad)
-            except Exception as error:  # noqa: BLE001 - the actual call raises it, too
-                failure = in_one_line(error)
+            run = partial(self._run.recorded, self._given, grad=grad)
+            whole, failure = self._comparison.attempted(run, "it failed on another worker")
             self.restore()
-            if self._comparison.agreed(not failure):
+            if not failure:
                 break
         else:
-            return failure or "it failed on another worker"
+            return failure
         if whole is None:
             return COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS
         return whole.writes or whole
-
-    def restore(self) -> None:
-        """Restore the module and the generators."""
-        self._run.restore()
 
     def _refusal(self) -> str | None:
         """Return the reason why no call of this module is split, if there is one before any is computed."""
@@ -167,7 +134,7 @@ class EquivalenceCheck:
             return "samestep.batch_dim(..., dim=None) keeps it unsplit"
         if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
             return "TorchScript has compiled it, and its reads cannot be observed"
-        if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
+        if any(isinstance(value, Iterator) for _, value in reached(self._module)):
             return "it reads an iterator, which cannot be rewound"
         return None
 
@@ -176,10 +143,10 @@ class EquivalenceCheck:
     ) -> SplitPlan:
         outputs = dict(leaves(found.outputs))
         watches = any(
-            isinstance(joint, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
-            for path, joint in found.joints.items()
+            isinstance(gathering, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
+            for path, gathering in found.gatherings.items()
         )
-        return SplitPlan(dims, found.joints, whole.sides, found.draws, watches, guards)
+        return SplitPlan(dims, found.gatherings, whole.sides, found.draws, watches, guards)
 
     def _ways(self) -> Iterator[Dims]:
         """Yield the way that the script declares, or else all ways that the shapes allow."""
@@ -191,61 +158,60 @@ class EquivalenceCheck:
             yield declared
 
     def _refuted(self, dims: Dims) -> str:
-        """Return how a way fails on disturbed weights and samples; empty if it passes.
-
-        The first disturbance under which the unsplit call runs decides.
-        """
+        """Return how a way fails on disturbed calls; the first disturbance that runs unsplit decides."""
         self._comparison.forget()
         total = self._given.total(dims)
         assert total is not None
         failure = ""
-        for how in disturbances(self._world.place.size, total, is_large=self._is_large):
+        for how in disturbance.disturbances(self._world.place.size, total, is_large=self._is_large):
             found = self._disturbed(dims, total, how)
             if isinstance(found, str):
                 return found or self._refuted_again(dims, total, how)
             failure = failure or found.why
         return f"it cannot be checked with other weights and samples: {failure}"
 
-    def _refuted_again(self, dims: Dims, total: int, how: Disturbance) -> str:
+    def _refuted_again(self, dims: Dims, total: int, how: disturbance.Disturbance) -> str:
         """Return how a way fails on further disturbed calls; empty if it passes.
 
-        These calls have other batches, since one may agree by chance; batches with a slice whose samples are
-        all ignored; larger and smaller samples; and other values of the call counters. CallSplitter that fail
-        unsplit are skipped.
+        One batch may agree by chance; a slice may have ignored samples only; a counter may act later. A call
+        that fails unsplit is repeated with as many samples as the actual call, and skipped if that fails too.
         """
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             others.append(replace(how, samples=2 * how.samples + 1, seed=2))
-        others += [replace(how, empties=one) for one in emptying(self._given, dims)]
-        others += [replace(how, scale=scale) for scale in SCALES]
+        others += [replace(how, empties=one) for one in disturbance.emptying(self._given, dims)]
+        others += [replace(how, scale=scale) for scale in disturbance.SCALES]
         if self._counters or self._counting_tensors:
-            others += [replace(how, counters=number) for number in COUNTERS]
-        for other in others:
-            found = self._disturbed(dims, total, replace(other, gradients=False))
+            others += [replace(how, counters=number) for number in disturbance.COUNTERS]
+        for other in (replace(one, gradients=False) for one in others):
+            found = self._disturbed(dims, total, other)
+            if isinstance(found, _Failed) and other.samples is not None:
+                found = self._disturbed(dims, total, replace(other, samples=None))
             if found and isinstance(found, str):
                 return found
         return ""
 
-    def _disturbed(self, dims: Dims, total: int, how: Disturbance) -> "str | _Failed":
+    def _disturbed(self, dims: Dims, total: int, how: disturbance.Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; restore the module and the generators."""
-        failure, given = "", self._given
         with ExitStack() as stack:
             stack.callback(self.restore)
-            try:
-                stack.enter_context(disturbed_weights(self._module, how))
-                given = disturbed_inputs(self._given, dims, total, how)
-                if how.counters is not None:
-                    set_counters(self._module, self._counters, self._counting_tensors, how.counters)
-            except Exception as error:  # noqa: BLE001 - double precision may exceed the memory
-                failure = in_one_line(error)
-            if not self._comparison.agreed(not failure):
-                return _Failed(failure or "another worker's failed")
-            return self._compared(given, dims, how)
 
-    def _compared(self, given: CallArguments, dims: Dims, how: Disturbance) -> "str | _Failed":
+            def disturbed() -> CallArguments:  # double precision may exceed the memory
+                stack.enter_context(disturbance.disturbed_weights(self._module, how))
+                given = disturbance.disturbed_inputs(self._given, dims, total, how)
+                if how.counters is not None:
+                    disturbance.set_counters(
+                        self._module, self._counters, self._counting_tensors, how.counters
+                    )
+                return given
+
+            given, failure = self._comparison.attempted(disturbed, "another worker's failed")
+            return _Failed(failure) if given is None else self._compared(given, dims, how)
+
+    def _compared(self, given: CallArguments, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
         run.dims = dims
-        precise = DoublePrecision() if how.double else nullcontext()
+        precise = disturbance.DoublePrecision() if how.double else nullcontext()
         # The graph of a full batch may exceed the memory.
         grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None
@@ -253,7 +219,7 @@ class EquivalenceCheck:
         try:
             with eagerly(self._module, when=True), changing_no_files():
                 whole = (
-                    run.whole(given, grad=grad, records=True, precise=precise)
+                    run.unsplit(given, grad=grad, records=True, precise=precise)
                     if self._draws
                     else run.recorded(given, grad=grad, precise=precise)
                 )
@@ -294,29 +260,23 @@ class EquivalenceCheck:
             weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64)
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
-        leaf = self._leaves(given)
+        tensors_in = [*self._module.parameters(), *(tensor for _, tensor in given.tensors())]
+        leaf = [one for one in tensors_in if one.requires_grad]
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
         found = self._gradient(value, leaf, allow_unused=True)
         return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
 
-    def _leaves(self, given: CallArguments) -> list[Tensor]:
-        learning = [one for one in self._module.parameters() if one.requires_grad]
-        return [*learning, *(tensor for _, tensor in given.tensors() if tensor.requires_grad)]
-
     def _other_gradients(
         self, found: SplitResult, given: CallArguments, sides: Sequence[SideOutput], expected: Any
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal."""
-        value = outcome(self._module, found.outputs, sides)
-        failure = ""
-        gradients: Sequence[Tensor | None] = ()
-        try:
-            gradients = self._gradients(dict(leaves(value)), given)
-        except Exception as error:  # noqa: BLE001 - as the forward of a slice
-            failure = in_one_line(error)
-        if not self._comparison.agreed(not failure):
-            return failure or "the backward of another worker's slice failed"
+        value = dict(leaves(outcome(self._module, found.outputs, sides)))
+        gradients, failure = self._comparison.attempted(
+            partial(self._gradients, value, given), "the backward of another worker's slice failed"
+        )
+        if gradients is None:
+            return failure
         pairs = list(zip(gradients, expected, strict=True))
         if not self._comparison.agreed(all((own is None) == (whole is None) for own, whole in pairs)):
             return "its slices have gradients of other parameters"
@@ -336,10 +296,6 @@ class EquivalenceCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An unsplit call that failed.
-
-    Args:
-        why: the error.
-    """
+    """The error of an unsplit call."""
 
     why: str

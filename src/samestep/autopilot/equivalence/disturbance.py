@@ -72,12 +72,7 @@ class Disturbance:
 def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
     """Return the disturbances to try, in order, until the model runs under one.
 
-    The first ones have few samples, in slices of unequal size.
-
-    Args:
-        size: the number of ranks.
-        total: the number of samples of the call.
-        is_large: whether the model is large: one slice then has two samples, and the others have one.
+    The first ones have few samples, in slices of unequal size: with a large model, one slice of two samples.
     """
     few = size + 1 if is_large else 2 * size + 1
     uneven = total if total % size else None
@@ -147,14 +142,7 @@ def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturba
 
 
 def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tensor], number: int) -> None:
-    """Set the call counters of a model to a number.
-
-    Args:
-        module: the model.
-        keys: the places of the counters that are Python numbers.
-        tensors: the counters that are tensors, each of one element.
-        number: the number.
-    """
+    """Set the call counters of a model to a number."""
     for tensor in tensors:
         tensor.fill_(number)
     modules = list(modules_of(module))
@@ -169,10 +157,7 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
 
 @contextmanager
 def parametrizations_computed() -> Iterator[None]:
-    """Disable torch's cache of parametrized weights.
-
-    The cache would keep disturbed weights, and those of calls without gradients.
-    """
+    """Disable torch's cache of parametrized weights, which would keep disturbed weights."""
     with attached(declarations.PARAMETRIZATION_CACHE, instead(0)):
         yield
 
@@ -214,7 +199,8 @@ def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
         return values
     root_mean_square = float(values.square().mean()) ** 0.5
     inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
-    return _normal(values, own).mul_(0.3 * max(root_mean_square, inputs**-0.5))
+    noise = torch.randn(values.shape, generator=own, dtype=torch.float64).to(values.device)
+    return noise.mul_(0.3 * max(root_mean_square, inputs**-0.5))
 
 
 def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
@@ -245,10 +231,7 @@ def _is_mask(value: Tensor) -> bool:
 
 
 def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
-    """Return integers of which some are nearer to 1: still valid labels, tokens, positions or lengths.
-
-    Lengths that are sorted from the longest to the shortest stay sorted.
-    """
+    """Return integers of which some are nearer to 1: still valid, and in descending order as before."""
     lower = 1 + (_uniform(value, own) * (value - 1).clamp(min=1)).to(value.dtype)
     share = 0.6 if value.dim() == 1 else 0.3
     other = torch.where((_uniform(value, own) < share) & (value > 1), lower, value)
@@ -261,7 +244,3 @@ def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
 
 def _uniform(like: Tensor, own: torch.Generator) -> Tensor:
     return torch.rand(like.shape, generator=own, dtype=torch.float64).to(like.device)
-
-
-def _normal(like: Tensor, own: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=own, dtype=torch.float64).to(like.device)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from samestep.autopilot.equivalence.disturbance import parametrizations_computed
-from samestep.autopilot.equivalence.whole_call import ModuleRun, UnsplitCall, close, differing_buffer
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, differing_buffer
+from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.sharded_autograd import BatchSplit
@@ -29,12 +30,7 @@ time."""
 
 
 class CheckSchedule:
-    """Decides which split calls are checked; the decision is the same on all ranks.
-
-    Args:
-        size: the number of ranks.
-        every: the number of calls from check to check; 0 for no checks, None for exponentially rarer ones.
-    """
+    """Decides, equally on all ranks, which split calls are checked: every K-th, or for None ever fewer."""
 
     def __init__(self, size: int, every: int | None) -> None:
         self._size, self._every = size, every
@@ -51,15 +47,7 @@ class CheckSchedule:
 
 
 class SampleCheck:
-    """Computes a call unsplit, and then compares the split call with it.
-
-    Args:
-        forward: runs the module.
-        module: the module; its state and that of the generators are restored.
-        given: the call's arguments.
-        world: the ranks.
-        draws: whether the call draws random numbers.
-    """
+    """Computes a call unsplit, and then compares the split call with it."""
 
     def __init__(
         self, forward: Forward, module: nn.Module, given: CallArguments, world: World, *, draws: bool
@@ -69,15 +57,11 @@ class SampleCheck:
         self._whole: UnsplitCall | None = None
         # It may differentiate within forward; the split call raises other errors.
         with suppress(Exception), parametrizations_computed():
-            self._whole = self._run.whole(given, records=draws)
+            self._whole = self._run.unsplit(given, records=draws)
         self._run.restore()
 
     def compare(self, result: Any, plan: SplitPlan, split: BatchSplit) -> None:
-        """Compare the split call with the unsplit one.
-
-        Raises:
-            OutOfStep: they differ, on this rank or another.
-        """
+        """Compare the split call with the unsplit one; raise `OutOfStep` if they differ on any rank."""
         why = self._difference(result, plan)
         reasons = self._world.all_gather_objects(why)
         found = next((one for one in reasons if one), "")
@@ -85,7 +69,7 @@ class SampleCheck:
             raise OutOfStep(
                 f"{type(self._module).__name__} gives another result when its batch of {split.total} is "
                 f"split: {found}. It did not in its equivalence check, so it depends on something that has "
-                "changed since. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
+                f"changed since. {KEEP_UNSPLIT}"
             )
 
     def _difference(self, result: Any, plan: SplitPlan) -> str:

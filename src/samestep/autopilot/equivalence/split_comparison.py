@@ -2,71 +2,66 @@
 
 import hashlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.whole_call import ModuleRun, UnsplitCall, close, differing_buffer, eagerly
+from samestep.autopilot.equivalence.unsplit_call import (
+    ModuleRun,
+    UnsplitCall,
+    close,
+    differing_buffer,
+    eagerly,
+    quiet,
+)
 from samestep.autopilot.script.call_account import is_user_code
 from samestep.autopilot.split.call_plans import (
     CallArguments,
     ConcatenatedOutput,
     Dims,
-    Joint,
+    Gathering,
     ReducedOutput,
-    joints_for,
+    gatherings_for,
 )
 from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_number
-from samestep.autopilot.split.joint_failure import OtherRankFailedError, failing_together
 from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
 from samestep.autopilot.split.random_draws import InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
+from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
-from samestep.autopilot.state.suppressed_output import quiet
 from samestep.base.errors import UsageError
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.ranks.world.protocol import World
 
+T = TypeVar("T")
 NOT_GATHERED = "cannot be gathered from those of slices"
 
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The results of a split call that are equal to those of the unsplit call.
+    """The outputs of a split call, which equal the unsplit ones, and how they were gathered and drawn."""
 
-    Args:
-        joints: the way to gather each output.
-        outputs: the gathered outputs.
-        draws: the plan of the random draws; None without draws.
-    """
-
-    joints: Mapping[Path, Joint]
+    gatherings: Mapping[Path, Gathering]
     outputs: Any
     draws: DrawPlan | None
 
 
 class SplitComparison:
-    """Compares split calls of one module with unsplit ones; all ranks get the same result.
-
-    Args:
-        forward: runs the module.
-        module: the module.
-        world: the ranks.
-    """
+    """Compares split calls of one module with unsplit ones; all ranks get the same result."""
 
     def __init__(self, forward: Forward, module: nn.Module, world: World) -> None:
         self._forward, self._module, self._world = forward, module, world
-        self._joints: dict[Path, Sequence[Joint]] | None = None
+        self._gatherings: dict[Path, Sequence[Gathering]] | None = None
         """The ways to gather outputs that passed earlier comparisons; None for all."""
 
         self._inner: bool | None = None
@@ -76,7 +71,7 @@ class SplitComparison:
 
     def forget(self) -> None:
         """Allow all ways to gather outputs and to draw again."""
-        self._joints = self._inner = None
+        self._gatherings = self._inner = None
         self.reads = ReadRecord()
 
     def split(
@@ -97,8 +92,7 @@ class SplitComparison:
             dims: the way: the sample dimension of each input.
             whole: the results of the unsplit call.
             grad: whether a graph is built; None keeps the script's setting.
-            precise: the context that computes a disturbed call in another precision; the next comparison is
-                limited to the ways to gather outputs that pass this one.
+            precise: the context of a disturbed call; later calls are limited to ways to gather that pass it.
         """
         total = given.total(dims)
         assert total is not None
@@ -133,7 +127,9 @@ class SplitComparison:
         # Compiled code is not observed: the disturbed calls have run it eagerly.
         is_watched = precise is not None or not is_compiled(self._module)
         outputs, reads = None, SampleReads()
-        watches = any(_may_be_reduced(tensor, split.total) for tensor in whole.outputs.values())
+        # An output may be a sum or a mean over samples if no dimension holds them.
+        shapes = [tensor.shape for tensor in whole.outputs.values()]
+        watches = not all(any(size % split.total == 0 for size in shape) for shape in shapes)
         with watching_reductions(when=watches) as watching:
             try:
                 with (
@@ -145,14 +141,8 @@ class SplitComparison:
                 ):
                     own = given.sliced(split, dims)
                     reads.follow(tensor for path, tensor in own.tensors() if path in dims)
-                    outputs = call_slice(
-                        self._forward,
-                        self._module,
-                        own,
-                        split,
-                        draws=mode,
-                        reads=reads if is_watched else None,
-                    )
+                    watched = reads if is_watched else None
+                    outputs = call_slice(self._forward, self._module, own, split, draws=mode, reads=watched)
             except OtherRankFailedError:
                 return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
@@ -163,33 +153,35 @@ class SplitComparison:
             return found + unknown
         if whole.reads:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
-        joints, result = found
-        return SplitResult(joints, result, None if mode is None else mode.plan())
+        gatherings, result = found
+        return SplitResult(gatherings, result, None if mode is None else mode.plan())
 
     def _compared(
         self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
-    ) -> tuple[Mapping[Path, Joint], Any] | str:
+    ) -> tuple[Mapping[Path, Gathering], Any] | str:
         value = outcome(self._module, outputs, whole.sides)
         parts = dict(leaves(value))
         of_values, of_state = self._differences(run, whole, outputs, parts, split.total, keeps=keeps)
         if of_values:
             return of_values
-        joints: dict[Path, Joint] = {}
+        gatherings: dict[Path, Gathering] = {}
         together: dict[Path, Tensor] = {}
-        left: dict[Path, Sequence[Joint]] = {}
+        left: dict[Path, Sequence[Gathering]] = {}
         for path, part in parts.items():
-            found = self._joints_of(path, whole.outputs[path], part, split, whole.scale, all_of_them=keeps)
+            found = self._gatherings_of(
+                path, whole.outputs[path], part, split, whole.scale, all_of_them=keeps
+            )
             if not found:
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
-            left[path] = [joint for joint, _ in found]
-            joints[path], together[path] = found[0]
+            left[path] = [gathering for gathering, _ in found]
+            gatherings[path], together[path] = found[0]
         if of_state:
             return of_state
         if keeps:
-            self._joints = left
+            self._gatherings = left
         result, kept = mapped(value, lambda path, _: together[path])
         assign_side_outputs(self._module, kept)
-        return joints, result
+        return gatherings, result
 
     def _differences(
         self,
@@ -209,6 +201,7 @@ class SplitComparison:
         place = returned_number(whole.returned, outputs, total)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers)
+        is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"
         values = {
             "its outputs have another structure": alike,
@@ -217,9 +210,7 @@ class SplitComparison:
         }
         state = {
             f"its buffers differ: it keeps statistics of its slice ({buffer or elsewhere})": buffer is None,
-            "it draws random numbers in a way that cannot be split": RngState.now(self._world.device).same(
-                whole.drawn
-            ),
+            "it draws random numbers in a way that cannot be split": is_drawn,
         }
         # A loss that every rank computes from all samples has the right mean, too.
         is_fixed = keeps and alike and all(close(part, whole.outputs[path]) for path, part in parts.items())
@@ -231,28 +222,37 @@ class SplitComparison:
             of_values.append("its outputs do not depend on these inputs")
         return next(iter(of_values), ""), next(iter(of_state), "")
 
-    def _joints_of(
+    def _gatherings_of(
         self, path: Path, whole: Tensor, part: Tensor, split: BatchSplit, scale: float, *, all_of_them: bool
-    ) -> list[tuple[Joint, Tensor]]:
+    ) -> list[tuple[Gathering, Tensor]]:
         """Return the ways to gather an output that give the unsplit one, with their results: one, or all."""
-        possible = list(joints_for(whole, part, split))
-        if self._joints is not None:
-            allowed = self._joints.get(path, ())
+        possible = list(gatherings_for(whole, part, split))
+        if self._gatherings is not None:
+            allowed = self._gatherings.get(path, ())
             possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
         if not self._agreed_on([(_kind(one), _form(one, part, split)) for one in possible]):
             return []
-        right: list[tuple[Joint, Tensor]] = []
-        for joint in possible:
+        right: list[tuple[Gathering, Tensor]] = []
+        for gathering in possible:
             try:
-                together = joint.gather(part, split)
+                together = gathering.gather(part, split)
             except UsageError:  # on this rank alone, after the communication
                 together = None
             if self.agreed(together is not None and close(together, whole, scale=scale)):
                 assert together is not None
-                right.append((joint, together))
+                right.append((gathering, together))
                 if not all_of_them:
                     break
         return right
+
+    def attempted(self, run: Callable[[], T], elsewhere: str) -> tuple[T | None, str]:
+        """Return the result of `run`; or None and the error, which is `elsewhere` if another rank has it."""
+        result, failure = None, ""
+        try:
+            result = run()
+        except Exception as error:  # noqa: BLE001 - a model may raise any error
+            failure = in_one_line(error)
+        return (result, "") if self.agreed(not failure) else (None, failure or elsewhere)
 
     def agreed(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
         """Return whether all ranks have passed True."""
@@ -274,19 +274,16 @@ class SplitComparison:
         return bool(lowest == -negative_of_highest)
 
 
-def _may_be_reduced(tensor: Tensor, total: int) -> bool:
-    """Return whether an output may be a sum or a mean over samples."""
-    return not any(size % total == 0 for size in tensor.shape)
-
-
-def _kind(joint: Joint) -> Any:
+def _kind(gathering: Gathering) -> Any:
     """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
-    return replace(joint, order=(), expanded=()) if isinstance(joint, ConcatenatedOutput) else joint
+    return (
+        replace(gathering, order=(), expanded=()) if isinstance(gathering, ConcatenatedOutput) else gathering
+    )
 
 
-def _form(joint: Joint, part: Tensor, split: BatchSplit) -> Any:
+def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     """Return the properties of a reduction that must be equal on all ranks before they communicate."""
-    found = read_reduction(part, joint.reading) if isinstance(joint, ReducedOutput) else None
+    found = read_reduction(part, gathering.reading) if isinstance(gathering, ReducedOutput) else None
     if found is None:
         return None
     # Several means have a common weight only if each has a constant number of elements per sample.

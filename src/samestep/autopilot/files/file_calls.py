@@ -1,7 +1,8 @@
 """Redirects the functions of Python, numpy and torch through which a script reaches files.
 
-The table below names the handler's method for each function. `overlay_calls` has the handler of the other
-ranks, `kept_calls` that of rank 0. A function for which the handler has no method is not redirected.
+Most functions access one file: their arguments are parsed to a `FileAccess`, which the handler executes by
+its method `accessed`. For each other function, the table names a method of the handler; without that method,
+it is not redirected. `kept_originals` has the handler of rank 0, `overlay_files` that of the other ranks.
 """
 
 import builtins
@@ -12,74 +13,163 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import safetensors.torch
 import torch
 
-from samestep.autopilot.files.suppressed_writes import refuse_change
+from samestep.autopilot.files.paths import is_device
+from samestep.base.context_values import bound
 from samestep.hooks import declarations
 from samestep.hooks.references import references_replaced
 from samestep.hooks.registry import attached_to, instead
 
 Call: TypeAlias = Callable[..., Any]
 
-_inside = threading.local()
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_PATHS = (str, bytes, os.PathLike)
 _FIRST = ("file", "path", "filename", "src", "database")
 """The keywords by which functions take a path that is their first argument."""
+_READING = frozenset(("listed", "scanned", "entered", "current", "temporary_made", "temporary_opened"))
+"""Methods of the table that do not change the script's files."""
+_inside = threading.local()
+_is_comparing: ContextVar[bool] = ContextVar("samestep_comparing", default=False)
 
 
-def _table() -> list[tuple[Any, str, str]]:
-    """Return the redirected functions: owner, name, and method of the handler."""
-    names = {
-        "inspected": ("stat", "access", "statvfs", "pathconf", "getxattr", "listxattr"),
-        "link_inspected": ("lstat", "readlink"),
-        "changed": ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr"),
-        "link_changed": ("lchown",),
-        "special_made": ("mkfifo", "mknod"),
-        "renamed": ("rename", "replace"),
-        "removed": ("remove", "unlink"),
-        "folder_removed": ("rmdir",),
-        "folder_made": ("mkdir",),
-        "opened_low": ("open",),
-        "linked": ("link",),
-        "symlinked": ("symlink",),
-        "listed": ("listdir",),
-        "scanned": ("scandir",),
-        "entered": ("chdir", "fchdir"),
-        "current": ("getcwd",),
-        "current_bytes": ("getcwdb",),
+@dataclass(frozen=True, slots=True)
+class FileAccess:
+    """The access of a call to one file.
+
+    Args:
+        kind: ``make`` creates a new file at a free path; ``write`` changes a file, or creates it.
+        at: the position of the path among the arguments.
+        creates: whether a missing file is created.
+        exclusive: whether an existing file is an error.
+        truncates: whether the contents of an existing file are dropped.
+        follow: whether symbolic links are followed.
+        dir_fd: the descriptor of the folder that the path is relative to.
+        close: closes what the call opens; None if it opens nothing.
+        is_harmless: whether a call that is computed for a comparison may do this.
+    """
+
+    kind: Literal["read", "write", "make"]
+    at: int = 0
+    creates: bool = True
+    exclusive: bool = False
+    truncates: bool = False
+    follow: bool = True
+    dir_fd: int | None = None
+    close: Callable[[Any], object] | None = None
+    is_harmless: bool = False
+
+
+Parse: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], FileAccess | None]
+"""Returns the access of a call with these arguments; None for a call that is not redirected."""
+
+
+def _accessing(kind: Literal["read", "write", "make"], at: int = 0, **how: Any) -> Parse:
+    """Return the parser for functions whose access depends only on `follow_symlinks` and `dir_fd`."""
+
+    def parse(_: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
+        follow = how.get("follow", kwargs.get("follow_symlinks", True))
+        others = {"is_harmless": kind == "read", **how, "follow": follow}
+        return FileAccess(kind, at, dir_fd=kwargs.get("dir_fd"), **others)
+
+    return parse
+
+
+def _of_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | None:
+    """Parse the arguments of `open` and `io.FileIO`; an opener calls `os.open` itself."""
+    if len(args) > 7 or kwargs.get("opener") is not None:
+        return None
+    mode = set(args[1] if len(args) > 1 else kwargs.get("mode", "r"))
+    if isinstance(args[0], int) or not mode & set("wax+"):
+        return FileAccess("read", close=close_file, is_harmless=True)
+    return FileAccess(
+        "write",
+        creates="r" not in mode,
+        exclusive="x" in mode,
+        truncates="w" in mode,
+        close=close_file,
+        is_harmless=is_device(os.fsdecode(args[0])),
+    )
+
+
+def _of_flags(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
+    """Parse the arguments of `os.open`; an unnamed temporary file is no file of the script."""
+    flags = args[1] if len(args) > 1 else kwargs.get("flags", 0)
+    is_reading, creates = not flags & _WRITE_FLAGS, bool(flags & os.O_CREAT)
+    return FileAccess(
+        "read" if is_reading or flags & os.O_TMPFILE == os.O_TMPFILE else "write",
+        creates=creates,
+        exclusive=creates and bool(flags & os.O_EXCL),
+        truncates=bool(flags & os.O_TRUNC),
+        follow=not flags & os.O_NOFOLLOW,
+        dir_fd=kwargs.get("dir_fd"),
+        close=os.close,
+        is_harmless=is_reading,
+    )
+
+
+def _of_mapping(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
+    """Parse the arguments of `torch.from_file`, which writes to shared files."""
+    is_shared = args[1] if len(args) > 1 else kwargs.get("shared", False)
+    return FileAccess("write" if is_shared else "read", is_harmless=True)
+
+
+def close_file(file: Any) -> None:
+    """Close what `open` or the initializer of `io.FileIO` has returned."""
+    if hasattr(file, "close"):
+        file.close()
+
+
+def _table() -> list[tuple[Any, str, str | Parse]]:
+    """Return the redirected functions: owner, name, and the parser or the handler's method."""
+    reads, overwrites_second = _accessing("read"), _accessing("write", 1, truncates=True)
+    names: Mapping[tuple[str, ...], str | Parse] = {
+        ("stat", "access", "statvfs", "pathconf", "getxattr", "listxattr"): reads,
+        ("lstat", "readlink"): _accessing("read", follow=False),
+        ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr"): _accessing(
+            "write", creates=False
+        ),
+        ("lchown",): _accessing("write", creates=False, follow=False),
+        ("mkfifo", "mknod"): _accessing("make"),
+        ("symlink",): _accessing("make", 1),
+        ("open",): _of_flags,
+        ("rename", "replace"): "renamed",
+        ("remove", "unlink", "rmdir"): "removed",
+        ("mkdir",): "folder_made",
+        ("link",): "linked",
+        ("listdir",): "listed",
+        ("scandir",): "scanned",
+        ("chdir", "fchdir"): "entered",
+        ("getcwd", "getcwdb"): "current",
     }
-    table = [(os, name, method) for method, group in names.items() for name in group if hasattr(os, name)]
+    native = torch._C  # noqa: SLF001 - no public spelling
     return [
-        *table,
-        (builtins, "open", "file_io"),
-        (io, "FileIO", "file_io"),
+        *((os, name, how) for group, how in names.items() for name in group if hasattr(os, name)),
+        (builtins, "open", _of_mode),
+        (io, "FileIO", _of_mode),
         (shutil, "rmtree", "tree_removed"),
         (shutil, "copystat", "copied"),  # as a whole: it goes through sets of functions
         (tempfile, "mkdtemp", "temporary_made"),
         (tempfile, "_mkstemp_inner", "temporary_opened"),
         (sqlite3, "connect", "connected"),
-        *_of_torch(),
-    ]
-
-
-def _of_torch() -> list[tuple[Any, str, str]]:
-    native = torch._C  # noqa: SLF001 - no public spelling
-    return [
-        (native.PyTorchFileWriter, "__init__", "second_written"),
-        (native.PyTorchFileReader, "__init__", "second_read"),
-        (native, "import_ir_module", "second_read"),
-        (native.ScriptModule, "save", "second_written"),
-        (native.ScriptFunction, "save", "second_written"),
-        (torch, "from_file", "mapped"),
-        (torch.UntypedStorage, "from_file", "mapped"),
-        (safetensors, "serialize_file", "second_written"),
-        (safetensors, "safe_open", "first_read"),
-        (torch.autograd.profiler.profile, "export_chrome_trace", "second_written"),
-        (torch.autograd.profiler.profile, "export_stacks", "second_written"),
+        (native.PyTorchFileWriter, "__init__", overwrites_second),
+        (native.PyTorchFileReader, "__init__", _accessing("read", 1)),
+        (native, "import_ir_module", _accessing("read", 1)),
+        (native.ScriptModule, "save", overwrites_second),
+        (native.ScriptFunction, "save", overwrites_second),
+        (torch, "from_file", _of_mapping),
+        (torch.UntypedStorage, "from_file", _of_mapping),
+        (safetensors, "serialize_file", overwrites_second),
+        (safetensors, "safe_open", reads),
+        (torch.autograd.profiler.profile, "export_chrome_trace", overwrites_second),
+        (torch.autograd.profiler.profile, "export_stacks", overwrites_second),
     ]
 
 
@@ -88,14 +178,14 @@ def redirected(handler: Any) -> Iterator[None]:
     """Redirect the functions of the table to methods of `handler`, in every module that refers to them."""
     changed: dict[int, tuple[Any, Any]] = {}
     with ExitStack() as stack:
-        for owner, name, method in _table():
+        for owner, name, how in _table():
             original = getattr(owner, name, None)
-            if original is None or not hasattr(handler, method):
+            if original is None or not (callable(how) or hasattr(handler, how)):
                 continue
-            call = _call(original, handler, method)
+            call = _file_io(original, handler) if name == "FileIO" else _redirecting(original, handler, how)
             if isinstance(owner, type):
                 hook = declarations.file_function(f"{owner.__module__}:{owner.__qualname__}", name)
-                value = staticmethod(call) if method == "mapped" else call
+                value = staticmethod(call) if name == "from_file" else call
                 stack.enter_context(attached_to(owner, hook, instead(value)))
             else:
                 changed[id(original)] = original, call
@@ -103,36 +193,39 @@ def redirected(handler: Any) -> Iterator[None]:
         yield
 
 
-def _call(original: Any, handler: Any, method: str) -> Any:
-    if isinstance(original, type) and method == "file_io":
-        return _file_io(original, handler)
-    return _outermost(original, handler, method)
-
-
-def _outermost(original: Call, handler: Any, method: str) -> Call:
+def _redirecting(original: Any, handler: Any, how: str | Parse) -> Any:
     """Return `original` redirected; functions that it calls are not redirected again."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "busy", False) or (method == "file_io" and _has_opener(args, kwargs)):
+        if getattr(_inside, "busy", False):
             return original(*args, **kwargs)
-        refuse_change(method, (*args, kwargs["mode"]) if "mode" in kwargs and len(args) == 1 else args)
-        _inside.busy = True
         args = _positional(args, kwargs)
-        try:
-            return getattr(handler, method)(original, *args, **kwargs)
-        except OSError as error:
-            _name_as_given(error, args)
-            raise
-        finally:
-            _inside.busy = False
+        if isinstance(how, str):
+            return _outermost(args, how in _READING, getattr(handler, how), original, *args, **kwargs)
+        access = how(args, kwargs) if args else None
+        if access is None or len(args) <= access.at:
+            return original(*args, **kwargs)
+        return _outermost(args, access.is_harmless, handler.accessed, original, access, args, kwargs)
 
     return call
 
 
-def _has_opener(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether `open` gets an opener, which calls `os.open` itself."""
-    return len(args) > 7 or kwargs.get("opener") is not None
+def _outermost(given: Sequence[Any], is_harmless: bool, handle: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001 - of two callers
+    """Return the result of a method of a handler; name the paths that the script passed in its error."""
+    if _is_comparing.get() and not is_harmless:
+        raise WritesFileError
+    _inside.busy = True
+    try:
+        return handle(*args, **kwargs)
+    except OSError as error:
+        if error.filename is not None and given and isinstance(given[0], _PATHS):
+            error.filename = os.fspath(given[0])
+            if error.filename2 is not None and len(given) > 1 and isinstance(given[1], _PATHS):
+                error.filename2 = os.fspath(given[1])
+        raise
+    finally:
+        _inside.busy = False
 
 
 def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -140,14 +233,6 @@ def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...
     if not args:
         args = tuple(kwargs.pop(name) for name in _FIRST if name in kwargs)
     return (*args, kwargs.pop("dst")) if len(args) == 1 and "dst" in kwargs else args
-
-
-def _name_as_given(error: OSError, args: tuple[Any, ...]) -> None:
-    """Replace the paths in an error, which may be redirected, by those that the script passed."""
-    if error.filename is not None and args and isinstance(args[0], (str, bytes, os.PathLike)):
-        error.filename = os.fspath(args[0])
-        if error.filename2 is not None and len(args) > 1 and isinstance(args[1], (str, bytes, os.PathLike)):
-            error.filename2 = os.fspath(args[1])
 
 
 def _file_io(original: type, handler: Any) -> type:
@@ -161,23 +246,21 @@ def _file_io(original: type, handler: Any) -> type:
             return issubclass(other, original)
 
     class FileIO(original, metaclass=Meta):  # type: ignore[misc]
-        def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-            if getattr(_inside, "busy", False):
-                super().__init__(file, mode, *args, **kwargs)
-                return
-            refuse_change("file_io", (file, mode))
-            _inside.busy = True
-            try:
-                handler.file_io(super().__init__, file, mode, *args, **kwargs)
-                if not isinstance(file, int):
-                    self.name = file
-            except OSError as error:
-                _name_as_given(error, (file,))
-                raise
-            finally:
-                _inside.busy = False
+        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+            _redirecting(super().__init__, handler, _of_mode)(file, *args, **kwargs)
+            if not isinstance(file, int):
+                self.name = file
 
     return FileIO
+
+
+class WritesFileError(Exception):
+    """A module changes a file when it is called."""
+
+
+def changing_no_files() -> AbstractContextManager[None]:
+    """Raise `WritesFileError` where the calling thread is about to change a file by a redirected function."""
+    return bound(_is_comparing, True)  # noqa: FBT003 - the value
 
 
 @contextmanager

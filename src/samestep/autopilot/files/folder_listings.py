@@ -9,7 +9,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 from samestep.autopilot.files.journal import PATIENCE_S, Journal
@@ -39,31 +39,8 @@ class ChangedFolders:
         self._paths |= {target + path[len(source) :] for path in inside}
 
 
-class RecordedListings:
-    """Records the listings of rank 0."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._process = os.getpid()
-
-    def record(self, path: str, names: Sequence[str]) -> None:
-        """Record the names in a folder that the run has changed."""
-        if os.getpid() != self._process:  # a loader's worker; other ranks may have more or fewer of them
-            return
-        self._journal.refresh()
-        before = self._journal.listings.get(path)
-        same = before is not None and before[-1] == [*names]
-        self._journal.append("listed", live=path, names=None if same else [*names])
-
-
 class ReplayedListings:
-    """Orders listings of the other ranks as rank 0 has recorded them.
-
-    Args:
-        journal: the journal of the run, which holds the records.
-        patience_s: seconds to wait for a record.
-        pause: called before each further read of the journal.
-    """
+    """Orders listings of the other ranks as rank 0 has recorded them; `pause` runs between reads."""
 
     def __init__(
         self,
@@ -108,11 +85,13 @@ class ReplayedListings:
         return None
 
 
-class Scan:
+class Scan(ExitStack):
     """An iterator and context manager, such as `os.scandir` returns."""
 
     def __init__(self, entries: Iterable[Any]) -> None:
+        super().__init__()
         self._entries = iter(entries)
+        self.callback(self._clear)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -120,16 +99,7 @@ class Scan:
     def __next__(self) -> Any:
         return next(self._entries)
 
-    def __enter__(self) -> "Scan":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the iteration."""
+    def _clear(self) -> None:
         self._entries = iter(())
 
 

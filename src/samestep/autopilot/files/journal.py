@@ -12,9 +12,10 @@ Rank 0 needs the base path of a live path (`base_of`), the others the current pl
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
+
+from samestep.base.polling import holds_within
 
 PATIENCE_S = 60.0
 """The longest time in seconds that a rank waits for another one."""
@@ -23,12 +24,7 @@ _RENAME_S = 5.0
 
 
 class Journal:
-    """Reads and appends the lines.
-
-    Args:
-        file: the path of the journal, on a file system that rank 0 shares with the readers. Without this
-            file, nothing has changed.
-    """
+    """Reads and appends the lines of a file; without this file, nothing has changed."""
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
@@ -58,12 +54,13 @@ class Journal:
         """Apply the new lines, wait for the end of a rename, and return the size of the journal."""
         self._read()
         if self._is_renaming:
-            deadline = time.monotonic() + _RENAME_S
-            while self._is_renaming and time.monotonic() < deadline:
-                time.sleep(0.001)
-                self._read()
+            holds_within(self._has_renamed, _RENAME_S, least_s=0.001)
             self._is_renaming = False
         return self.size
+
+    def _has_renamed(self) -> bool:
+        self._read()
+        return not self._is_renaming
 
     def base_of(self, live: str) -> str | None:
         """Return the base path of a live path; None for a file that rank 0 has created or changed."""

@@ -4,14 +4,22 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from samestep.autopilot.files.folder_listings import ChangedFolders, RecordedListings
+from samestep.autopilot.files.file_calls import Call, FileAccess
+from samestep.autopilot.files.folder_listings import ChangedFolders, Scan
 from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.paths import CommonPaths, folder_of_descriptor, is_actual_folder, path_text
+from samestep.autopilot.files.paths import (
+    DATABASE_SUFFIXES,
+    CommonPaths,
+    database_path,
+    folder_of_descriptor,
+    is_actual_folder,
+    path_text,
+)
 from samestep.autopilot.files.sibling_ranks import SiblingRanks
 
 LARGE = 16 << 20
@@ -19,25 +27,88 @@ LARGE = 16 << 20
 
 
 class OriginalKeeper:
-    """Keeps originals on rank 0; its methods are called before each change of a file or folder.
+    """The handler of rank 0 for `file_calls`: it keeps the original, then calls the function itself.
 
     Only the first change of a file that existed before the run matters. The original is copied into the
     common folder and a line is appended to the journal; then rank 0 changes the file in its place.
-
-    Args:
-        journal: the journal of the run.
-        folder: the common folder.
-        siblings: the other ranks; None if no other rank reads the files.
     """
 
     def __init__(self, journal: Journal, folder: Path, siblings: SiblingRanks | None = None) -> None:
         self._journal, self._folder, self._siblings = journal, str(folder), siblings
         self._common = CommonPaths(self._folder)
         self._changed = ChangedFolders()
-        self._listings = RecordedListings(journal)
+        self._process = os.getpid()
         self._numbers = count()
 
-    def live_path(self, path: Any, dir_fd: int | None = None, *, follow: bool = False) -> str | None:
+    def accessed(self, original: Call, access: FileAccess, args: Sequence[Any], kwargs: Any) -> Any:
+        """Act for functions that access one file."""
+        path, dir_fd = args[access.at], access.dir_fd
+        if access.kind == "make" or (access.kind == "write" and access.exclusive):
+            self._before_making(path, dir_fd)
+        elif access.kind == "write":
+            self._before_writing(path, creates=access.creates, follow=access.follow, dir_fd=dir_fd)
+        return original(*args, **kwargs)
+
+    def folder_made(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Act for `os.mkdir`."""
+        live = self._before_making(path, kwargs.get("dir_fd"))
+        if live is not None:
+            self._changed.add(live)
+        original(path, *args, **kwargs)
+
+    def removed(self, original: Call, path: Any, *, dir_fd: int | None = None) -> None:
+        """Act for `os.remove` and `os.rmdir`."""
+        self._before_removing(path, dir_fd, is_folder=original.__name__ == "rmdir")
+        original(path, dir_fd=dir_fd)
+
+    def tree_removed(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Act for `shutil.rmtree`."""
+        live = self._live_path(path, kwargs.get("dir_fd"))
+        if live is not None and is_actual_folder(live):
+            self._enter_change(live)
+            self._keep_tree(live)
+        original(path, *args, **kwargs)
+
+    def renamed(self, original: Call, source: Any, target: Any, **folders: int | None) -> None:
+        """Act for `os.rename` and `os.replace`."""
+        with self._renaming(source, target, **folders):
+            original(source, target, **folders)
+
+    def linked(self, original: Call, source: Any, target: Any, **kwargs: Any) -> None:
+        """Act for `os.link`."""
+        live = self._live_path(source, kwargs.get("src_dir_fd"))
+        if live is None or os.path.isfile(live) or os.path.islink(live):
+            if live is not None:
+                self._change(live)
+            self._before_making(target, kwargs.get("dst_dir_fd"))
+        original(source, target, **kwargs)
+
+    def listed(self, original: Call, path: Any = ".") -> list[Any]:
+        """Act for `os.listdir`."""
+        found = list(original(path))
+        names = {os.fsdecode(name): name for name in found}
+        return [names[name] for name in self._recorded(path, [*names])]
+
+    def scanned(self, original: Call, path: Any = ".") -> Any:
+        """Act for `os.scandir`."""
+        with original(path) as entries:
+            found = {os.fsdecode(entry.name): entry for entry in entries}
+        return Scan(found[name] for name in self._recorded(path, [*found]))
+
+    def copied(self, original: Call, source: Any, target: Any, *, follow_symlinks: bool = True) -> None:
+        """Act for `shutil.copystat`."""
+        self._before_writing(target, creates=False, follow=follow_symlinks)
+        original(source, target, follow_symlinks=follow_symlinks)
+
+    def connected(self, original: Call, database: Any, *args: Any, **kwargs: Any) -> Any:
+        """Act for `sqlite3.connect`."""
+        text, options = database_path(database, args, kwargs)
+        if text is not None and "mode=ro" not in options and "immutable=1" not in options:
+            for suffix in ("", *DATABASE_SUFFIXES):
+                self._before_writing(text + suffix, creates=True)
+        return original(database, *args, **kwargs)
+
+    def _live_path(self, path: Any, dir_fd: int | None = None, *, follow: bool = False) -> str | None:
         """Return a path without symbolic links in its folder part; None for a file that needs no original."""
         text = path_text(path)
         if not text:
@@ -52,64 +123,43 @@ class OriginalKeeper:
             text = os.path.join(os.path.realpath(folder), name)
         return None if text in self._common else text
 
-    def open(self, path: Any, *, creates: bool, follow: bool = True, dir_fd: int | None = None) -> None:
-        """Keep the original of a file before it is opened for writing."""
-        live = self.live_path(path, dir_fd, follow=follow)
-        if live is None:
-            return
-        if os.path.lexists(live):
-            self._change(live)
-        elif creates:
-            self._make(live)
-
-    def make(self, path: Any, dir_fd: int | None = None, *, is_folder: bool = False) -> None:
-        """Record a file or folder before it is created."""
-        live = self.live_path(path, dir_fd)
-        if live is not None and not os.path.lexists(live):
-            self._make(live)
-            if is_folder:
-                self._changed.add(live)
-
-    def change(self, path: Any, dir_fd: int | None = None, *, follow: bool = True) -> None:
+    def _before_writing(
+        self, path: Any, *, creates: bool, follow: bool = True, dir_fd: int | None = None
+    ) -> None:
         """Keep the original of a file before its contents or attributes are changed."""
-        live = self.live_path(path, dir_fd, follow=follow)
+        live = self._live_path(path, dir_fd, follow=follow)
         if live is not None and os.path.lexists(live):
             self._change(live)
+        elif live is not None and creates:
+            self._make(live)
 
-    def remove(self, path: Any, dir_fd: int | None = None, *, is_folder: bool = False) -> None:
+    def _before_making(self, path: Any, dir_fd: int | None) -> str | None:
+        """Record a file or folder before it is created; return its path if it needs an original."""
+        live = self._live_path(path, dir_fd)
+        if live is None or os.path.lexists(live):
+            return None
+        self._make(live)
+        return live
+
+    def _before_removing(self, path: Any, dir_fd: int | None, *, is_folder: bool = False) -> None:
         """Keep a file or an empty folder before it is removed."""
-        live = self.live_path(path, dir_fd)
+        live = self._live_path(path, dir_fd)
         if live is None or not os.path.lexists(live):
             return
         if is_folder == is_actual_folder(live) and not (is_folder and os.listdir(live)):
             self._enter_change(live)
             self._keep(live, in_place=False)
 
-    def remove_tree(self, path: Any, dir_fd: int | None = None) -> None:
-        """Keep a folder and its contents before it is removed."""
-        live = self.live_path(path, dir_fd)
-        if live is not None and is_actual_folder(live):
-            self._enter_change(live)
-            self._keep_tree(live)
-
-    def link(self, source: Any, target: Any, **folders: int | None) -> None:
-        """Keep the original of a file before a hard link to it is created."""
-        live = self.live_path(source, folders.get("src_dir_fd"))
-        if live is None or os.path.isfile(live) or os.path.islink(live):
-            if live is not None:
-                self._change(live)
-            self.make(target, folders.get("dst_dir_fd"))
-
     @contextmanager
-    def renaming(self, source: Any, target: Any, **folders: int | None) -> Iterator[None]:
+    def _renaming(self, source: Any, target: Any, **folders: int | None) -> Iterator[None]:
         """Record a rename, which the caller executes within this context."""
-        old = self.live_path(source, folders.get("src_dir_fd"))
-        new = self.live_path(target, folders.get("dst_dir_fd"))
+        old = self._live_path(source, folders.get("src_dir_fd"))
+        new = self._live_path(target, folders.get("dst_dir_fd"))
         if old is None or new is None or not _can_rename(old, new):
             if old is not None and new is None:
-                self.remove(source, folders.get("src_dir_fd"))
+                self._before_removing(source, folders.get("src_dir_fd"))
             elif new is not None and old is None:
-                self.open(target, creates=True, follow=False)
+                self._before_writing(target, creates=True, follow=False)
             yield
             return
         self._enter_change(old)
@@ -127,14 +177,18 @@ class OriginalKeeper:
         self._journal.append("renamed", source=old, target=new)
         self._changed.rename(old, new)
 
-    def listed(self, path: Any, names: Sequence[str]) -> list[str]:
+    def _recorded(self, path: Any, names: Sequence[str]) -> list[str]:
         """Return the names without the common folder; record them if the run has changed their folder."""
-        live = self.live_path(path, follow=True)
+        path = f"/proc/self/fd/{path}" if isinstance(path, int) else path or "."
+        live = self._live_path(path, follow=True)
         if live is None:
             return [*names]
         seen = [name for name in names if os.path.join(live, name) != self._folder]
-        if live in self._changed:
-            self._listings.record(live, seen)
+        # A worker of a loader records nothing: other ranks may have more or fewer of them.
+        if live in self._changed and os.getpid() == self._process:
+            self._journal.refresh()
+            before = self._journal.listings.get(live)
+            self._journal.append("listed", live=live, names=None if before and before[-1] == seen else seen)
         return seen
 
     def _make(self, live: str) -> None:
@@ -197,15 +251,14 @@ class OriginalKeeper:
             os.mkdir(place)
             shutil.copystat(live, place)
         elif stat.S_ISREG(status.st_mode):
+            with suppress(OSError):  # on another file system
+                if may_link:
+                    os.link(live, place)
+                    return place
             try:
-                if not may_link:
-                    raise OSError
-                os.link(live, place)
-            except OSError:  # on another file system
-                try:
-                    shutil.copy2(live, place)
-                except PermissionError:  # then no rank can read it
-                    return None
+                shutil.copy2(live, place)
+            except PermissionError:  # then no rank can read it
+                return None
         elif stat.S_ISFIFO(status.st_mode):
             os.mkfifo(place)
         else:

@@ -7,21 +7,29 @@ files that a serial script finds. Rank 0 changes the actual files, and keeps the
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from samestep.autopilot.files.folder_listings import ReplayedListings
+from samestep.autopilot.files.file_calls import (
+    Call,
+    FileAccess,
+    close_file,
+    redirected_again,
+    unredirected,
+)
+from samestep.autopilot.files.folder_listings import OverlayEntry, ReplayedListings, Scan
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.overlay_layer import OverlayLayer
-from samestep.autopilot.files.overlay_lookup import GONE, MARK, Folder, OverlayLookup, Spot, join
-
-T = TypeVar("T")
+from samestep.autopilot.files.overlay_lookup import MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
+from samestep.autopilot.files.paths import DATABASE_SUFFIXES, database_path, os_error
 
 
 class Overlay:
-    """The files of one rank.
+    """The handler of a rank other than 0 for `file_calls`.
 
     Args:
         root: a private folder.
@@ -39,286 +47,312 @@ class Overlay:
         announce: Callable[[str], object] = lambda _: None,
         hidden: Path | None = None,
     ) -> None:
-        self._root = str(root)
-        self.lookup = OverlayLookup(self._root, journal, str(hidden) if hidden else None)
+        self._lookup = OverlayLookup(str(root), journal, str(hidden) if hidden else None)
         self._listings = listings
-        self._layer = OverlayLayer(self.lookup, announce, self.read)
+        self._layer = OverlayLayer(self._lookup, announce)
 
     @property
     def made(self) -> list[str]:
         """The paths that this rank has created or written, in this order."""
         return self._layer.made
 
-    def find(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> Any:
-        """Return the actual path to read; if there is no file, a path that does not exist."""
-        text = self.lookup.text(path, dir_fd)
-        if text is None:
-            return self.lookup.plain(path, dir_fd)
-        try:
-            where = self.lookup.spot(text, follow=follow).where
-        except FileNotFoundError:
-            where = None
-        return self._nowhere(text) if where is None else where
+    def accessed(
+        self, original: Call, access: FileAccess, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Act for functions that access one file."""
+        path, dir_fd = args[access.at], access.dir_fd
+        kwargs.pop("dir_fd", None)
 
-    def read(
-        self,
-        path: Any,
-        how: Callable[[Any], T],
-        *,
-        follow: bool = True,
-        dir_fd: int | None = None,
-        close: Callable[[T], object] | None = None,
-    ) -> T:
-        """Return the result of `how` for the actual path; call it again if rank 0 changes the file meanwhile.
+        def call(where: Any) -> Any:
+            return original(*args[: access.at], where, *args[access.at + 1 :], **kwargs)
 
-        Args:
-            path: the path that the script uses.
-            how: called with the actual path of the file for this rank.
-            follow: whether symbolic links are followed.
-            dir_fd: the folder that the path is relative to.
-            close: undoes `how`.
-        """
-        where = self.find(path, follow=follow, dir_fd=dir_fd)
-        while True:
-            size = self.lookup.journal.size
+        if access.kind == "read":
             try:
-                found = how(where)
-            except Exception:  # a library may raise any error for a missing file
-                again = self._if_elsewhere(path, where, size, follow=follow, dir_fd=dir_fd)
-                if again is None:
-                    raise
-            else:
-                again = self._if_elsewhere(path, where, size, follow=follow, dir_fd=dir_fd)
-                if again is None:
-                    return found
-                if close is not None:
-                    close(found)
-            where = again
+                found = self._lookup.read(path, call, follow=access.follow, dir_fd=dir_fd, close=access.close)
+            except OSError:
+                if getattr(original, "__name__", "") == "access":  # which raises no error
+                    return False
+                raise
+        else:
+            with self._writing(path, access) as where:
+                found = call(where)
+        if access.close is close_file:
+            _name_file(found, path)
+        elif access.close is not None and access.kind == "read":
+            self._note_descriptor(found, path, dir_fd)
+        return found
 
-    def exists(self, path: Any, *, follow: bool = False) -> bool:
-        """Return whether `path` exists for this rank."""
-        text = self.lookup.text(path)
-        if text is None:
-            return os.path.lexists(path)
-        try:
-            return self.lookup.spot(text, follow=follow).where is not None
-        except OSError:
-            return False
-
-    @contextmanager
-    def writing(
-        self,
-        path: Any,
-        *,
-        creates: bool = True,
-        exclusive: bool = False,
-        truncates: bool = False,
-        follow: bool = True,
-        dir_fd: int | None = None,
-    ) -> Iterator[Any]:
-        """Yield the actual path to write: a new file, or a copy of the existing one."""
-        text = self.lookup.text(path, dir_fd)
-        if text is None:
-            yield self.lookup.plain(path, dir_fd)
+    def folder_made(self, _: Call, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        """Act for `os.mkdir`."""
+        entry = self._entry_at(path, dir_fd)
+        if entry is None:
+            os.mkdir(self._lookup.plain(path, dir_fd), mode)
             return
-        try:
-            spot = self.lookup.spot(text, follow=follow and not exclusive)
-        except FileNotFoundError:
-            yield self._nowhere(text)
-            return
-        if spot.where is None:
-            if not creates:
-                yield self._nowhere(text)
-                return
-            with self._layer.making(spot) as own:
-                yield own
-            return
-        if exclusive:
-            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        yield self._layer.own_copy(spot, truncates=truncates)
-
-    @contextmanager
-    def making(self, path: Any, dir_fd: int | None = None) -> Iterator[Any]:
-        """Yield the actual path at which to create a new file; for folders there is `make_folder`."""
-        text = self.lookup.text(path, dir_fd)
-        if text is None:
-            yield self.lookup.plain(path, dir_fd)
-            return
-        spot = self.lookup.spot(text, follow=False)
-        if spot.where is not None:
-            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        with self._layer.making(spot) as own:
-            yield own
-
-    def make_folder(self, path: Any, mode: int = 0o777, dir_fd: int | None = None) -> None:
-        """Create a folder."""
-        text = self.lookup.text(path, dir_fd)
-        if text is None:
-            os.mkdir(self.lookup.plain(path, dir_fd), mode)
-            return
-        spot = self.lookup.spot(text, follow=False)
-        if spot.where is not None:
-            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        with self._layer.making(spot) as own:
+        if entry.where is not None:
+            raise os_error(errno.EEXIST, path)
+        with self._layer.making(entry) as own:
             os.mkdir(own, mode)
-            if self.lookup.existed(spot.path):
-                os.symlink(GONE, join(own, MARK))
-        self._layer.changed.add(spot.path)
-        self.lookup.changed()
+            if self._lookup.existed(entry.path):
+                os.symlink(WHITEOUT, join(own, MARK))
+        self._layer.changed.add(entry.path)
+        self._lookup.changed()
 
-    def remove(self, path: Any, dir_fd: int | None = None, *, is_folder: bool = False) -> None:
-        """Remove a file, or an empty folder."""
-        text = self.lookup.text(path, dir_fd)
-        if text is None:
-            (os.rmdir if is_folder else os.unlink)(self.lookup.plain(path, dir_fd))
+    def removed(self, original: Call, path: Any, *, dir_fd: int | None = None) -> None:
+        """Act for `os.remove` and `os.rmdir`."""
+        is_folder = original.__name__ == "rmdir"
+        entry = self._entry_at(path, dir_fd)
+        if entry is None:
+            original(self._lookup.plain(path, dir_fd))
             return
-        spot = self.lookup.spot(text, follow=False)
-        _check_removable(spot, path, is_folder=is_folder)
-        if is_folder and self._layer.names(self._layer.folder_at(spot)):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self._layer.drop(spot)
+        _check_removable(entry, path, is_folder=is_folder)
+        if is_folder and self._layer.names(self._layer.folder_at(entry)):
+            raise os_error(errno.ENOTEMPTY, path)
+        self._layer.drop(entry)
 
-    def remove_tree(self, path: Any, dir_fd: int | None = None) -> bool:
-        """Remove a folder with its contents; return False if it is not a folder, or shared."""
-        text = self.lookup.text(path, dir_fd)
-        if text is None:
-            return False
+    def tree_removed(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Act for `shutil.rmtree`."""
         try:
-            spot = self.lookup.spot(text, follow=False)
+            entry = self._entry_at(path, kwargs.get("dir_fd"))
         except OSError:
-            return False
-        if not spot.is_folder:
-            return False
-        self._layer.drop(spot)
-        return True
+            entry = None
+        if entry is not None and entry.is_folder:
+            self._layer.drop(entry)
+        elif self._lookup.text(path, kwargs.get("dir_fd")) is None:
+            original(path, *args, **kwargs)
+        else:  # it raises its error
+            with redirected_again():
+                original(path, *args, **kwargs)
 
-    def rename(
-        self, source: Any, target: Any, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    def renamed(
+        self,
+        _: Call,
+        source: Any,
+        target: Any,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
     ) -> None:
-        """Rename a file or folder."""
-        one, other = self.lookup.text(source, src_dir_fd), self.lookup.text(target, dst_dir_fd)
+        """Act for `os.rename` and `os.replace`."""
+        one, other = self._lookup.text(source, src_dir_fd), self._lookup.text(target, dst_dir_fd)
         if one is None or other is None:
-            plain = self.lookup.plain
+            plain = self._lookup.plain
             self._rename_between(plain(source, src_dir_fd), plain(target, dst_dir_fd), one, other)
             return
-        old, new = self.lookup.spot(one, follow=False), self.lookup.spot(other, follow=False)
+        old, new = self._lookup.entry_at(one, follow=False), self._lookup.entry_at(other, follow=False)
         _check_rename(old, new, source, target)
         if old.path == new.path:
             return
         if new.is_folder and self._layer.names(self._layer.folder_at(new)):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
-        if _is_same_file(old, new):
-            return
+            raise os_error(errno.ENOTEMPTY, source, target)
         if new.where is not None:
+            if os.path.samestat(os.lstat(str(old.where)), os.lstat(new.where)):
+                return
             self._layer.drop(new)
         self._layer.move(old, new)
         self._layer.changed.rename(old.path, new.path)
-        self.lookup.changed()
+        self._lookup.changed()
 
-    def link(self, source: Any, target: Any, **folders: int | None) -> None:
-        """Create a hard link to a file."""
-        text = self.lookup.text(source, folders.get("src_dir_fd"))
-        where = source
-        if text is not None:
-            spot = self.lookup.spot(text, follow=False)
-            if spot.where is None:
-                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, target)
-            where = spot.where if spot.is_folder else self._layer.own_copy(spot)
-        with self.making(target, folders.get("dst_dir_fd")) as own:
+    def _rename_between(self, source: Any, target: Any, one: str | None, other: str | None) -> None:
+        """Rename something to or from a path that is not in the overlay."""
+        if one is not None:
+            os.rename(self._lookup.place(source, follow=False), target)
+            self._layer.drop(self._lookup.entry_at(one, follow=False))
+        elif other is None:
+            os.rename(source, target)
+        else:
+            if os.path.isdir(source) and self._exists(target):
+                self.removed(os.rmdir, target)
+            with self._writing(target, FileAccess("write", truncates=True, follow=False)) as own:
+                shutil.move(source, own)
+
+    def linked(self, _: Call, source: Any, target: Any, **folders: Any) -> None:
+        """Act for `os.link`."""
+        entry, where = self._entry_at(source, folders.get("src_dir_fd")), source
+        if entry is not None:
+            if entry.where is None:
+                raise os_error(errno.ENOENT, source, target)
+            where = entry.where if entry.is_folder else self._layer.own_copy(entry)
+        with self._writing(target, FileAccess("make", dir_fd=folders.get("dst_dir_fd"))) as own:
             os.link(where, own)
 
-    def enter(self, path: Any) -> None:
-        """Change the working folder of this rank, and of the process if the folder exists on disk."""
-        text = self.lookup.text(path)
+    def entered(self, _: Call, path: Any) -> None:
+        """Act for `os.chdir` and `os.fchdir`: the process changes to the folder only if it is on disk."""
+        path = self._lookup.folder_of(path) if isinstance(path, int) else path
+        text = self._lookup.text(path)
         if text is None:
             os.chdir(path)
-            self.lookup.current = os.getcwd()
+            self._lookup.current = os.getcwd()
             return
-        folder = self.lookup.folder(text)
-        self.lookup.current = folder.path
+        folder = self._lookup.folder(text)
+        self._lookup.current = folder.path
         for place in (folder.path, folder.place, folder.own):
             if place is not None and os.path.isdir(place):
                 os.chdir(place)
                 return
 
-    def names(self, path: Any) -> list[str]:
-        """Return the names in a folder, in the order of rank 0."""
-        text = self.lookup.text(path)
+    def current(self, original: Call) -> str | bytes:
+        """Act for `os.getcwd` and `os.getcwdb`."""
+        path: str | bytes = self._lookup.current or original()
+        return os.fsencode(path) if original.__name__ == "getcwdb" else path
+
+    def listed(self, original: Call, path: Any = ".") -> list[Any]:
+        """Act for `os.listdir`."""
+        path = "." if path is None else path
+        path = self._lookup.folder_of(path) if isinstance(path, int) else path
+        text = self._lookup.text(path)
         if text is None:
-            return os.listdir(path)
-        folder, names = self.lookup.unchanged(text, lambda: self._names_in(self.lookup.folder(text)))
-        if self._listings is None or folder.path not in self._layer.changed:
-            return names
-        return self._listings.ordered(folder.path, names)
+            return list(original(path))
 
-    def _names_in(self, folder: Folder) -> tuple[Folder, list[str]]:
-        return folder, self._layer.names(folder)
+        def find() -> tuple[Folder, list[str]]:
+            folder = self._lookup.folder(text)
+            return folder, self._layer.names(folder)
 
-    def unchanged_entries(self, path: Any) -> "dict[str, os.DirEntry[str]]":
+        folder, names = self._lookup.unchanged(text, find)
+        if self._listings is not None and folder.path in self._layer.changed:
+            names = self._listings.ordered(folder.path, names)
+        return [os.fsencode(name) for name in names] if _is_bytes(path) else names
+
+    def scanned(self, original: Call, path: Any = ".") -> Any:
+        """Act for `os.scandir`."""
+        path = "." if path is None else path
+        folder = self._lookup.folder_of(path) if isinstance(path, int) else path
+        text = self._lookup.text(folder)
+        if text is None:
+            return original(path)
+        given = "" if isinstance(path, int) else os.fspath(path)
+        top = os.fsencode(text) if _is_bytes(path) else text
+        known = {} if isinstance(path, int) else self._unchanged_entries(text)
+
+        def entry(name: Any) -> OverlayEntry:
+            places = os.path.join(given, name), os.path.join(top, name)
+            return OverlayEntry(name, *places, self._status, known.get(os.fsdecode(name)))
+
+        return Scan([entry(name) for name in self.listed(original, folder)])
+
+    def _unchanged_entries(self, text: str) -> "dict[str, os.DirEntry[str]]":
         """Return the entries of a folder in the file system by name; empty if a rank has changed it."""
-        text = self.lookup.text(path)
-        folder = self.lookup.folder(text) if text is not None else None
-        if folder is None or folder.own is not None or folder.place is None:
+        folder = self._lookup.folder(text)
+        if folder.own is not None or folder.place is None:
             return {}
-        journal = self.lookup.journal
         try:
             with os.scandir(folder.place) as entries:
                 found = {entry.name: entry for entry in entries}
-        except OSError:  # rank 0 may have removed the folder meanwhile; `names` finds out
+        except OSError:  # rank 0 may have removed the folder meanwhile; the listing finds out
             return {}
-        journal.refresh()
-        return {} if folder.base in journal.entries else found
+        self._lookup.journal.refresh()
+        return {} if folder.base in self._lookup.journal.entries else found
 
-    def status(self, path: Any, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the status of a path."""
-        return self.read(path, os.lstat, follow=follow_symlinks)
+    def _status(self, path: Any, *, follow_symlinks: bool) -> os.stat_result:
+        with unredirected():  # a script calls this through an entry, outside of the redirected functions
+            return self._lookup.read(path, os.lstat, follow=follow_symlinks)
 
-    def _if_elsewhere(
-        self, path: Any, where: Any, size: int, *, follow: bool, dir_fd: int | None
-    ) -> Any | None:
-        """Return the new actual path if it is not `where` any more; `size` is the journal's at that time."""
-        if self.lookup.journal.refresh() == size:
-            return None
-        again = self.find(path, follow=follow, dir_fd=dir_fd)
-        return None if again == where else again
+    def copied(self, original: Call, source: Any, target: Any, *, follow_symlinks: bool = True) -> None:
+        """Act for `shutil.copystat`."""
+        where = self._lookup.place(source, follow=follow_symlinks)
+        access = FileAccess("write", creates=False, follow=follow_symlinks)
+        with self._writing(target, access) as own:
+            original(where, own, follow_symlinks=follow_symlinks)
 
-    def _nowhere(self, text: str) -> str:
-        return join(self._root, f"dev/null/{os.path.basename(text)}")
+    def temporary_made(
+        self, original: Call, suffix: Any = None, prefix: Any = None, folder: Any = None, **kwargs: Any
+    ) -> Any:
+        """Act for `tempfile.mkdtemp`; its folder is not redirected, since other programs may use it."""
+        folder = kwargs.get("dir", folder)
+        if folder is not None and os.fsdecode(folder) != tempfile.gettempdir():
+            with redirected_again():
+                return original(suffix, prefix, folder)
+        path = original(suffix, prefix, folder)
+        self._lookup.share(os.fsdecode(path))
+        return path
 
-    def _rename_between(self, source: Any, target: Any, one: str | None, other: str | None) -> None:
-        """Rename something to or from a path that is not in the overlay."""
-        if one is not None:
-            os.rename(self.find(source, follow=False), target)
-            self._layer.drop(self.lookup.spot(one, follow=False))
-        elif other is None:
-            os.rename(source, target)
+    def temporary_opened(self, original: Call, folder: Any, *args: Any) -> Any:
+        """Act for the temporary files of `tempfile`."""
+        if not os.path.isdir(folder):
+            with redirected_again():
+                return original(folder, *args)
+        # The name is unique; the script removes the file, or moves it to its final path.
+        number, path = original(folder, *args)
+        self._lookup.share(os.fsdecode(path))
+        return number, path
+
+    def connected(self, original: Call, database: Any, *args: Any, **kwargs: Any) -> Any:
+        """Act for `sqlite3.connect`."""
+        text, options = database_path(database, args, kwargs)
+        if text is None:
+            return original(database, *args, **kwargs)
+        if "mode=ro" in options or "immutable=1" in options:
+            return self._lookup.read(text, lambda where: original(f"file:{where}?{options}", *args, **kwargs))
+        for suffix in DATABASE_SUFFIXES:
+            if self._exists(text + suffix):
+                with self._writing(text + suffix, FileAccess("write")):
+                    pass
+        creates = "mode=rw" not in options or "mode=rwc" in options
+        with self._writing(text, FileAccess("write", creates=creates)) as where:
+            return original(f"file:{where}?{options}" if options else where, *args, **kwargs)
+
+    def _entry_at(self, path: Any, dir_fd: int | None = None, *, follow: bool = False) -> Entry | None:
+        """Return the entry of a path, None outside of the overlay; raise `OSError` without its folder."""
+        text = self._lookup.text(path, dir_fd)
+        return None if text is None else self._lookup.entry_at(text, follow=follow)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            entry = self._entry_at(path)
+        except OSError:
+            return False
+        return os.path.lexists(path) if entry is None else entry.where is not None
+
+    @contextmanager
+    def _writing(self, path: Any, access: FileAccess) -> Iterator[Any]:
+        """Yield the actual path to write: a new file, or a copy of the existing one."""
+        is_new = access.exclusive or access.kind == "make"
+        try:
+            entry = self._entry_at(path, access.dir_fd, follow=access.follow and not is_new)
+        except FileNotFoundError:
+            if access.kind == "make":
+                raise
+            yield self._lookup.nowhere(path)
+            return
+        if entry is None:
+            yield self._lookup.plain(path, access.dir_fd)
+        elif entry.where is not None and is_new:
+            raise os_error(errno.EEXIST, path)
+        elif entry.where is not None:
+            yield self._layer.own_copy(entry, truncates=access.truncates)
+        elif access.creates:
+            with self._layer.making(entry) as own:
+                yield own
         else:
-            if os.path.isdir(source) and self.exists(target):
-                self.remove(target, is_folder=True)
-            with self.writing(target, truncates=True, follow=False) as own:
-                shutil.move(source, own)
+            yield self._lookup.nowhere(path)
+
+    def _note_descriptor(self, number: int, path: Any, dir_fd: int | None) -> None:
+        """Record the folder that a descriptor refers to."""
+        text = self._lookup.text(path, dir_fd)
+        if text is not None and stat.S_ISDIR(os.fstat(number).st_mode):
+            self._lookup.opened(number, self._lookup.folder(text).path)
 
 
-def _is_same_file(old: Spot, new: Spot) -> bool:
-    if old.where is None or new.where is None:
-        return False
-    return os.path.samestat(os.lstat(old.where), os.lstat(new.where))
+def _is_bytes(path: Any) -> bool:
+    return isinstance(path, (bytes, bytearray))
 
 
-def _check_removable(spot: Spot, path: Any, *, is_folder: bool) -> None:
+def _name_file(file: Any, path: Any) -> None:
+    """Set the name of an opened file to the path that the script has used."""
+    raw = getattr(file, "buffer", file)
+    raw = getattr(raw, "raw", raw)
+    if not isinstance(path, int) and hasattr(raw, "name"):
+        raw.name = path
+
+
+def _check_removable(entry: Entry, path: Any, *, is_folder: bool) -> None:
     """Raise the error that Linux raises if a file or folder cannot be removed."""
-    if spot.where is None:
-        code = errno.ENOENT
-    elif is_folder and not spot.is_folder:
-        code = errno.ENOTDIR
-    elif spot.is_folder and not is_folder:
-        code = errno.EISDIR
-    else:
-        return
-    raise OSError(code, os.strerror(code), path)
+    if entry.where is None:
+        raise os_error(errno.ENOENT, path)
+    if is_folder != entry.is_folder:
+        raise os_error(errno.ENOTDIR if is_folder else errno.EISDIR, path)
 
 
-def _check_rename(old: Spot, new: Spot, source: Any, target: Any) -> None:
+def _check_rename(old: Entry, new: Entry, source: Any, target: Any) -> None:
     """Raise the error that Linux raises if a file or folder cannot be renamed."""
     code = 0
     if old.where is None:
@@ -332,4 +366,4 @@ def _check_rename(old: Spot, new: Spot, source: Any, target: Any) -> None:
     elif new.is_folder and not old.is_folder:
         code = errno.EISDIR
     if code:
-        raise OSError(code, os.strerror(code), source, None, target)
+        raise os_error(code, source, target)

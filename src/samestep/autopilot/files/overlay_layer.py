@@ -5,61 +5,35 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
 
 from samestep.autopilot.files.folder_listings import ChangedFolders
-from samestep.autopilot.files.overlay_lookup import BASE, GONE, MARK, Folder, OverlayLookup, Spot, join
+from samestep.autopilot.files.overlay_lookup import BASE, MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
 from samestep.autopilot.files.paths import is_actual_folder
 
 _DRAFT = ".samestep-draft"
 """Ends the name of a copy until it is complete."""
 
 
-class Read(Protocol):
-    """Reads a path, again if rank 0 has changed it meanwhile."""
-
-    def __call__(self, path: Any, how: Callable[[Any], object], *, follow: bool) -> object:
-        """Return the result of `how` for the actual path."""
-
-
 class OverlayLayer:
-    """The files that one rank has created, changed, renamed and removed.
+    """The files that one rank has created, changed, renamed and removed."""
 
-    Args:
-        lookup: resolves paths for this rank.
-        announce: called with each base path whose original this rank does not read any more.
-        read: reads a path.
-    """
-
-    def __init__(self, lookup: OverlayLookup, announce: Callable[[str], object], read: Read) -> None:
-        self._lookup, self._announce, self._read = lookup, announce, read
+    def __init__(self, lookup: OverlayLookup, announce: Callable[[str], object]) -> None:
+        self._lookup, self._announce = lookup, announce
         self.changed = ChangedFolders()
         self.made: list[str] = []
         """The paths that this rank has created or written, in this order."""
 
     def names(self, folder: Folder) -> list[str]:
         """Return the names in a folder: those from before the run in their order, then new ones, sorted."""
-        before, gone, added = self._base_names(folder), set(), []
-        if folder.own is not None:
-            for name in os.listdir(folder.own):
-                found = self._lookup.entry(folder, name)
-                if found.where is None:
-                    gone.add(name)
-                else:
-                    added.append(name)
-        present = {*before}
-        return [
-            *(name for name in before if name not in gone),
-            *sorted(name for name in added if name not in present),
-        ]
+        before = self._base_names(folder)
+        own = [] if folder.own is None else os.listdir(folder.own)
+        gone = {name for name in own if self._lookup.entry(folder, name).where is None}
+        return [*(name for name in before if name not in gone), *sorted({*own} - gone - {*before})]
 
     def _base_names(self, folder: Folder) -> list[str]:
-        if folder.base is None:
-            return []
-        recorded = self._lookup.journal.entries.get(folder.base)
-        if recorded is not None:
-            return recorded
-        if folder.place is None:
+        if folder.base in self._lookup.journal.entries:
+            return self._lookup.journal.entries[folder.base]
+        if folder.base is None or folder.place is None:
             return []
         places, hidden = self._lookup.journal.places, self._lookup.hidden
         return [
@@ -68,9 +42,9 @@ class OverlayLayer:
             if places.get(join(folder.base, name), "") is not None and join(folder.place, name) != hidden
         ]
 
-    def folder_at(self, spot: Spot) -> Folder:
-        """Return the folder at a spot."""
-        return self._lookup.folder(spot.path)
+    def folder_at(self, entry: Entry) -> Folder:
+        """Return the folder at a entry."""
+        return self._lookup.folder(entry.path)
 
     def own_folder(self, path: str) -> str:
         """Return the folder of the overlay for this rank's changes in a folder; create a missing one."""
@@ -86,54 +60,54 @@ class OverlayLayer:
         """Create a folder with the attributes of the one at `path`."""
         draft = f"{own}{_DRAFT}"
         os.mkdir(draft)
-        self._read(path, lambda where: shutil.copystat(where, draft), follow=False)
+        self._lookup.read(path, lambda where: shutil.copystat(where, draft), follow=False)
         os.rename(draft, own)
 
-    def _own_place(self, spot: Spot) -> str:
-        return join(self.own_folder(spot.folder.path), spot.name)
+    def _own_place(self, entry: Entry) -> str:
+        return join(self.own_folder(entry.folder.path), entry.name)
 
     @contextmanager
-    def making(self, spot: Spot) -> Iterator[str]:
-        """Yield the actual path at which to create a new file; restore the mark `GONE` if that fails."""
-        if self._lookup.is_common(spot.path):
-            yield spot.path
+    def making(self, entry: Entry) -> Iterator[str]:
+        """Yield the actual path at which to create a new file; restore the mark `WHITEOUT` if that fails."""
+        if self._lookup.is_common(entry.path):
+            yield entry.path
             return
-        own = self._own_place(spot)
+        own = self._own_place(entry)
         was_removed = os.path.lexists(own)
         if was_removed:
             os.unlink(own)
-        self.made.append(spot.path)
+        self.made.append(entry.path)
         try:
             yield own
         finally:
             if os.path.lexists(own):
-                self.changed.add(spot.folder.path)
+                self.changed.add(entry.folder.path)
             elif was_removed:
-                os.symlink(GONE, own)
+                os.symlink(WHITEOUT, own)
             self._lookup.changed()
 
-    def own_copy(self, spot: Spot, *, truncates: bool = False) -> str:
+    def own_copy(self, entry: Entry, *, truncates: bool = False) -> str:
         """Return the path of this rank's copy of a file or folder; create the copy if it is missing."""
-        assert spot.where is not None
-        if self._lookup.is_common(spot.path):
-            return spot.path
-        if spot.is_folder:
-            return self.own_folder(spot.path)
-        self.made.append(spot.path)
-        if spot.base is None or not (spot.is_link or stat.S_ISREG(spot.mode)):
-            return spot.where
-        own = self._own_place(spot)
+        assert entry.where is not None
+        if self._lookup.is_common(entry.path):
+            return entry.path
+        if entry.is_folder:
+            return self.own_folder(entry.path)
+        self.made.append(entry.path)
+        if entry.base is None or not (entry.is_link or stat.S_ISREG(entry.mode)):
+            return entry.where
+        own = self._own_place(entry)
         draft = f"{own}{_DRAFT}"
-        self._copy(spot, draft, truncates=truncates)
+        self._copy(entry, draft, truncates=truncates)
         os.replace(draft, own)
-        self._announce(spot.base)
+        self._announce(entry.base)
         return own
 
-    def _copy(self, spot: Spot, draft: str, *, truncates: bool) -> None:
-        if truncates and not spot.is_link:
+    def _copy(self, entry: Entry, draft: str, *, truncates: bool) -> None:
+        if truncates and not entry.is_link:
             with open(draft, "wb"):
                 pass
-            self._read(spot.path, lambda where: shutil.copystat(where, draft), follow=False)
+            self._lookup.read(entry.path, lambda where: shutil.copystat(where, draft), follow=False)
             return
 
         def copy(where: str) -> None:
@@ -141,31 +115,26 @@ class OverlayLayer:
                 os.unlink(draft)
             shutil.copy2(where, draft, follow_symlinks=False)
 
-        self._read(spot.path, copy, follow=False)
+        self._lookup.read(entry.path, copy, follow=False)
 
-    def drop(self, spot: Spot) -> None:
+    def drop(self, entry: Entry) -> None:
         """Remove a file, or a folder with its contents."""
-        assert spot.where is not None
-        base = spot.base
-        if spot.is_folder:
-            base = self.folder_at(spot).base
-        own = self._own_place(spot)
+        assert entry.where is not None
+        base = self.folder_at(entry).base if entry.is_folder else entry.base
+        own = self._own_place(entry)
         if is_actual_folder(own):
             shutil.rmtree(own)
         elif os.path.lexists(own):
             os.unlink(own)
-        self._hide_base(spot, own)
-        self.changed.add(spot.folder.path)
+        if self._lookup.existed(entry.path):
+            os.symlink(WHITEOUT, own)
+        self.changed.add(entry.folder.path)
         if base is not None:
             self._announce(base)
         self._lookup.changed()
 
-    def _hide_base(self, spot: Spot, own: str) -> None:
-        if self._lookup.existed(spot.path):
-            os.symlink(GONE, own)
-
-    def move(self, old: Spot, new: Spot) -> None:
-        """Rename the file or folder at one spot to another spot, which must be free."""
+    def move(self, old: Entry, new: Entry) -> None:
+        """Rename the file or folder at one entry to another entry, which must be free."""
         source, target = self._own_place(old), self._own_place(new)
         self.made.append(new.path)
         folder = self.folder_at(old) if old.is_folder else None
@@ -178,7 +147,8 @@ class OverlayLayer:
         else:
             os.symlink(f"{BASE}{old.base}", target)
         if folder is not None and not os.path.lexists(join(target, MARK)):
-            os.symlink(folder.base or GONE, join(target, MARK))
-        self._hide_base(old, source)
+            os.symlink(folder.base or WHITEOUT, join(target, MARK))
+        if self._lookup.existed(old.path):
+            os.symlink(WHITEOUT, source)
         self.changed.add(old.folder.path)
         self.changed.add(new.folder.path)

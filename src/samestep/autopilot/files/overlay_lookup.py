@@ -3,10 +3,10 @@
 The overlay is a folder that mirrors absolute paths. Beside files and folders that this rank has created or
 copied, it holds three kinds of marks, which forked processes of the rank find there too:
 
-- a link to `GONE`: this rank has removed the file from before the run;
+- a link to `WHITEOUT`: this rank has removed the file from before the run;
 - a link to `BASE` and a path: this rank has renamed a file that existed before the run;
-- a link `MARK` in a folder: the base path of the folder, whose files it includes, or `GONE` for none. Without
-  it, the base path is that of the parent folder plus the name.
+- a link `MARK` in a folder: the base path of the folder, whose files it includes, or `WHITEOUT` for none.
+  Without it, the base path is that of the parent folder plus the name.
 """
 
 import errno
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.paths import CommonPaths, folder_of_descriptor, path_text
+from samestep.autopilot.files.paths import CommonPaths, folder_of_descriptor, os_error, path_text
 
 T = TypeVar("T")
+V = TypeVar("V")
 
-GONE = "/dev/null/removed"
+WHITEOUT = "/dev/null/removed"
 BASE = "/dev/null/base"
 MARK = ".samestep-base"
 _CHANGES = ".samestep-changes"
@@ -47,7 +48,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Entry:
     """A name in a folder, and the file with this name if there is one.
 
     Attributes:
@@ -81,13 +82,7 @@ class Spot:
 
 
 class OverlayLookup:
-    """Resolves paths.
-
-    Args:
-        root: the root folder of the overlay.
-        journal: the journal of rank 0.
-        hidden: a folder that is hidden from scripts: the common folder of the ranks.
-    """
+    """Resolves paths."""
 
     def __init__(self, root: str, journal: Journal, hidden: str | None = None) -> None:
         self.root, self.journal, self.hidden = root, journal, hidden
@@ -134,33 +129,28 @@ class OverlayLookup:
         place = folder_of_descriptor(number)
         return place[len(self.root) :] or "/" if place.startswith(self.root) else place
 
-    def state(self) -> tuple[int, int]:
+    def _state(self) -> tuple[int, int]:
         """Return a pair of numbers that changes with each change by rank 0, or of folders by this rank."""
         try:
             changes = os.stat(self._changes).st_size
         except OSError:
             changes = 0
-        return self.journal.refresh(), changes
+        state = self.journal.refresh(), changes
+        if state != self._known:
+            self._folders, self._known = {}, state
+        return state
 
     def changed(self) -> None:
         """Invalidate the cached folders, here and in forked processes of this rank."""
         with open(self._changes, "ab") as file:
             file.write(b".")
 
-    def spot(self, text: str, *, follow: bool = True) -> Spot:
-        """Return the spot at an absolute path.
-
-        Raises:
-            OSError: a folder in the path does not exist, or is not a folder.
-        """
-        return self.unchanged(text, lambda: self._spot(text, follow=follow, links=0))
+    def entry_at(self, text: str, *, follow: bool = True) -> Entry:
+        """Return the entry at an absolute path; raise `OSError` if a folder in it does not exist."""
+        return self.unchanged(text, lambda: self._entry_at(text, follow=follow, links=0))
 
     def folder(self, text: str) -> Folder:
-        """Return the folder at an absolute path.
-
-        Raises:
-            OSError: it does not exist, or is not a folder.
-        """
+        """Return the folder at an absolute path; raise `OSError` if there is none."""
         return self.unchanged(text, lambda: self._folder(text, 0)[0])
 
     def existed(self, text: str) -> bool:
@@ -174,67 +164,94 @@ class OverlayLookup:
         Otherwise a file that rank 0 creates after the journal is read, and before the file system is, would
         be taken for a file from before the run.
         """
-        while True:
-            state = self.state()
-            if state != self._known:
-                self._folders, self._known = {}, state
-            try:
-                found = find()
-            except OSError as error:
-                if self.state() == state:
-                    error.filename = text  # the requested path, not the target of a link
-                    raise
-            else:
-                if self.state() == state:
-                    return found
+        try:
+            return _repeated(self._state, lambda _: find())
+        except OSError as error:
+            error.filename = text  # the requested path, not the target of a link
+            raise
 
-    def entry(self, folder: Folder, name: str) -> Spot:
-        """Return the spot of a name in a folder."""
+    def place(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> Any:
+        """Return the actual path to read; if there is no file, a path that does not exist."""
+        text = self.text(path, dir_fd)
+        if text is None:
+            return self.plain(path, dir_fd)
+        try:
+            where = self.entry_at(text, follow=follow).where
+        except FileNotFoundError:
+            where = None
+        return where or self.nowhere(text)
+
+    def nowhere(self, path: Any) -> str:
+        """Return a path that does not exist, with the name of another one."""
+        return join(self.root, f"dev/null/{os.path.basename(os.fsdecode(path))}")
+
+    def read(
+        self,
+        path: Any,
+        how: Callable[[Any], T],
+        *,
+        follow: bool = True,
+        dir_fd: int | None = None,
+        close: Callable[[T], object] | None = None,
+    ) -> T:
+        """Return the result of `how` for the actual path; close and repeat it if rank 0 changes the file."""
+        places: dict[int, Any] = {}
+
+        def place() -> Any:
+            size = self.journal.refresh()
+            if size not in places:
+                places[size] = self.place(path, follow=follow, dir_fd=dir_fd)
+            return places[size]
+
+        return _repeated(place, how, close)
+
+    def entry(self, folder: Folder, name: str) -> Entry:
+        """Return the entry of a name in a folder."""
         if name == MARK:
-            return Spot(folder, name)
+            return Entry(folder, name)
         if folder.own is not None:
             own = join(folder.own, name)
             mode = _mode(own)
             if stat.S_ISLNK(mode):
                 target = os.readlink(own)
-                if target == GONE:
-                    return Spot(folder, name)
+                if target == WHITEOUT:
+                    return Entry(folder, name)
                 if target.startswith(BASE):
                     return self._in_base(folder, name, target[len(BASE) :])
             if mode and own != self._changes:
-                return Spot(folder, name, own, None, mode)
+                return Entry(folder, name, own, None, mode)
         return self.beneath(folder, name)
 
-    def beneath(self, folder: Folder, name: str) -> Spot:
-        """Return the spot of a name in a folder before the run, without the changes of this rank."""
+    def beneath(self, folder: Folder, name: str) -> Entry:
+        """Return the entry of a name in a folder before the run, without the changes of this rank."""
         if folder.base is None:
-            return Spot(folder, name)
+            return Entry(folder, name)
         base = join(folder.base, name)
         places = self.journal.places
         place = places[base] if base in places else folder.place and join(folder.place, name)
         return self._in_base(folder, name, base, place)
 
-    def _in_base(self, folder: Folder, name: str, base: str, place: str | None = "") -> Spot:
+    def _in_base(self, folder: Folder, name: str, base: str, place: str | None = "") -> Entry:
         if place == "":
             place = self.journal.place_of(base)
         if place is None or place == self.hidden:
-            return Spot(folder, name)
+            return Entry(folder, name)
         mode = _mode(place)
-        return Spot(folder, name, place, base, mode) if mode else Spot(folder, name)
+        return Entry(folder, name, place, base, mode) if mode else Entry(folder, name)
 
-    def _spot(self, text: str, *, follow: bool, links: int) -> Spot:
+    def _entry_at(self, text: str, *, follow: bool, links: int) -> Entry:
         head, name = os.path.split(text.rstrip("/"))
         if name in ("", ".", ".."):
             folder, _ = self._folder(text, links)
             if folder.path == "/":
-                return Spot(folder, "", folder.place, folder.base, stat.S_IFDIR)
+                return Entry(folder, "", folder.place, folder.base, stat.S_IFDIR)
             above, _ = self._folder(os.path.dirname(folder.path), 0)
             return self.entry(above, os.path.basename(folder.path))
         folder, used = self._folder(head, links)
         found = self.entry(folder, name)
         if follow and found.is_link and found.where is not None:
             target = join(folder.path, os.readlink(found.where))
-            return self._spot(target, follow=True, links=_one_more(used, text))
+            return self._entry_at(target, follow=True, links=_one_more(used, text))
         return found
 
     def _folder(self, text: str, links: int) -> tuple[Folder, int]:
@@ -256,12 +273,12 @@ class OverlayLookup:
             return self._folder(os.path.dirname(above.path), used)
         found = self.entry(above, name)
         if found.where is None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+            raise os_error(errno.ENOENT, text)
         if found.is_link:
             target = join(above.path, os.readlink(found.where))
             return self._folder(target, _one_more(used, text))
         if not found.is_folder:
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), text)
+            raise os_error(errno.ENOTDIR, text)
         path = join(above.path, name)
         if found.base is not None:
             return Folder(path, None, found.base, found.where), used
@@ -271,12 +288,31 @@ class OverlayLookup:
         mark = join(own, MARK)
         if _mode(mark):
             base = os.readlink(mark)
-            if base == GONE:
+            if base == WHITEOUT:
                 return None, None
             place = self.journal.place_of(base)
             return base, place
         found = self.beneath(above, name)
         return (found.base, found.where) if found.is_folder else (None, None)
+
+
+def _repeated(
+    version: Callable[[], V], attempt: Callable[[V], T], close: Callable[[T], object] | None = None
+) -> T:
+    """Return the result or the error of an attempt during which the version of the files has not changed."""
+    before = version()
+    while True:
+        try:
+            found = attempt(before)
+        except Exception:  # a library may raise any error for a missing file
+            if (now := version()) == before:
+                raise
+        else:
+            if (now := version()) == before:
+                return found
+            if close is not None:
+                close(found)
+        before = now
 
 
 def join(folder: str, name: str) -> str:
@@ -288,7 +324,7 @@ def join(folder: str, name: str) -> str:
 
 def _one_more(links: int, path: str) -> int:
     if links >= _LINKS:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        raise os_error(errno.ELOOP, path)
     return links + 1
 
 

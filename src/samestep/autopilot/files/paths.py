@@ -3,12 +3,14 @@
 import multiprocessing.process
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from samestep.base import env
 
-WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-"""Flags of `os.open` with which a file may change."""
+DATABASE_SUFFIXES = ("-journal", "-wal", "-shm")
+"""The suffixes of the files that SQLite creates beside a database."""
 _FILES_IN_MEMORY = "/dev/shm/"  # noqa: S108 - scripts keep data and checkpoints there
 
 
@@ -20,6 +22,11 @@ def path_text(path: Any) -> str | None:
         return os.fsdecode(path)
     except TypeError:
         return None
+
+
+def os_error(code: int, path: Any, target: Any = None) -> OSError:
+    """Return the error that Linux raises for a path, or for two."""
+    return OSError(code, os.strerror(code), path, None, target)
 
 
 def folder_of_descriptor(number: int) -> str:
@@ -38,11 +45,7 @@ def is_device(path: str) -> bool:
 
 
 class CommonPaths:
-    """The paths that are not redirected: they are no files, or all processes share them.
-
-    Args:
-        more: the prefixes of further paths.
-    """
+    """The paths that are not redirected: they are no files, or all processes share them."""
 
     def __init__(self, *more: str) -> None:
         configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
@@ -64,3 +67,19 @@ class CommonPaths:
     def add(self, beginning: str) -> None:
         """Add a prefix of paths that are not redirected."""
         self._beginnings = (*self._beginnings, beginning)
+
+
+def database_path(database: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the path of a SQLite database and its options; None as the path of one in memory."""
+    text = path_text(database)
+    if text is None or text in ("", ":memory:"):
+        return None, ""
+    if not kwargs.get("uri", args[6:7] == (True,)) or not text.startswith("file:"):
+        return text, ""
+    path, _, options = text[len("file:") :].partition("?")
+    path = unquote(path)
+    if path.startswith("//"):
+        path = "/" + path[2:].partition("/")[2]
+    if path in ("", ":memory:") or "mode=memory" in options:
+        return None, ""
+    return path, options

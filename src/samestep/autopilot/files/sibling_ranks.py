@@ -6,9 +6,10 @@ the run and that it has changed in its overlay: it does not read their originals
 
 import os
 import socket
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from samestep.base.polling import holds_within
 
 CLOSED_WITHIN_S = 5.0
 """Seconds that rank 0 waits for the other ranks to close a file."""
@@ -17,23 +18,10 @@ ANNOUNCED_WITHIN_S = 5.0
 
 
 class SiblingRanks:
-    """The ranks that share a folder with this one.
+    """The ranks that share a folder with this one."""
 
-    Args:
-        folder: the common folder.
-        rank: the rank of this process.
-        sharing: the ranks that share the folder.
-        pause: called before each further check.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        sharing: Collection[int],
-        pause: Callable[[], object] = lambda: time.sleep(0.002),
-    ) -> None:
-        self._folder, self._rank, self._pause = folder, rank, pause
+    def __init__(self, folder: Path, rank: int, sharing: Collection[int]) -> None:
+        self._folder, self._rank = folder, rank
         self._others = [other for other in sharing if other != rank]
         self._announced: dict[int, tuple[int, set[str]]] = {}
 
@@ -48,21 +36,17 @@ class SiblingRanks:
 
     def all_change(self, base: str) -> bool:
         """Wait, with a timeout, until all other ranks have announced a path; return whether they have."""
-        deadline = time.monotonic() + ANNOUNCED_WITHIN_S
-        while not (done := all(self._has_announced(rank, base) for rank in self._others)):
-            if time.monotonic() > deadline:
-                break
-            self._pause()
-        return done
+        return holds_within(
+            lambda: all(self._has_announced(rank, base) for rank in self._others), ANNOUNCED_WITHIN_S
+        )
 
     def await_closed(self, status: os.stat_result) -> None:
         """Wait, with a timeout, until no other rank on this node has a file open."""
-        deadline = time.monotonic() + CLOSED_WITHIN_S
         processes = list(self._processes())
-        while any(_has_open(process, status) for process in _with_children(processes)):
-            if time.monotonic() > deadline:
-                break
-            self._pause()
+        holds_within(
+            lambda: not any(_has_open(process, status) for process in _with_children(processes)),
+            CLOSED_WITHIN_S,
+        )
 
     def _has_announced(self, rank: int, base: str) -> bool:
         size, paths = self._announced.setdefault(rank, (0, set()))

@@ -6,21 +6,24 @@ of the loader, which do not communicate with other ranks.
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from types import TracebackType
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
-from samestep.autopilot.loading.dataset_state import state_of
 from samestep.autopilot.loading.row_gather import Row, rows_of, same_rows
+from samestep.autopilot.script.call_account import is_internal_code
 from samestep.hooks import declarations
-from samestep.hooks.random_draws import RngState
+from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached, wrapping
 
 DRAWS = "loading a sample draws random numbers"
@@ -28,7 +31,6 @@ CHANGES = "loading a sample changes the data set"
 NO_ROWS = "its batches do not consist of tensors with one row per sample"
 COLLATE_DRAWS = "its collate function draws random numbers"
 NOT_BY_ROWS = "its collate function gives another result for a part of a batch"
-_CPU = torch.device("cpu")
 Fetch: TypeAlias = Callable[[Fetcher, Any], Any]
 
 
@@ -79,31 +81,25 @@ def extended_fetchers() -> Iterator[None]:
         if request.what == "check":
             return _ShareCheck(original, fetcher, request).run()
         places = request.own if request.what == "share" else range(len(request.indices))
-        with _PreservedGenerators() as generators:
+        with _preserved_generators() as has_drawn:
             if request.seed is not None:
                 return FetchResult(_seeded(fetcher, request, places))
             data = original(fetcher, [request.indices[place] for place in places])
-        return FetchResult(data, DRAWS if generators.drew else "")
+            return FetchResult(data, DRAWS if has_drawn() else "")
 
     with attached(declarations.FETCH_REQUEST, wrapping(fetch)):
         yield
 
 
-class _PreservedGenerators:
-    """A context that restores the generators of the process at its end."""
-
-    drew = False
-
-    def __enter__(self) -> "_PreservedGenerators":
-        self._before = RngState.now(_CPU)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.drew = not self._before.same(RngState.now(_CPU))
-        if self.drew:
-            self._before.restore()
+@contextmanager
+def _preserved_generators() -> Iterator[Callable[[], bool]]:
+    """Restore the generators of the process; yield a function that returns whether the block has drawn."""
+    before = RngState.now()
+    try:
+        yield lambda: not before.same(RngState.now())
+    finally:
+        if not before.same(RngState.now()):
+            before.restore()
 
 
 class _ShareCheck:
@@ -119,14 +115,14 @@ class _ShareCheck:
         is_first = not hasattr(fetcher, "samestep_loaded")
         fetcher.samestep_loaded = True  # type: ignore[attr-defined]
         state = state_of(fetcher.dataset, fetcher.collate_fn)
-        before = RngState.now(_CPU)
+        before = RngState.now()
         collate = fetcher.collate_fn
         fetcher.collate_fn = self._recording(collate)
         try:
             whole_s, data = _timed(lambda: self._fetch(fetcher, request.indices))
         finally:
             fetcher.collate_fn = collate
-        drawn = RngState.now(_CPU)
+        drawn = RngState.now()
         if state_of(fetcher.dataset, fetcher.collate_fn) != state:
             # The first batch of a process may open files, which then stay open.
             return FetchResult(data, "" if is_first else CHANGES)
@@ -145,7 +141,7 @@ class _ShareCheck:
 
     def _recording(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def recording(samples: Any) -> Any:
-            self._samples_drawn = RngState.now(_CPU)
+            self._samples_drawn = RngState.now()
             return collate(samples)
 
         return recording
@@ -153,7 +149,7 @@ class _ShareCheck:
     def _compare(self, whole: Any, rows: tuple[Row, ...], *, seeded: bool) -> float | None:
         """Return the seconds to load the share; None if it does not equal the rows of the batch."""
         fetcher, request = self._fetcher, self._request
-        with _PreservedGenerators():
+        with _preserved_generators():
             try:
                 if seeded:
                     whole = _seeded(fetcher, request, range(len(request.indices)))
@@ -163,11 +159,8 @@ class _ShareCheck:
                     share_s, part = _timed(lambda: self._fetch(fetcher, own))
             except Exception:  # noqa: BLE001 - a collate function may raise any error for a part of a batch
                 return None
-        return (
-            share_s
-            if rows_of(part, len(request.own)) == rows and same_rows(whole, request.own, part)
-            else None
-        )
+        is_equal = rows_of(part, len(request.own)) == rows and same_rows(whole, request.own, part)
+        return share_s if is_equal else None
 
 
 def _seeded(fetcher: Fetcher, request: FetchRequest, places: Iterable[int]) -> Any:
@@ -176,9 +169,7 @@ def _seeded(fetcher: Fetcher, request: FetchRequest, places: Iterable[int]) -> A
     for place in places:
         digest = blake2b(repr((request.seed, place)).encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "big") >> 1
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_generators(seed)
         samples.append(fetcher.dataset[request.indices[place]])
     return fetcher.collate_fn(samples)
 
@@ -187,3 +178,70 @@ def _timed(load: Callable[[], Any]) -> tuple[float, Any]:
     started = time.perf_counter()
     data = load()
     return time.perf_counter() - started, data
+
+
+_MOST = 2000
+"""The largest number of objects that are inspected."""
+_OF_EACH = 64
+"""The largest number of elements that are inspected in a container, beside its length."""
+
+State: TypeAlias = list[Any]
+_READERS: Mapping[Any, Callable[[Any], Any]] = {
+    random.Random: lambda one: one.getstate(),
+    np.random.Generator: lambda one: repr(one.bit_generator.state),
+    np.random.RandomState: lambda one: repr(one.get_state(legacy=False)),
+    torch.Generator: lambda one: one.get_state().numpy().tobytes(),
+    Tensor: lambda one: (id(one), one._version),  # noqa: SLF001 - the number of writes to it
+    list | tuple | dict | set | frozenset: lambda one: (type(one), len(one)),
+}
+
+
+def state_of(*roots: Any) -> State:
+    """Return the state of all objects that are reachable from `roots`, for a comparison."""
+    state: State = []
+    waiting, seen = list(roots), dict[int, Any]()
+    while waiting and len(seen) < _MOST:
+        one = waiting.pop()
+        if one is None or isinstance(one, bool | int | float | complex | str | bytes):
+            state.append(one)
+        elif id(one) not in seen:
+            seen[id(one)] = one
+            state.append(_own(one))
+            waiting += _parts(one)
+    return state
+
+
+def _own(one: Any) -> Any:
+    """Return the state of one object, without its parts."""
+    return next((read(one) for kind, read in _READERS.items() if isinstance(one, kind)), id(one))
+
+
+def _parts(one: Any) -> Iterator[Any]:
+    if isinstance(one, dict):
+        yield from islice(one.values(), _OF_EACH)
+    elif isinstance(one, list | tuple | set | frozenset):
+        yield from islice(one, _OF_EACH)
+    elif isinstance(one, MethodType):
+        yield from (one.__self__, one.__func__)
+    elif isinstance(one, partial):
+        yield from (one.func, one.args, one.keywords)
+    elif isinstance(one, FunctionType):
+        yield from _named(one)
+    elif not isinstance(one, ModuleType | type | Tensor):
+        yield from getattr(one, "__dict__", {}).values()
+        for owner in type(one).__mro__:
+            yield from (part for part in vars(owner).values() if isinstance(part, FunctionType))
+
+
+def _named(function: FunctionType) -> Iterator[Any]:
+    """Yield the values of a user-defined function's closure, and the globals that it refers to."""
+    if is_internal_code(function.__code__.co_filename):
+        return
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not filled yet
+            yield cell.cell_contents
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)

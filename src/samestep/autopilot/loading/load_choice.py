@@ -58,13 +58,7 @@ class LoaderPlan:
 
 
 class ScriptLoaders:
-    """The loaders of one rank's script.
-
-    Args:
-        world: the ranks.
-        account: records the status of each loader.
-        load: the user's choice.
-    """
+    """The loaders of one rank's script."""
 
     def __init__(self, world: World, account: Account, load: Load) -> None:
         self.world, self._account, self._load = world, account, load
@@ -77,13 +71,11 @@ class ScriptLoaders:
 
     def verdict(self, loader: DataLoader[Any]) -> LoaderPlan:
         """Return the plan of a loader."""
-        verdict = self._verdicts.get(loader)
-        if verdict is None:
-            self._verdicts[loader] = verdict = LoaderPlan()
-            why = "--load replicated" if self._load == "replicated" else _unsuitable(loader)
-            if why:
-                verdict.refuse(why)
-        return verdict
+        if loader not in self._verdicts:
+            self._verdicts[loader] = plan = LoaderPlan()
+            if why := "--load replicated" if self._load == "replicated" else _unsuitable(loader):
+                plan.refuse(why)
+        return self._verdicts[loader]
 
     def workers(self, loader: DataLoader[Any]) -> int:
         """Return the number of processes of a loader: at most the number of this rank's cores."""
@@ -114,19 +106,16 @@ class ScriptLoaders:
             share_s = max(one.share_s for one in found) + gather_s
             verdict.seconds.append((max(one.whole_s for one in found), share_s))
             if self._load == "shared" or len(verdict.seconds) == TIMED_BATCHES:
-                self._choose(verdict, found[0])
+                whole_s, share_s = (median(column) for column in zip(*verdict.seconds, strict=True))
+                verdict.rows, verdict.draws = found[0].rows, found[0].draws
+                verdict.is_shared = self._load == "shared" or share_s < whole_s
+                verdict.why = "" if verdict.is_shared else "sharding takes longer"
 
     def _gather_time(self, rows: tuple[Row, ...], whole: Any, total: int) -> float:
         started = time.perf_counter()
         part = own_rows(whole, share(total, self.world.place.rank, self.world.place.size))
         batch_of_rows(gather_rows(self.world, rows, total, part, GOOD), rows, total, part)
         return max(self.world.all_gather_objects(time.perf_counter() - started))
-
-    def _choose(self, verdict: LoaderPlan, loaded: FetchResult) -> None:
-        whole_s, share_s = (median(column) for column in zip(*verdict.seconds, strict=True))
-        verdict.rows, verdict.draws = loaded.rows, loaded.draws
-        verdict.is_shared = self._load == "shared" or share_s < whole_s
-        verdict.why = "" if verdict.is_shared else "sharding takes longer"
 
 
 def _unsuitable(loader: DataLoader[Any]) -> str:

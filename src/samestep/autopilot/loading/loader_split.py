@@ -33,13 +33,7 @@ _INSTEAD = "Run it with --split call, which supports this."
 
 
 class Slicing:
-    """The slices that one rank's script gets.
-
-    Args:
-        world: the ranks.
-        account: records each sliced call.
-        options: the user's choices for batch norm and random numbers.
-    """
+    """The slices that one rank's script gets."""
 
     def __init__(self, world: World, account: Account, options: Options) -> None:
         self._world, self._account, self._options = world, account, options
@@ -69,15 +63,7 @@ class Slicing:
         self._stream = torch.get_rng_state()
 
     def end_pass(self, site: str, backwards: int) -> None:
-        """End a sliced pass.
-
-        Args:
-            site: the line that reads the loader.
-            backwards: the number of backward passes before the pass.
-
-        Raises:
-            UsageError: there was no backward in the pass.
-        """
+        """End a sliced pass; raise `UsageError` if there was no backward in it."""
         self.split = None
         if self.backwards == backwards:
             raise UsageError(
@@ -120,7 +106,11 @@ class Slicing:
         if given is not None:
             raise UsageError(f"backward at {calling_site()} has a gradient argument. {_INSTEAD}")
         sums = torch.tensor(
-            [_weighed(float(root.detach()), one) for root, one in zip(roots, found, strict=True)]
+            # A mean over no samples is NaN, and has no part in the sum.
+            [
+                float(root.detach()) * one.weight if one.weight else 0.0
+                for root, one in zip(roots, found, strict=True)
+            ]
             + [one.weight for one in found],
             dtype=torch.float64,
             device=self._world.device,
@@ -156,11 +146,6 @@ class Slicing:
                 f"the script draws random numbers for its slice (before {calling_site()}), which differ from "
                 f"those of the whole batch. {_INSTEAD}"
             )
-
-
-def _weighed(value: float, one: Reduction) -> float:
-    """Return this rank's part of a sum of losses; 0 for a mean over no samples."""
-    return value * one.weight if one.weight else 0.0
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,20 +20,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
+from samestep.autopilot.loading import row_gather
 from samestep.autopilot.loading.fetch_requests import FetchRequest, FetchResult, extended_fetchers
-from samestep.autopilot.loading.load_choice import LoaderPlan, ScriptLoaders
+from samestep.autopilot.loading.load_choice import ScriptLoaders
 from samestep.autopilot.loading.loader_split import Slicing
-from samestep.autopilot.loading.row_gather import (
-    FAILED,
-    GOOD,
-    MISMATCH,
-    batch_of_rows,
-    gather_rows,
-    own_rows,
-    rows_of,
-    statuses,
-)
 from samestep.autopilot.script.call_account import calling_site
+from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
@@ -50,14 +42,7 @@ SLICED = "the loop runs on each worker's slice of a batch"
 
 
 class LoaderPass:
-    """One pass over a loader.
-
-    Args:
-        loading: the loaders of the script.
-        loader: the loader.
-        iterator: its iterator.
-        slicing: the state of ``--split loader``; None without it.
-    """
+    """One pass over a loader."""
 
     def __init__(
         self,
@@ -100,7 +85,9 @@ class LoaderPass:
 
     def _request(self, indices: Any, total: int) -> FetchRequest | None:
         verdict = self._verdict
-        if total < self._place.size or (verdict.is_shared is False and not self._needs_order(verdict)):
+        # Unsharded batches are requested too, if their draws are checked or they are sliced.
+        is_requested = verdict.has_fewer_workers or (self._is_sliced and bool(verdict.rows))
+        if total < self._place.size or (verdict.is_shared is False and not is_requested):
             return None
         own = share(total, self._place.rank, self._place.size)
         self._requested += 1
@@ -110,10 +97,6 @@ class LoaderPass:
         if verdict.is_shared or (self._is_sliced and verdict.rows):
             return FetchRequest(indices, own, "share", seed if verdict.draws else None)
         return FetchRequest(indices, own, "whole")
-
-    def _needs_order(self, verdict: LoaderPlan) -> bool:
-        """Return whether unsharded batches are requested too, to check their draws or slice them."""
-        return verdict.has_fewer_workers or (self._is_sliced and bool(verdict.rows))
 
     def next(self, load: Callable[[], Any]) -> Any:
         """Return the next batch, or this rank's slice of it; `load` returns it as requested."""
@@ -136,17 +119,13 @@ class LoaderPass:
         return batch if request is not None and request.what == "share" else self._slice(batch, total)
 
     def _slice(self, batch: Any, total: int) -> Any:
-        """Return this rank's rows of a batch.
-
-        Raises:
-            UsageError: it does not consist of rows of samples.
-        """
-        if rows_of(batch, total) is None:
+        """Return this rank's rows of a batch; raise `UsageError` if it has no rows of samples."""
+        if row_gather.rows_of(batch, total) is None:
             raise UsageError(
                 f"--split loader cannot slice the batches of the loader at {self._site}, which do not "
                 "consist of tensors with one row per sample. Run with --split call."
             )
-        return own_rows(batch, share(total, self._place.rank, self._place.size))
+        return row_gather.own_rows(batch, share(total, self._place.rank, self._place.size))
 
     def _next(self, load: Callable[[], Any]) -> tuple[Any, FetchRequest | None, int]:
         """Return a batch, its request, and its number of samples."""
@@ -186,23 +165,19 @@ class LoaderPass:
                 f"another thread than before reads the loader at {self._site}. Run with --load replicated."
             )
         world, rows, total = self._loading.world, self._verdict.rows, len(request.indices)
-        status = GOOD
+        status = row_gather.GOOD
         if error is not None:
-            status = FAILED
-        elif loaded.refused or rows_of(loaded.data, len(request.own)) != rows:
-            status = MISMATCH
-        messages = gather_rows(world, rows, total, loaded.data, status)
-        found = statuses(messages)
-        if all(one == GOOD for one in found):
-            return self._pinned(batch_of_rows(messages, rows, total, loaded.data))
-        return self._loaded_in_full(request, error, mismatch=MISMATCH in found)
+            status = row_gather.FAILED
+        elif loaded.refused or row_gather.rows_of(loaded.data, len(request.own)) != rows:
+            status = row_gather.MISMATCH
+        messages = row_gather.gather_rows(world, rows, total, loaded.data, status)
+        found = [int(message[0]) for message in messages]
+        if all(one == row_gather.GOOD for one in found):
+            return self._pinned(row_gather.batch_of_rows(messages, rows, total, loaded.data))
+        return self._loaded_in_full(request, error, mismatch=row_gather.MISMATCH in found)
 
     def _loaded_in_full(self, request: FetchRequest, error: Exception | None, *, mismatch: bool) -> Any:
-        """Load a batch on every rank in full, after a share has failed.
-
-        Raises:
-            UsageError: the worker process of the loader has already loaded later samples.
-        """
+        """Load a batch on every rank in full, after a share has failed; raise if it is too late for that."""
         fetcher = getattr(self._iterator, "_dataset_fetcher", None)
         if fetcher is not None:
             if mismatch:
@@ -227,14 +202,9 @@ class LoaderPass:
         return pin_memory(batch, iterator._pin_memory_device)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
-@contextmanager
-def sharded_loading(loading: ScriptLoaders, slicing: Slicing | None = None) -> Iterator[None]:
+def sharded_loading(loading: ScriptLoaders, slicing: Slicing | None = None) -> AbstractContextManager[None]:
     """Shard the calling thread's loaders by `loading`; with `slicing`, the script gets slices."""
-    token = _loading.set((loading, slicing))
-    try:
-        yield
-    finally:
-        _loading.reset(token)
+    return bound(_loading, (loading, slicing))
 
 
 @contextmanager
@@ -254,14 +224,11 @@ def intercepted_loaders() -> Iterator[None]:
     def begun(begin: Callable[..., None], iterator: Any, loader: Any) -> None:
         begin(iterator, loader)
         current = _loading.get()
-        iterator.samestep_pass = (
-            None if current is None else LoaderPass(current[0], loader, iterator, current[1])
-        )
+        iterator.samestep_pass = current and LoaderPass(current[0], loader, iterator, current[1])
 
     def begun_again(begin_again: Callable[..., None], iterator: Any, *args: Any, **kwargs: Any) -> None:
         begin_again(iterator, *args, **kwargs)
-        reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
-        if reading is not None:
+        if (reading := getattr(iterator, "samestep_pass", None)) is not None:
             reading.begin()
 
     def ordered(next_index: Callable[[Any], Any], iterator: Any) -> Any:

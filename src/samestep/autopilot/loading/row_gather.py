@@ -63,14 +63,9 @@ def own_rows(batch: Any, own: range) -> Any:
 
 
 def gather_rows(world: World, rows: Sequence[Row], total: int, part: Any, status: int) -> list[Tensor]:
-    """Return the messages of all ranks, for `statuses` and `batch_of_rows`.
+    """Return the messages of all ranks, for `batch_of_rows`; the first byte is the rank's status.
 
-    Args:
-        world: the ranks.
-        rows: the form of the batches.
-        total: number of samples of this batch.
-        part: this rank's rows; ignored if `status` is not `GOOD`.
-        status: the status of this rank.
+    The rows in `part` are ignored if the status of this rank is not `GOOD`. `total` is the size of the batch.
     """
     most = len(share(total, 0, world.place.size))
     offsets = list(_offsets(rows, most))
@@ -81,11 +76,6 @@ def gather_rows(world: World, rows: Sequence[Row], total: int, part: Any, status
             sent = _bytes(tensor)
             message[start : start + sent.numel()] = sent
     return [one.cpu() for one in world.all_gather(message.to(world.device))]
-
-
-def statuses(messages: Sequence[Tensor]) -> list[int]:
-    """Return the status of each rank."""
-    return [int(message[0]) for message in messages]
 
 
 def batch_of_rows(messages: Sequence[Tensor], rows: Sequence[Row], total: int, part: Any) -> Any:
@@ -120,15 +110,9 @@ def _holds_only_tensors(batch: Any) -> bool:
 
 
 def _has_rows(tensor: Tensor, total: int) -> bool:
-    return (
-        type(tensor) is Tensor
-        and tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and tensor.dim() > 0
-        and tensor.size(0) == total
-        and tensor.is_contiguous()
-    )
+    if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return not tensor.requires_grad and tensor.shape[:1] == (total,) and tensor.is_contiguous()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -26,13 +26,7 @@ AGREED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, *WARNINGS)
 
 
 class SignalHandlers:
-    """The signal handlers that a script has set.
-
-    Args:
-        world: the ranks.
-        install: sets a handler, like `signal.signal`.
-        installed: returns the handler that is set, like `signal.getsignal`.
-    """
+    """The signal handlers that a script has set."""
 
     def __init__(
         self,
@@ -78,9 +72,8 @@ class SignalHandlers:
         for number, count in zip(numbers, counts.tolist(), strict=True):
             while self._handled[number] < count:
                 self._handled[number] += 1
-                if (
-                    handler := self._handlers.get(number)
-                ) is not None:  # an earlier handler may have removed it
+                handler = self._handlers.get(number)
+                if handler is not None:  # an earlier handler may have removed it
                     handler(number, sys._getframe(1))  # noqa: SLF001 - as Python
 
     def send(self, process: int, number: int) -> None:

@@ -5,7 +5,6 @@ import re
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -13,12 +12,12 @@ from types import FrameType
 import torch
 
 from samestep.autopilot.script.failed_calls import FailedCalls
-from samestep.base.errors import UsageError
 from samestep.base.package import PACKAGE
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
-NO_CALLS = "it calls no module with parameters"
+KEEP_UNSPLIT = "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
+"""What to do about a module whose calls cannot be split."""
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
@@ -26,10 +25,7 @@ _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of the script, or of a user-defined module that it imports.
-
-    If no user code is on the stack, the file belongs to a library.
-    """
+    """A line of user code, or of a library if no user code is on the stack."""
 
     file: str
     line: int
@@ -73,12 +69,7 @@ class Account:
             self.exceptions.append(text)
 
     def note_prints(self, what: str, *, main: bool) -> None:
-        """Report once, at the first such call, that a split module prints values of a slice.
-
-        Args:
-            what: the module and where it is called.
-            main: whether this is the rank that prints.
-        """
+        """Report once, at the first such call, that a split module prints values of a slice."""
         if what not in self.printing:
             self.printing.add(what)
             if main:
@@ -86,25 +77,6 @@ class Account:
                     f"samestep: note: {what} prints in forward; in a split call it prints for worker 0's "
                     "slice of the batch\n"
                 )
-
-    def check_split(self, size: int, advice: Callable[["Account"], str] = lambda _: NO_CALLS) -> None:
-        """Check that anything was split across ranks so far.
-
-        Args:
-            size: the number of ranks.
-            advice: returns the reason, and what to do, for a script that calls no module.
-
-        Raises:
-            UsageError: nothing was split; each rank has computed all of it.
-        """
-        if self.split:
-            return
-        found = [f"{what} is unsplit: {why}" for what, counts in self.counts.items() for why in counts]
-        raise UsageError(
-            "nothing of what this script does could be split across workers "
-            f"({'; '.join(found) or advice(self)}): {size} workers would be {size} silent copies of one run. "
-            "Run it with -n 1, or with --mode native if it splits its work itself."
-        )
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
@@ -158,10 +130,7 @@ def is_user_code(file: str) -> bool:
 
 
 def calling_site() -> Site:
-    """Return the line of user code that has led to the current call, directly or through a library.
-
-    If there is none, as in a thread that a library starts, return the nearest line of a library.
-    """
+    """Return the line of user code that has led to this call, or else the nearest line of a library."""
     caller = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     libraries = [Site(caller.f_code.co_filename, caller.f_lineno)]
     frame: FrameType | None = caller

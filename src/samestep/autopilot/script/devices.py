@@ -1,14 +1,33 @@
-"""Assigns one device to each rank of a replicated script, under every name that the script may use."""
+"""Assigns one device to each rank of a replicated script, under every name that the script may use.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+With ``--device cpu``, a script that names CUDA devices runs on the CPU. Nearly everything that takes a device
+is an operation of torch, and goes through one mode here. The rest (`torch.load`, `torch.Generator`, the
+functions of `torch.cuda`) is replaced while the script runs. To the script these report one GPU, because many
+scripts exit without one; to torch and to installed libraries they report the actual devices.
+"""
 
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.script.cuda_on_cpu import onto_cpu
+from samestep.autopilot.script.call_account import is_internal_code
 from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.world.device import shown_alone
 
@@ -43,3 +62,210 @@ def own_device(options: Options) -> Iterator[str | None]:
                 "--device cpu."
             )
         yield None
+
+
+_NAME = re.compile(r"cuda(:\d+)?")
+_CPU = torch.device("cpu")
+
+
+class OntoCpu(TorchFunctionMode):
+    """A context in which operations that name a CUDA device mean the CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            return replacement(func, args, kwargs or {})
+        if kwargs:
+            kwargs = {name: _on_cpu(value) for name, value in kwargs.items()}
+            if isinstance(kwargs.get("device"), int):
+                kwargs["device"] = _CPU
+            if "pin_memory" in kwargs:
+                kwargs["pin_memory"] = False
+        return func(*map(_on_cpu, args), **(kwargs or {}))
+
+
+@contextmanager
+def onto_cpu() -> Iterator[None]:
+    """Let the calling thread compute on the CPU, whatever device it names."""
+    import_module("torch._dynamo")  # collects torch's functions, before they are replaced
+    hooks: dict[Hook, Make] = {
+        declarations.LOADED: wrapping(_load_onto_cpu),
+        declarations.GENERATOR: instead(_Generator),
+        declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
+        **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
+        **{declarations.cuda(name): instead(value) for name, value in STAND_INS.items()},
+        **{
+            hook: partial(_answering, value=value)
+            for hook, value in zip(declarations.DEVICE_ANSWERS, DEVICE_ANSWERS, strict=True)
+        },
+    }
+    with attached_all(hooks), OntoCpu():
+        yield
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return the CPU for the name of a CUDA device, and a CPU type for a CUDA tensor type."""
+    if isinstance(value, torch.device):
+        return _CPU if value.type == "cuda" else value
+    if isinstance(value, str):
+        return "cpu" if _NAME.fullmatch(value) else value.replace("torch.cuda.", "torch.")
+    return value
+
+
+def _itself(_: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
+    """Replace ``x.cuda()`` and ``x.pin_memory()``: return the tensor."""
+    return args[0]
+
+
+def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """Replace ``torch.device("cuda", 1)`` and ``torch.device(0)``: return the CPU."""
+    named = [*args, *kwargs.values()]
+    if any(isinstance(one, int) for one in named) or any(_on_cpu(one) is not one for one in named):
+        return _CPU
+    result: torch.device = func(*args, **kwargs)
+    return result
+
+
+def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Replace ``x.to(0)`` and ``module.to("cuda:0")``; a number is a device."""
+    args = ["cpu" if type(one) is int else _on_cpu(one) for one in args]
+    kwargs = {
+        name: _CPU if name == "device" and value is not None else value for name, value in kwargs.items()
+    }
+    return func(*args, **kwargs)
+
+
+_REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
+    Tensor.cuda: _itself,
+    Tensor.pin_memory: _itself,
+    Tensor.record_stream: lambda *_: None,
+    Tensor.to: _to,
+    torch._C._nn._parse_to: _to,  # noqa: SLF001 - called by `Module.to`
+    torch.device: _device,
+}
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, _RealGenerator)
+
+
+_RealGenerator = torch.Generator
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
+    """A CPU generator, for any requested device."""
+
+    def __new__(cls, device: Any = None) -> "_Generator":  # noqa: ARG004 - the signature of torch
+        generator: _Generator = _RealGenerator.__new__(cls, _CPU)  # type: ignore[call-arg]
+        return generator
+
+
+def _load_onto_cpu(load: Callable[..., Any], f: Any, *where: Any, **kwargs: Any) -> Any:
+    """Load everything onto the CPU, whatever `map_location` is."""
+    kwargs.pop("map_location", None)
+    return load(f, _CPU, *where[1:], **kwargs)
+
+
+def _answering(original: Callable[..., Any], value: Any) -> Callable[..., Any]:
+    """Return a function that returns `value` to the script, and calls `original` for torch and libraries."""
+
+    @functools.wraps(original)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        file = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the public way copies the whole stack
+        if not is_internal_code(file) and "-packages" not in file:
+            return value
+        return original(*args, **kwargs)
+
+    return answer
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+class Event:
+    """A CUDA event: a point in time, at which all earlier work is done."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at = 0.0
+
+    def record(self, *_: Any) -> None:
+        """Store the time."""
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Return the milliseconds to another event."""
+        return (later._at - self._at) * 1000  # noqa: SLF001 - of the same class
+
+    def query(self) -> bool:
+        """Return True: its work is done."""
+        return True
+
+    synchronize = wait = _nothing
+
+
+class Stream(nullcontext[None]):
+    """A CUDA stream, in which all work is done at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event with the current time."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        """Return True: all work is done."""
+        return True
+
+    synchronize = wait_event = wait_stream = _nothing
+
+
+def _properties(*_: Any, **__: Any) -> SimpleNamespace:
+    total = psutil.virtual_memory().total
+    return SimpleNamespace(name="cpu", major=0, minor=0, total_memory=total, multi_processor_count=1)
+
+
+def _free_and_total(*_: Any, **__: Any) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _set_rng_states(states: Iterable[torch.Tensor]) -> None:
+    for state in states:
+        torch.set_rng_state(state)
+
+
+_IDLE = (
+    *("set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction"),
+)
+"""Functions of `torch.cuda` that do nothing."""
+STAND_INS: Mapping[str, Any] = {
+    **dict.fromkeys(_IDLE, _nothing),
+    "Event": Event,
+    "Stream": Stream,
+    "stream": lambda stream: stream if isinstance(stream, Stream) else nullcontext(),
+    "current_stream": Stream,
+    "default_stream": Stream,
+    "device": nullcontext,
+    "current_device": lambda: 0,
+    "mem_get_info": _free_and_total,
+    "memory_summary": lambda *_, **__: "",
+    "get_device_name": lambda *_, **__: "cpu",
+    "get_device_capability": lambda *_, **__: (0, 0),
+    "get_device_properties": _properties,
+    "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
+    "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+    "set_rng_state_all": _set_rng_states,
+}
+"""Replacements by their names in `torch.cuda`."""
+DEVICE_ANSWERS: tuple[Any, ...] = (True, 1, True, 1, torch.device("cpu"))
+"""The return values of the functions in `declarations.DEVICE_ANSWERS`, which report one GPU to a script."""

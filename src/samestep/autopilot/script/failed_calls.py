@@ -5,12 +5,14 @@ raised, all ranks continue equally. If some have not, they wait in the call for 
 next call, or the end of its script, then ends the run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
-from samestep.base.errors import Error, OutOfStep
+from samestep.base.errors import Error, OutOfStep, UsageError
 from samestep.base.polling import holds_within
 
 _PATIENCE_S = 20.0
@@ -18,12 +20,7 @@ _PATIENCE_S = 20.0
 
 
 class FailedCalls:
-    """The split calls of one rank that have raised an error.
-
-    Args:
-        patience_s: timeout for the other ranks, in seconds.
-        store: returns the store of all ranks.
-    """
+    """The split calls of one rank that have raised an error."""
 
     def __init__(
         self, patience_s: float = _PATIENCE_S, store: Callable[[], Any] = _get_default_store
@@ -32,13 +29,7 @@ class FailedCalls:
         self._text = self._key = ""
 
     def record(self, name: str, number: int, error: Exception) -> None:
-        """Record that a split call has raised an error.
-
-        Args:
-            name: the name of the module.
-            number: the number of the call among the split calls of the script.
-            error: the error.
-        """
+        """Record that a split call has raised an error."""
         self._text = (
             f"{name} raised {type(error).__name__} for this worker's slice of a batch but not for all "
             "slices, and the script went on. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
@@ -48,14 +39,7 @@ class FailedCalls:
             self._count(1)
 
     def check(self, size: int) -> None:
-        """Check that the last call that raised an error did so on all ranks.
-
-        Args:
-            size: the number of ranks.
-
-        Raises:
-            OutOfStep: it did not raise on all ranks.
-        """
+        """Raise `OutOfStep` if the last call that raised an error did not do so on all ranks."""
         if not self._text:
             return
         if self._key and holds_within(lambda: self._count(0) >= size, self._patience_s, least_s=0.01):
@@ -69,3 +53,15 @@ class FailedCalls:
             return int(self._store().add(self._key, amount))
         except (RuntimeError, ValueError):  # rank 0 has exited, or ranks are threads
             return 0
+
+
+@contextmanager
+def out_of_memory_is_final(what: str) -> Iterator[None]:
+    """Replace an out-of-memory error by a `UsageError`, which a script's retry does not catch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"this worker ran out of memory in {what} ({' '.join(str(error).split())[:200]}); a retry on one "
+            "worker would leave the others waiting. Use more workers, a smaller batch, or -n 1."
+        ) from error

@@ -4,12 +4,14 @@ import multiprocessing
 import random
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
+from samestep.base import env
+from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, instead, wrapping
 from samestep.ranks.world.protocol import World
@@ -21,11 +23,7 @@ def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
 
     Seeds that the script sets are unchanged. Where it would get a seed from the system
     (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), it gets one that is the same on
-    all ranks, and another one in each run.
-
-    Args:
-        world: the ranks.
-        seed: the seed from which these seeds are drawn; None for another one in each run.
+    all ranks, and without `seed` another one in each run.
     """
     common = random.Random(world.broadcast_object(secrets.randbits(63)) if seed is None else seed)
 
@@ -37,28 +35,6 @@ def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
             owner = _process()
             common.seed(f"{base} {owner}")
         return common.getrandbits(63)
-
-    seed_all(draw)
-    with _system_seeds_replaced(draw):
-        yield
-
-
-def _process() -> tuple[int, ...]:
-    """Return the place of this process among those that its ancestors started by multiprocessing."""
-    identity: tuple[int, ...] = multiprocessing.current_process()._identity  # noqa: SLF001
-    return identity
-
-
-def seed_all(draw: Callable[[], int]) -> None:
-    """Seed the global generators of torch, Python and NumPy, each with a seed from `draw`."""
-    torch.manual_seed(draw())
-    random.seed(draw())
-    np.random.seed(draw() % 2**32)
-
-
-@contextmanager
-def _system_seeds_replaced(draw: Callable[[], int]) -> Iterator[None]:
-    """Replace the functions that get a seed from the system."""
 
     def seed_of(original: Any, generator: random.Random, a: Any = None, version: int = 2) -> None:
         original(generator, draw() if a is None else a, version)
@@ -85,5 +61,43 @@ def _system_seeds_replaced(draw: Callable[[], int]) -> Iterator[None]:
         declarations.TORCH_SEED: instead(of_torch),
         declarations.TORCH_RANDOM_SEED: instead(of_torch),
     }
+    seed_all(draw)
     with attached_all(hooks):
+        yield
+
+
+def _process() -> tuple[int, ...]:
+    """Return the place of this process among those that its ancestors started by multiprocessing."""
+    identity: tuple[int, ...] = multiprocessing.current_process()._identity  # noqa: SLF001
+    return identity
+
+
+def seed_all(draw: Callable[[], int]) -> None:
+    """Seed the global generators of torch, Python and NumPy, each with a seed from `draw`."""
+    torch.manual_seed(draw())
+    random.seed(draw())
+    np.random.seed(draw() % 2**32)
+
+
+_TEXT = "samestep"
+
+
+@contextmanager
+def equal_hashes(world: World) -> Iterator[None]:
+    """Check that hashes are equal on all ranks; make them equal in the script's child processes, too.
+
+    Spawned workers of a loader (``multiprocessing_context="spawn"``) would otherwise choose their own seed.
+
+    Raises:
+        UsageError: hashes differ; all ranks raise it.
+    """
+    found = world.all_gather_objects(hash(_TEXT))
+    other = next((rank for rank, value in enumerate(found) if value != found[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"the ranks have different hash seeds: hash({_TEXT!r}) is {found[0]} on rank 0 and "
+            f"{found[other]} on rank {other}, so that sets have different orders. Set {env.HASH_SEED} to "
+            "the same number for all ranks."
+        )
+    with nullcontext() if env.snapshot().get(env.HASH_SEED) else env.exported(env.FIXED_HASH_SEED):
         yield

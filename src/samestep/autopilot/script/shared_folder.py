@@ -42,8 +42,8 @@ def common_folder(world: World) -> Iterator[CommonFolder]:
     finally:
         # A forked process of the script leaves here too, but the folder belongs to its parent.
         if world.place.rank in sharing and os.getpid() == process:
-            _left(path, world.place.rank).touch()
-            if all(_left(path, rank).exists() for rank in sharing):
+            (path / f"left.{world.place.rank}").touch()
+            if all((path / f"left.{rank}").exists() for rank in sharing):
                 remove_folder(path)
 
 
@@ -61,7 +61,3 @@ def _make(world: World, parent: Path | None) -> tuple[Path, list[int]]:
     path = Path(made)
     seen = world.all_gather_objects(bool(made) and path.exists())
     return path, [rank for rank, here in enumerate(seen) if here]
-
-
-def _left(path: Path, rank: int) -> Path:
-    return path / f"left.{rank}"

@@ -1,44 +1,48 @@
 """Computes batch norm within split calls: over the whole batch, as on one worker, or over each slice."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from samestep.autopilot.split.joint_failure import before_collective
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.slice_context import before_collective
+from samestep.base.context_values import bound
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached
 from samestep.parallel.gradients.batch_norm import global_forward, uses_batch_statistics
 from samestep.ranks.world.protocol import World
 
-_world: ContextVar[World | None] = ContextVar("samestep_split_over", default=None)
-_seen: ContextVar[dict[int, BatchNorm] | None] = ContextVar("samestep_local_norms", default=None)
+_Normalize: TypeAlias = Callable[[Callable[..., Tensor], Any, Tensor], Tensor]
+"""Normalizes a batch with its statistics, given the original forward, the layer and the batch."""
+_current: ContextVar[_Normalize | None] = ContextVar("samestep_batch_norm", default=None)
 
 
-@contextmanager
-def batch_norm_over_ranks(world: World) -> Iterator[None]:
+def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
     """Normalize this rank's slices with the statistics of the whole batch."""
-    token = _world.set(world)
-    try:
-        yield
-    finally:
-        _world.reset(token)
+
+    def normalize(_: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
+        before_collective()
+        return global_forward(module, batch, world=world)
+
+    return bound(_current, normalize)
 
 
 @contextmanager
 def batch_norm_over_slice(split: BatchSplit) -> Iterator[None]:
     """Normalize this rank's slices with their own statistics; then average the running statistics."""
     seen: dict[int, BatchNorm] = {}
-    token = _seen.set(seen)
-    try:
+
+    def normalize(original: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
+        seen[id(module)] = module
+        return original(module, batch)
+
+    with bound(_current, normalize):
         yield
-    finally:
-        _seen.reset(token)
     _average([one for one in seen.values() if one.track_running_stats], split)
 
 
@@ -76,15 +80,10 @@ def batch_norm_of_slices() -> Iterator[None]:
 
     def make(original: Callable[[Any, Tensor], Tensor]) -> Any:
         def forward(module: Any, batch: Tensor) -> Tensor:
-            world, seen = _world.get(), _seen.get()
-            if not uses_batch_statistics(module):
+            normalize = _current.get()
+            if normalize is None or not uses_batch_statistics(module):
                 return original(module, batch)
-            if world is not None:
-                before_collective()
-                return global_forward(module, batch, world=world)
-            if seen is not None:
-                seen[id(module)] = module
-            return original(module, batch)
+            return normalize(original, module, batch)
 
         return torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
 

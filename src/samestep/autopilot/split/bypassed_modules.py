@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.script.call_account import NO_CALLS, Account, Site, is_user_code
+from samestep.autopilot.script.call_account import Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
+from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 
@@ -26,13 +27,10 @@ _FILES = 100
 _functional = [0]
 """The number of calls of `functional_call` that are running."""
 
-TRANSFORMED = "a transform of torch.func or a trace calls it"
-FUNCTIONAL = "functional_call passes its weights; load them into the module and call it"
-
 
 @contextmanager
 def functional_calls() -> Iterator[None]:
-    """Count the running calls of `torch.func.functional_call`, for `is_functional`."""
+    """Count the running calls of `torch.func.functional_call`, for `obstacle`."""
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _functional[0] += 1
@@ -45,19 +43,22 @@ def functional_calls() -> Iterator[None]:
         yield
 
 
-def is_functional() -> bool:
-    """Return whether the current call of a module gets its weights from `functional_call`."""
-    return _functional[0] > 0
-
-
-def is_transformed() -> bool:
-    """Return whether the current call is part of a transform of `torch.func` or of a trace."""
+def obstacle() -> str | None:
+    """Return why a call of a module within a transform or `functional_call` is unsplit; None elsewhere."""
+    if _functional[0]:
+        return "functional_call passes its weights; load them into the module and call it"
     level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
-    return level is not None or bool(torch._C._get_tracing_state())  # noqa: SLF001
+    if level is not None or torch._C._get_tracing_state():  # noqa: SLF001
+        return "a transform of torch.func or a trace calls it"
+    return None
 
 
 def note_direct_forward(account: Account, module: nn.Module) -> None:
-    """Record, once, that a module is called from a `forward` that was called directly."""
+    """Record, once, that a module is called from a `forward` that was called directly.
+
+    This reads a local variable of each running `forward`, its module: a direct call passes no function that
+    can be hooked, and a copied or loaded module has not registered its children with any hook.
+    """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     while frame is not None:
         owner = _owner(frame)
@@ -117,7 +118,19 @@ def _in_file(file: Path) -> Iterator[str]:
             yield f"{ast.unparse(called.value)}.forward(...) at {Site(str(file), called.lineno)}"
 
 
-def advice(account: Account) -> str:
+def check_split(account: Account, size: int) -> None:
+    """Raise `UsageError` if no call was split so far: each of `size` ranks has computed all of it."""
+    if account.split:
+        return
+    found = [f"{what} is unsplit: {why}" for what, counts in account.counts.items() for why in counts]
+    raise UsageError(
+        "nothing of what this script does could be split across workers "
+        f"({'; '.join(found) or _advice(account)}): {size} workers would be {size} silent copies of one run. "
+        "Run it with -n 1, or with --mode native if it splits its work itself."
+    )
+
+
+def _advice(account: Account) -> str:
     """Return the reason why a script has no calls of modules, and how to change it."""
     direct = direct_forwards()
     if direct:
@@ -130,4 +143,4 @@ def advice(account: Account) -> str:
             f"it computes with weights that belong to no module ({shapes}): make them parameters of an "
             "nn.Module and call that"
         )
-    return NO_CALLS
+    return "it calls no module with parameters"

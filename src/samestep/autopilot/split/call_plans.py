@@ -97,7 +97,7 @@ class ReducedOutput:
         return split.summed(part, found.weight / total if total else 1 / split.world.place.size)
 
 
-Joint: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
+Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class SplitPlan:
     """The way to split the calls of one signature."""
 
     dims: Dims
-    joints: Mapping[Path, Joint]
+    gatherings: Mapping[Path, Gathering]
     """The way to gather each output; see `sides.outcome`."""
     sides: tuple[SideOutput, ...]
     """The attributes to which the module assigns tensors."""
@@ -195,7 +195,7 @@ def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
     return 1 if tensor.dim() > least and tensor.size(1) == total else None
 
 
-def joints_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Joint]:
+def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Gathering]:
     """Yield the ways to gather parts of this shape to an output of that shape, safest first.
 
     A reduction comes before `ReplicatedOutput`, if it can be read from the computation: equal values of

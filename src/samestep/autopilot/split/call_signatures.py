@@ -1,7 +1,8 @@
 """Computes the signatures of calls: calls of one signature are split in the same way."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.guards import Attributes, changed, plain_arguments, plain_attributes, without
+from samestep.autopilot.state.reachable_state import Key
 
 Signature: TypeAlias = tuple[Any, ...]
 """Modes and shapes of a call, and the values of its guards."""
@@ -22,18 +24,24 @@ MOST_SPLIT_SIZES = 4
 """Sizes of split calls of one signature that are all checked; then one whenever their number doubles."""
 
 
-class CallSignatures:
-    """Computes the signatures of one script's calls.
+@dataclass(eq=False, slots=True)
+class _States:
+    """The values of the guards of one module's calls."""
 
-    Args:
-        device: the device of this rank, whose autocast is part of a signature.
-    """
+    known: defaultdict[Signature, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """The values that are part of a signature, by the rest of it."""
+    new: Counter[Signature] = field(default_factory=Counter)
+    """The number of new values, by the rest of their signature."""
+    changing: set[Key] = field(default_factory=set)
+    """The attributes that the calls themselves change."""
+
+
+class CallSignatures:
+    """Computes the signatures of one script's calls."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._states: WeakKeyDictionary[nn.Module, dict[Signature, list[Any]]] = WeakKeyDictionary()
-        self._new_states: WeakKeyDictionary[nn.Module, Counter[Signature]] = WeakKeyDictionary()
-        self._counted: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
+        self._modules: WeakKeyDictionary[nn.Module, _States] = WeakKeyDictionary()
 
     def signature(
         self, module: nn.Module, given: CallArguments, plain: Attributes, plans: Mapping[Signature, Any]
@@ -42,23 +50,17 @@ class CallSignatures:
 
         Beyond `MOST_STATES` values, a new value is treated as an earlier one that could not be split, or else
         as the last one; it is checked whenever the number of new values has doubled.
-
-        Args:
-            module: the called module.
-            given: its arguments.
-            plain: its plain attributes before the call.
-            plans: the plans of the module's signatures; None for one that cannot be split.
         """
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
         form = (module.training, *modes, given.form())
-        state = (plain_arguments(given), without(plain, self._counted.get(module, ())))
-        known = self._states.setdefault(module, {}).setdefault(form, [])
+        states = self._modules.setdefault(module, _States())
+        state = (plain_arguments(given), without(plain, states.changing))
+        known = states.known[form]
         if state in known:
             return form, state
-        counts = self._new_states.setdefault(module, Counter())
-        counts[form] += 1
-        if counts[form] <= MOST_STATES or counts[form].bit_count() == 1:
+        states.new[form] += 1
+        if states.new[form] <= MOST_STATES or states.new[form].bit_count() == 1:
             known.append(state)
         else:
             state = next((one for one in known if plans.get((form, one)) is None), known[-1])
@@ -68,20 +70,15 @@ class CallSignatures:
         """Return the signature without the attributes that the call itself has changed, such as a counter.
 
         The new signature replaces the old one, so it is not counted as a new state.
-
-        Args:
-            module: the called module.
-            plain: its plain attributes before the call.
-            signature: the signature of the call so far.
         """
         own = changed(plain, plain_attributes(module)).keys()
         if not own:
             return signature
-        counted = self._counted.setdefault(module, set())
-        counted.update(own)
+        states = self._modules[module]
+        states.changing.update(own)
         form, (arguments, _) = signature
-        state = arguments, without(plain, counted)
-        known = self._states[module][form]
+        state = arguments, without(plain, states.changing)
+        known = states.known[form]
         known.remove(signature[1])
         if state not in known:
             known.append(state)
@@ -103,13 +100,7 @@ class CheckedSizes:
         """Whether a size with a slice of one sample has been checked."""
 
     def are_checked(self, given: CallArguments, total: int | None, ranks: int) -> bool:
-        """Return whether a call is checked: one of a new size.
-
-        Args:
-            given: its arguments.
-            total: its number of samples by the plan of the signature; None without a plan.
-            ranks: the number of ranks.
-        """
+        """Return whether a call is checked: one of a new size."""
         sizes = _sizes_of(given)
         if sizes in self._known:
             return False
@@ -131,10 +122,7 @@ class CheckedSizes:
         self._has_failed = True
 
     def may_be_split(self, given: CallArguments) -> bool:
-        """Return whether a call may be split by the plan of its signature.
-
-        Once a size has failed, only sizes that have passed their own check are split.
-        """
+        """Return whether a call may be split; once a size has failed, only if its own size has passed."""
         return not self._has_failed or self._known.get(_sizes_of(given), False)
 
 

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.split.loss_reduction import (
     INDEPENDENT,
+    LINEAR,
+    LOSSES_OF_ELEMENTS,
     READINGS,
     Reading,
     Reduction,
@@ -28,6 +30,7 @@ from samestep.autopilot.split.loss_reduction import (
     reduction_of,
     scaled,
 )
+from samestep.base.context_values import bound
 
 aten = torch.ops.aten
 _current: ContextVar["ForwardReductions | None"] = ContextVar("samestep_forward_reductions", default=None)
@@ -101,17 +104,10 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watching_reductions(*, when: bool) -> Iterator[ForwardReductions | None]:
-    """Let `read_reduction` use the records of the mode that this yields.
-
-    Args:
-        when: whether to observe operations; otherwise this yields None.
-    """
+    """Let `read_reduction` use the records of the mode that this yields."""
     mode = ForwardReductions() if when else None
-    token = _current.set(mode)
-    try:
+    with bound(_current, mode):
         yield mode
-    finally:
-        _current.reset(token)
 
 
 def read_reduction(value: Tensor, reading: Reading) -> Reduction | None:
@@ -151,12 +147,8 @@ def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, rea
 
 
 def _linear(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
-    operands = args[0] if isinstance(args[0], list | tuple) else args[:1]
+    operands = args[0] if isinstance(args[0], list | tuple) else args[:2]  # sizes are independent of samples
     return added([mode.term(one, reading) for one in operands], reading)
-
-
-def _sum_of_two(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
-    return added([mode.term(one, reading) for one in args[:2]], reading)
 
 
 def _product(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
@@ -188,34 +180,8 @@ def _by_number(term: Term, factor: Any, factors_term: Term, reading: Reading, *,
 
 _READERS: Mapping[Any, Callable[..., Term]] = {
     **dict.fromkeys((aten.nll_loss_forward, aten.nll_loss2d_forward), _labels),
-    **dict.fromkeys(
-        (
-            aten.mse_loss,
-            aten.smooth_l1_loss,
-            aten.huber_loss,
-            aten.binary_cross_entropy,
-            aten.binary_cross_entropy_with_logits,
-            aten.soft_margin_loss,
-        ),
-        _elements,
-    ),
+    **{getattr(aten, name): _elements for name in LOSSES_OF_ELEMENTS},
     **dict.fromkeys((aten.mean, aten.sum), _reduced),
-    **dict.fromkeys(
-        (
-            aten.neg,
-            aten.alias,
-            aten.detach,
-            aten.clone,
-            aten._to_copy,  # noqa: SLF001 - as torch calls it
-            aten.view,
-            aten._unsafe_view,  # noqa: SLF001
-            aten.squeeze,
-            aten.unsqueeze,
-            aten.stack,
-            aten.cat,
-        ),
-        _linear,
-    ),
-    **dict.fromkeys((aten.add, aten.sub), _sum_of_two),
+    **{getattr(aten, name): _linear for name in (*LINEAR, "detach")},
     **dict.fromkeys((aten.mul, aten.div), _product),
 }

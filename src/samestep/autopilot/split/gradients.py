@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.parallel.gradients.bucket_layout import MEBIBYTE
 from samestep.parallel.gradients.bucketed import Bucketed
-from samestep.parallel.gradients.bucketing import MEBIBYTE
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
 from samestep.parallel.gradients.weight_checksum import check_equal
-from samestep.ranks.collectives.chosen_algorithms import overlaps_compute
+from samestep.ranks.collectives.algorithms import overlaps_compute
 from samestep.ranks.world.protocol import World
 
 _EARLY = (2, 10)
@@ -53,8 +53,7 @@ class Gradients:
 
         Args:
             tensors: parameters, and other tensors in which a backward accumulates gradients.
-            may_overlap: whether all-reduces may begin while backward still computes, because backward itself
-                does not communicate.
+            may_overlap: whether all-reduces may begin within backward, which does not communicate itself.
             names: the names of these tensors in messages; by default they are numbered.
 
         Raises:
@@ -63,8 +62,10 @@ class Gradients:
         new: dict[int, Tensor] = {}
         named: dict[str, Tensor] = {}
         for tensor, name in zip_longest(list(tensors), names, fillvalue=""):
-            if not isinstance(tensor, Tensor) or not _has_gradients(tensor) or not tensor.is_leaf:
+            if not isinstance(tensor, Tensor) or not tensor.is_leaf:
                 continue  # its leaves are followed once a call has used them
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                continue
             if id(tensor) not in self._followed and id(tensor) not in new:
                 number = len(self._followed) + len(new)
                 unique = name and name not in self._names and name not in named
@@ -113,12 +114,9 @@ class Gradients:
             self.check()
 
     def check(self) -> None:
-        """Compare the parameters between ranks; all ranks call this.
+        """Compare type, shape and bits of parameters between ranks; raise `OutOfStep` if they differ.
 
         A script may have changed their type or shape since they were followed, or freed their memory.
-
-        Raises:
-            OutOfStep: the parameters differ in type, shape or bits; on all ranks.
         """
         named = dict(zip(self._names, self._followed.values(), strict=True))
         forms = self._world.all_gather_objects([(name, _form(tensor)) for name, tensor in named.items()])
@@ -152,10 +150,6 @@ def _has_values(tensor: Tensor) -> bool:
     return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def _has_gradients(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def leaves_of(*outputs: Tensor) -> list[Tensor]:
     """Return the tensors at the end of the graphs of `outputs`, in which a backward accumulates gradients."""
     found: dict[int, Tensor] = {}
@@ -175,11 +169,7 @@ def leaves_of(*outputs: Tensor) -> list[Tensor]:
 
 @contextmanager
 def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
-    """Let `torch.autograd.grad` return averages for gradients of parameters.
-
-    Args:
-        of: returns the gradient synchronizer of the calling thread; None if there is none.
-    """
+    """Let `torch.autograd.grad` return averages for gradients of parameters."""
 
     def grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator

@@ -81,10 +81,8 @@ def _layers(module: nn.Module) -> dict[Key, Any]:
     for place, one in enumerate(modules_of(module)):
         kind = type(one)
         if kind not in of_kinds:
-            of_kinds[kind] = (
-                _forward_id(kind),
-                [name for other, name in _DRAWING if issubclass(kind, other)],
-            )
+            drawing = [name for other, name in _DRAWING if issubclass(kind, other)]
+            of_kinds[kind] = _forward_id(kind), drawing
         code, drawing = of_kinds[kind]
         training = training << 1 | one.training
         # The classes of the layers and the code of their forward: a script may replace both.
@@ -93,15 +91,12 @@ def _layers(module: nn.Module) -> dict[Key, Any]:
         for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
             if buffer is not None and _is_flag(buffer):
                 found[place, name] = int(buffer)
-        trainable += sum(map(_is_trainable, one._parameters.values()))  # noqa: SLF001
+        parameters = one._parameters.values()  # noqa: SLF001
+        trainable += sum(parameter is not None and parameter.requires_grad for parameter in parameters)
     found[0, "training of all"] = training
     found[0, "layers of all"] = kinds
     found[0, "requires_grad of all"] = trainable
     return found
-
-
-def _is_trainable(parameter: nn.Parameter | None) -> bool:
-    return parameter is not None and parameter.requires_grad
 
 
 def _identity(value: Any) -> int:
@@ -173,13 +168,7 @@ def changed(before: Attributes, after: Attributes) -> Attributes:
 
 
 def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
-    """Return the name of an attribute that may depend on the slice, if there is any.
-
-    Args:
-        whole: the attributes that the unsplit call has changed.
-        part: the attributes that the call of a slice has changed.
-        total: the number of samples in the batch.
-    """
+    """Return the name of an attribute that may depend on the slice, if there is any."""
     for key in {**whole, **part}:
         one = whole.get(key)
         number = one[1] if isinstance(one, tuple) else one
@@ -189,13 +178,7 @@ def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None
 
 
 def returned_number(whole: Any, part: Any, total: int) -> str | None:
-    """Return the place of a number among the outputs that may depend on the slice, if there is any.
-
-    Args:
-        whole: the outputs of the unsplit call.
-        part: the outputs for a slice.
-        total: the number of samples in the batch.
-    """
+    """Return the place of a number among the outputs that may depend on the slice, if there is any."""
     other = dict(_numbers(part))
     for path, value in _numbers(whole):
         if value == 0 or other.get(path) != value or _is_share(value, total):
@@ -204,18 +187,12 @@ def returned_number(whole: Any, part: Any, total: int) -> str | None:
 
 
 def _is_share(value: Any, total: int) -> bool:
-    """Return whether a number may be a fraction of the samples, such as an accuracy.
-
-    It may be equal in a slice by chance, and differ in the next batch.
-    """
+    """Return whether a number may be a fraction of the samples, equal in slices by chance, as an accuracy."""
     return isinstance(value, float) and (value * total).is_integer()
 
 
 def observer(module: nn.Module) -> str | None:
-    """Return which hook or mode of the script would get slices if a call were split; None for neither.
-
-    samestep's own modes are not counted, nor `DeviceContext`, by which torch selects a default device.
-    """
+    """Return which hook or mode of the script would get slices if a call were split; None for neither."""
     hook = _hooked(module)
     if hook is not None:
         return f"a hook on {hook} would get slices"
@@ -223,13 +200,10 @@ def observer(module: nn.Module) -> str | None:
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
     ]
-    names = (
-        type(one).__name__
-        for one in modes
-        if not isinstance(one, DeviceContext) and not type(one).__module__.startswith("samestep.")
-    )
-    mode = next(names, None)
-    return None if mode is None else f"{mode} is active, and would get slices"
+    for one in modes:  # torch selects a default device by `DeviceContext`
+        if not isinstance(one, DeviceContext) and not type(one).__module__.startswith("samestep."):
+            return f"{type(one).__name__} is active, and would get slices"
+    return None
 
 
 def _hooked(module: nn.Module) -> str | None:

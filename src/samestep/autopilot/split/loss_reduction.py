@@ -22,6 +22,20 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+LOSSES_OF_ELEMENTS = (
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "soft_margin_loss",
+)
+"""Operations of torch that are losses over all elements of a tensor."""
+LINEAR = (
+    *("add", "sub", "neg", "alias", "clone", "_to_copy", "view", "_unsafe_view", "squeeze", "unsqueeze"),
+    *("stack", "cat"),
+)
+"""Operations that add their operands, or have one."""
 _MEAN, _SUM = 1, 2  # torch's numbers for `reduction=`
 ELEMENTS = "elements"
 """The source of a weight that is a number of elements and does not depend on labels."""
@@ -102,13 +116,7 @@ def added(terms: Iterable[Term], reading: Reading) -> Term:
 
 
 def scaled(term: Term, factor: float, *, applies: bool) -> Term:
-    """Return the reading of a term times a number.
-
-    Args:
-        term: the reading of the term.
-        factor: the number.
-        applies: whether a sum times this number is read as a mean.
-    """
+    """Return the reading of a term times a number."""
     if not isinstance(term, Reduction) or not applies:
         return term
     if not factor:
@@ -168,11 +176,7 @@ def _zeros(gradients: Iterable[Tensor | None], _: object) -> tuple[Tensor | None
 
 
 class _Graph:
-    """Reads one graph.
-
-    Args:
-        reading: the assumptions.
-    """
+    """Reads one graph."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -223,6 +227,11 @@ class _Graph:
         return Reduction("sum") if name == "SumBackward" else _mean(node)
 
 
+def _node_of(operation: str) -> str:
+    """Return the name of the graph node of an operation: ``MseLossBackward`` for ``mse_loss``."""
+    return "".join(part.capitalize() for part in operation.split("_")) + "Backward"
+
+
 def _labels(node: Any) -> Term:
     try:
         target = node._saved_target  # noqa: SLF001 - no public spelling
@@ -265,30 +274,8 @@ _NEAR = 50
 """The largest number of operations before a mean that are searched for a selection."""
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _READERS: Mapping[str, Callable[[Any], Term]] = {
-    "NllLossBackward": _labels,
-    "NllLoss2DBackward": _labels,
-    "MseLossBackward": _elements,
-    "SmoothL1LossBackward": _elements,
-    "HuberLossBackward": _elements,
-    "BinaryCrossEntropyBackward": _elements,
-    "BinaryCrossEntropyWithLogitsBackward": _elements,
-    "SoftMarginLossBackward": _elements,
+    **dict.fromkeys(("NllLossBackward", "NllLoss2DBackward"), _labels),
+    **dict.fromkeys(map(_node_of, LOSSES_OF_ELEMENTS), _elements),
 }
-_LINEAR = frozenset(
-    {
-        "NegBackward",
-        "AddBackward",
-        "SubBackward",
-        "AliasBackward",
-        "CloneBackward",
-        "ToCopyBackward",
-        "ViewBackward",
-        "UnsafeViewBackward",
-        "ReshapeAliasBackward",
-        "SqueezeBackward",
-        "UnsqueezeBackward",
-        "StackBackward",
-        "CatBackward",
-    }
-)
+_LINEAR = frozenset(map(_node_of, (*LINEAR, "reshape_alias")))
 _ELEMENTWISE = frozenset({"ExpBackward", "LogBackward", "SoftplusBackward", "SigmoidBackward", "PowBackward"})

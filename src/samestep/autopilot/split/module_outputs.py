@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.autopilot.split.call_plans import ConcatenatedOutput, Joint
+from samestep.autopilot.split.call_plans import ConcatenatedOutput, Gathering
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.state.saved_state import SideOutput, refill
 from samestep.base.errors import UsageError
@@ -35,16 +35,16 @@ def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> No
 
 
 def slice_side_outputs(
-    module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[SideOutput], split: BatchSplit
+    module: nn.Module, gatherings: Mapping[Path, Gathering], sides: Iterable[SideOutput], split: BatchSplit
 ) -> None:
     """Replace the side outputs of an earlier call by this rank's slices."""
 
     def own(path: Path, tensor: Tensor) -> Tensor:
-        joint = joints.get(path)
-        if not isinstance(joint, ConcatenatedOutput) or joint.inner or tensor.dim() <= joint.dim:
+        gathering = gatherings.get(path)
+        if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
             return tensor
-        every, rest = divmod(tensor.size(joint.dim), split.total)
-        return tensor if rest or not every else split.sliced(tensor, joint.dim, every=every)
+        every, rest = divmod(tensor.size(gathering.dim), split.total)
+        return tensor if rest or not every else split.sliced(tensor, gathering.dim, every=every)
 
     _, left = outcome(module, None, sides)
     _, own_left = mapped((None, left), own)
@@ -52,34 +52,27 @@ def slice_side_outputs(
 
 
 def can_continue(
-    module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[SideOutput], total: int
+    module: nn.Module, gatherings: Mapping[Path, Gathering], sides: Iterable[SideOutput], total: int
 ) -> bool:
     """Return whether a call of `total` samples can continue from slices of the side outputs."""
     _, left = outcome(module, None, sides)
-    for path, tensor in leaves((None, left)):
-        joint = joints.get(path)
-        if (
-            isinstance(joint, ConcatenatedOutput)
-            and tensor.dim() > joint.dim
-            and tensor.size(joint.dim) % total
-        ):
-            return False
-    return True
+    return not any(
+        isinstance(found := gatherings.get(path), ConcatenatedOutput)
+        and tensor.dim() > found.dim
+        and tensor.size(found.dim) % total
+        for path, tensor in leaves((None, left))
+    )
 
 
-def gather_outcome(value: Any, joints: Mapping[Path, Joint], split: BatchSplit, *, what: str) -> Any:
-    """Return the outcome of the whole batch from the outcomes of slices.
-
-    Raises:
-        UsageError: it has another tensor than the first call of this signature.
-    """
+def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: BatchSplit, *, what: str) -> Any:
+    """Return the outcome of the whole batch; raise `UsageError` for an unknown tensor."""
 
     def gathered(path: Path, part: Tensor) -> Tensor:
-        if path not in joints:
+        if path not in gatherings:
             raise UsageError(
                 f"{what} returns or keeps other tensors than in its first call of this signature, which "
                 "cannot be gathered. Run this script with -n 1."
             )
-        return joints[path].gather(part, split)
+        return gatherings[path].gather(part, split)
 
     return mapped(value, gathered)

@@ -10,129 +10,83 @@ A draw without a sample dimension, such as noise on weights, is not changed: it 
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.split.bernoulli import bernoulli_mask, matches_torch, random_bits
-from samestep.autopilot.split.draw_plans import DrawPlan, DrawRecord, DrawType
-from samestep.autopilot.split.sharded_autograd import BatchSplit, inverse, memory_order
+from samestep.autopilot.split.draw_plans import BatchDraw, DrawPlan, DrawRecord, DrawType, sample_dim
+from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.hooks.random_draws import RngState
 
 aten = torch.ops.aten
+_BITS = 53
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
-Draw: TypeAlias = Callable[["SplitDraws", Any, Sequence[Any], Mapping[str, Any]], Any]
+Draw: TypeAlias = Callable[[BatchDraw, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDraw:
-    """A draw for the whole batch, and the position of this rank's part in it.
-
-    Args:
-        shape: the shape for the whole batch.
-        dim: the dimension of the samples.
-        start: the first sample of this rank.
-        length: the number of samples of this rank.
-        every: the number of positions along `dim` for each sample.
-        inner: whether samples vary faster than positions.
-        order: the dimensions of the whole batch's draw, outermost in memory first; None if unknown.
-    """
-
-    shape: tuple[int, ...]
-    dim: int
-    start: int
-    length: int
-    every: int = 1
-    inner: bool = False
-    order: tuple[int, ...] | None = None
-
-    def own(self, whole: Tensor) -> Tensor:
-        """Return this rank's part."""
-        if not self.inner:
-            return whole.narrow(self.dim, self.start * self.every, self.length * self.every)
-        rows: Tensor = torch.unflatten(whole, self.dim, (self.every, -1))
-        return rows.narrow(self.dim + 1, self.start, self.length).flatten(self.dim, self.dim + 1)
-
-    def set_own(self, whole: Tensor, part: Tensor) -> None:
-        """Write this rank's part."""
-        if not self.inner:
-            self.own(whole).copy_(part)
-            return
-        rows: Tensor = torch.unflatten(whole, self.dim, (self.every, -1))
-        own: Tensor = torch.unflatten(part, self.dim, (self.every, self.length))
-        rows.narrow(self.dim + 1, self.start, self.length).copy_(own)
-
-    def laid_out(self, new: Callable[[Sequence[int]], Tensor], like: Tensor) -> Tensor:
-        """Return the tensor that `new` creates in the whole shape, in the memory layout of `like`.
-
-        Numbers are drawn in memory order. A dimension of size 1, as in a slice of one sample, has no
-        definite position in that order; `order` is used then.
-        """
-        is_definite = self.order is None or 1 not in like.shape
-        order = memory_order(like) if is_definite or self.order is None else list(self.order)
-        return new([self.shape[dim] for dim in order]).permute(inverse(order))
-
-    def empty(self, like: Tensor) -> Tensor:
-        """Return a tensor of the whole shape, with the memory layout and dtype of `like`."""
-        return self.laid_out(like.new_empty, like)
-
-
-class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that records the shape of each random draw of an unsplit call."""
+class _DrawMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that executes each random draw by `_draw`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes: list[DrawRecord] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
-        kwargs = kwargs or {}
         if not _is_seeded(func):
-            return func(*args, **kwargs)
-        if _is_composite(func):
+            return func(*args, **(kwargs or {}))
+        if func.has_kernel_for_dispatch_key(_COMPOSITE):  # it draws by others; only in inference mode
             with self:
-                return func.decompose(*args, **kwargs)
+                return func.decompose(*args, **(kwargs or {}))
+        return self._draw(func, args, kwargs or {})
+
+    def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class DrawRecorder(_DrawMode):  # type: ignore[no-untyped-call]
+    """A context that records the shape of each random draw of an unsplit call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[DrawRecord] = []
+
+    def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
         value = result[0] if isinstance(result, tuple) else result
         shape = tuple(value.shape) if isinstance(value, Tensor) else ()
         order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
-        self.shapes.append(DrawRecord(_named(func, shape), shape, order))
+        self.shapes.append(DrawRecord(DrawType.of(func, shape), shape, order))
         return result
 
 
-class SplitDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
     """A context that draws for more samples than requested, and returns a part of the numbers."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.unknown: set[str] = set()
         """Draws whose part for a slice is unknown, such as those that depend on values."""
         self.number = 0
         """The number of draws so far, including the current one."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operation."""
-        kwargs = kwargs or {}
-        if not _is_seeded(func):
-            return func(*args, **kwargs)
-        if _is_composite(func):
-            with self:
-                return func.decompose(*args, **kwargs)
+    def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.number += 1
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
-            return draw(self, func, args, kwargs)
-        before = RngState.now(_device(args))
+            wide = self.batch_draw(func, _shape_of(args, kwargs))
+            return func(*args, **kwargs) if wide is None else draw(wide, func, args, kwargs)
+        if func.overloadpacket is aten.randperm:  # a call that permutes its samples cannot be split
+            return func(*args, **kwargs)
+        device = next((one.device for one in args if isinstance(one, Tensor)), torch.device("cpu"))
+        before = RngState.now(device)
         result = func(*args, **kwargs)
-        if not before.same(RngState.now(_device(args))):  # attention without dropout draws no numbers
+        if not before.same(RngState.now(device)):  # attention without dropout draws no numbers
             self.unknown.add(str(func.overloadpacket))
         return result
 
@@ -144,41 +98,53 @@ class SplitDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
     """A context that draws for the whole batch, and returns the part of this rank's slice.
 
-    Args:
-        split: the slices of the batch.
-        plan: the sample dimension of each draw; None to infer it from the sizes.
-        number: the number of draws of the call before this context is entered.
+    Without a plan, sample dimensions are inferred from sizes. `number` counts the earlier draws of the call.
     """
 
     def __init__(self, split: BatchSplit, plan: DrawPlan | None = None, number: int = 0) -> None:
         super().__init__()
-        self._split, self.known = split, plan
+        self._split, self._plan = split, plan
         self.number = number
+
+    def plan(self) -> DrawPlan | None:
+        """Return the sample dimension of each draw; None if it is inferred from the sizes."""
+        return self._plan
 
     def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
         """Return the draw for the whole batch; None if no dimension is the sample dimension."""
-        split = self._split
-        place = sample_dim(shape, split.local)
-        inner, order = False, None
-        if self.known is not None:
-            draw = _named(func, shape)
-            found = self.known.find(draw, self.number - 1)
-            dim, order = (_only_dim(shape, split.local), None) if found is None else found
-            if (found is None and dim is None) or (dim is not None and shape[dim] % split.local):
-                self.unknown.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
-                return None
-            place = None if dim is None else (dim, shape[dim] // split.local)
-            inner = self.known.inner
-        return None if place is None else batch_draw_for(shape, place, split, inner=inner, order=order)
+        local = self._split.local
+        if self._plan is None:
+            place = sample_dim(shape, local)
+            return None if place is None else self._wide(shape, *place)
+        draw = DrawType.of(func, shape)
+        found = self._plan.find(draw, self.number - 1)
+        dim, order = (_only_dim(shape, local), None) if found is None else found
+        if (found is None and dim is None) or (dim is not None and shape[dim] % local):
+            self.unknown.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
+            return None
+        if dim is None:
+            return None
+        return self._wide(shape, dim, shape[dim] // local, inner=self._plan.inner, order=order)
+
+    def _wide(
+        self,
+        shape: Sequence[int],
+        dim: int,
+        every: int,
+        *,
+        inner: bool = False,
+        order: tuple[int, ...] | None = None,
+    ) -> BatchDraw:
+        """Return the draw for the whole batch, given the shape of a slice; see `BatchDraw`."""
+        whole = (*shape[:dim], self._split.total * every, *shape[dim + 1 :])
+        start, local = self._split.start, self._split.local
+        return BatchDraw(whole, dim, start, local, every, inner and every > 1, order)
 
 
 class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
     """A context that infers the sample dimension of each draw from the shape of the unsplit call's draw.
 
-    Args:
-        split: the slices of the batch.
-        shapes: the draws of the unsplit call.
-        inner: whether samples vary faster than positions, if one dimension combines both.
+    With `inner`, samples vary faster than positions where one dimension combines both.
     """
 
     def __init__(self, split: BatchSplit, shapes: Sequence[DrawRecord], *, inner: bool = False) -> None:
@@ -192,7 +158,7 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
     def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
         """Return the draw for the whole batch; None if no dimension is the sample dimension."""
         number = self.number - 1
-        draw = _named(func, shape)
+        draw = DrawType.of(func, shape)
         known = self._shapes[number] if number < len(self._shapes) else None
         if known is None or known.draw != draw:
             self.unknown.add(f"{draw.operation} in another order than in the unsplit call")
@@ -209,43 +175,12 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         self._dims[number] = dim
         every = shape[dim] // self._split.local
         self.has_flattened = self.has_flattened or every > 1
-        return batch_draw_for(shape, (dim, every), self._split, inner=self._inner, order=known.order)
+        return self._wide(shape, dim, every, inner=self._inner, order=known.order)
 
     def plan(self) -> DrawPlan:
         """Return the sample dimensions found."""
-        draws = tuple(one.draw for one in self._shapes)
-        dims = tuple(self._dims.get(number) for number in range(len(draws)))
-        return DrawPlan(draws, dims, tuple(one.order for one in self._shapes), self._inner)
-
-
-def batch_draw_for(
-    shape: Sequence[int],
-    place: tuple[int, int],
-    split: BatchSplit,
-    *,
-    inner: bool,
-    order: tuple[int, ...] | None = None,
-) -> BatchDraw:
-    """Return the draw for the whole batch, given the shape of a slice.
-
-    Args:
-        shape: the shape for the slice.
-        place: the sample dimension, and the number of positions along it for each sample.
-        split: the slices of the batch.
-        inner: whether samples vary faster than positions.
-        order: the dimensions of the whole batch's draw, outermost in memory first; None if unknown.
-    """
-    dim, every = place
-    whole = (*shape[:dim], split.total * every, *shape[dim + 1 :])
-    return BatchDraw(whole, dim, split.start, split.local, every, inner and every > 1, order)
-
-
-def _device(args: Sequence[Any]) -> torch.device:
-    return next((one.device for one in args if isinstance(one, Tensor)), torch.device("cpu"))
-
-
-def _named(func: Any, shape: Sequence[int]) -> DrawType:
-    return DrawType(str(func.overloadpacket), len(shape))
+        dims = tuple(self._dims.get(number) for number in range(len(self._shapes)))
+        return DrawPlan(tuple(self._shapes), dims, self._inner)
 
 
 @functools.cache
@@ -254,111 +189,106 @@ def _is_seeded(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _is_composite(func: Any) -> bool:
-    """Return whether an operation draws by calling others; torch dispatches those in inference mode only."""
-    return bool(func.has_kernel_for_dispatch_key(_COMPOSITE))
-
-
 def _only_dim(shape: Sequence[int], samples: int) -> int | None:
     """Return the dimension of size `samples`, if no other one is a multiple of it."""
     multiples = [dim for dim, size in enumerate(shape) if size % samples == 0]
     return multiples[0] if len(multiples) == 1 and shape[multiples[0]] == samples else None
 
 
-def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
-    """Return the sample dimension, and the number of positions along it for each sample; None if none fits.
-
-    It is the first dimension of size `samples`, or else dimension 0 if its size is a multiple of `samples`:
-    samples are then flattened together with another dimension.
-    """
-    dim = next((dim for dim, size in enumerate(shape) if size == samples), None)
-    if dim is not None:
-        return dim, 1
-    return (0, shape[0] // samples) if shape and samples and shape[0] % samples == 0 else None
+def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
+    """Return the shape of a draw: that of the first tensor among its arguments, or its argument `size`."""
+    tensor = next((one for one in args if isinstance(one, Tensor)), None)
+    if tensor is not None:
+        return tensor.shape
+    size: Sequence[int] = kwargs["size"] if "size" in kwargs else args[_size_at(args)]
+    return size
 
 
-def _fill(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _size_at(args: Sequence[Any]) -> int:
+    return next(place for place, one in enumerate(args) if isinstance(one, list | tuple))
+
+
+def _fill(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``x.uniform_()`` and the like, which overwrite `x`; probabilities may be one per element."""
-    return _filled(mode.batch_draw(func, args[0].shape), func, args, kwargs)
-
-
-def _filled(wide: BatchDraw | None, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     target, *rest = args
-    if wide is None:
-        return func(*args, **kwargs)
     whole = wide.empty(target)
     func(whole, *(_among_others(one, target.shape, wide) for one in rest), **kwargs)
     target.copy_(wide.own(whole))
     return target
 
 
-def _bernoulli(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Draw for ``x.bernoulli_(p)``, the mask of dropout on the CPU."""
+def _bernoulli(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw for ``x.bernoulli_(p)``, the mask of dropout on the CPU, in half the time of ``bernoulli_``.
+
+    For each element torch draws 64 bits, and compares the low 53 bits, as a fraction, with the probability.
+    This draws the bits of all elements, and compares those of this rank's part. torch does not document
+    this: `matches_torch` tests it once, and ``bernoulli_`` is used if it fails.
+    """
     target, *rest = args
     probability = rest[0] if rest else kwargs.get("p", 0.5)
-    wide = mode.batch_draw(func, target.shape)
-    if wide is None or target.device.type != "cpu" or isinstance(probability, Tensor) or not matches_torch():
-        return _filled(wide, func, args, kwargs)
+    if target.device.type != "cpu" or isinstance(probability, Tensor) or not matches_torch():
+        return _fill(wide, func, args, kwargs)
     whole = wide.laid_out(functools.partial(random_bits, generator=kwargs.get("generator")), target)
     target.copy_(bernoulli_mask(wide.own(whole), probability))
     return target
 
 
-def _like(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def random_bits(shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    """Return the random bits of a mask: an int64 tensor of shape ``shape``."""
+    return torch.empty(shape, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+
+
+def bernoulli_mask(bits: Tensor, probability: float) -> Tensor:
+    """Return the mask with these random bits: a bool tensor, true with the given probability."""
+    return bits.bitwise_and((1 << _BITS) - 1) < math.ceil(math.ldexp(probability, _BITS))
+
+
+@functools.cache
+def matches_torch() -> bool:
+    """Return whether masks and the generator after them equal those of torch."""
+    ours, theirs = (torch.Generator().manual_seed(7) for _ in range(2))
+    equal = all(
+        torch.equal(
+            bernoulli_mask(random_bits((33,), ours), probability),
+            torch.empty(33).bernoulli_(probability, generator=theirs).bool(),
+        )
+        for probability in (0.1, 0.5, 0.8, 1.0)
+    )
+    return equal and torch.equal(ours.get_state(), theirs.get_state())
+
+
+def _like(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``rand_like(x)`` and the like, which use only the shape and dtype of `x`."""
     model, *rest = args
-    wide = mode.batch_draw(func, model.shape)
-    if wide is None:
-        return func(*args, **kwargs)
     return wide.own(func(wide.empty(model), *rest, **kwargs)).clone()
 
 
-def _of_size(position: int) -> Draw:
-    """Return the function for ``randn(shape)`` and the like, whose shape is the argument at `position`."""
-
-    def draw(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if "size" in kwargs:
-            size = kwargs["size"]
-        else:
-            here = next((i for i, one in enumerate(args) if isinstance(one, list | tuple)), position)
-            size = args[here]
-        wide = mode.batch_draw(func, size)
-        if wide is None:
-            return func(*args, **kwargs)
-        shape = list(wide.shape)
-        if "size" in kwargs:
-            return wide.own(func(*args, **{**kwargs, "size": shape})).clone()
-        return wide.own(func(*args[:here], shape, *args[here + 1 :], **kwargs)).clone()
-
-    return draw
+def _of_size(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw for ``randn(shape)`` and the like."""
+    shape = list(wide.shape)
+    if "size" in kwargs:
+        return wide.own(func(*args, **{**kwargs, "size": shape})).clone()
+    here = _size_at(args)
+    return wide.own(func(*args[:here], shape, *args[here + 1 :], **kwargs)).clone()
 
 
-def _of_values(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _of_values(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``bernoulli(p)`` and ``normal(mean, std)``; the values do not affect the number of draws."""
-    model = next((one for one in args if isinstance(one, Tensor)), None)
-    if model is None:
-        return _of_size(2)(mode, func, args, kwargs)
-    wide = mode.batch_draw(func, model.shape)
-    if wide is None:
-        return func(*args, **kwargs)
-    return wide.own(func(*(_among_others(one, model.shape, wide) for one in args), **kwargs)).clone()
+    if not any(isinstance(one, Tensor) for one in args):
+        return _of_size(wide, func, args, kwargs)
+    shape = _shape_of(args, kwargs)
+    return wide.own(func(*(_among_others(one, shape, wide) for one in args), **kwargs)).clone()
 
 
-def _native_dropout(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _native_dropout(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for dropout in one kernel, as on accelerators, which returns the values and the mask."""
     values, probability, train = args
-    wide = mode.batch_draw(func, values.shape)
-    if wide is None or not train:
+    if not train:
         return func(*args, **kwargs)
     _, kept = func(wide.empty(values), probability, train, **kwargs)
     kept = wide.own(kept).clone()
     scale = 0.0 if probability == 1 else 1 / (1 - probability)
     return values * kept * scale, kept
-
-
-def _unchanged(_: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Draw for ``randperm``, which is not sliced: a call that permutes its samples cannot be split."""
-    return func(*args, **kwargs)
 
 
 def _among_others(value: Any, shape: Sequence[int], wide: BatchDraw) -> Any:
@@ -385,10 +315,7 @@ _DRAWS: Mapping[Any, Draw] = {
     ),
     aten.bernoulli_: _bernoulli,
     **dict.fromkeys((aten.rand_like, aten.randn_like, aten.randint_like), _like),
-    aten.rand: _of_size(0),
-    aten.randn: _of_size(0),
-    aten.randint: _of_size(1),
+    **dict.fromkeys((aten.rand, aten.randn, aten.randint), _of_size),
     **dict.fromkeys((aten.bernoulli, aten.normal), _of_values),
     aten.native_dropout: _native_dropout,
-    aten.randperm: _unchanged,
 }

@@ -59,14 +59,7 @@ class BatchSplit:
     def gathered(
         self, part: Tensor, dim: int, *, every: int = 1, order: tuple[int, ...] | None = None
     ) -> Tensor:
-        """Return the ranks' slices concatenated along `dim`.
-
-        Args:
-            part: this rank's slice, with `every` positions along `dim` for each sample.
-            dim: the sample dimension.
-            every: positions for each sample.
-            order: the dimensions of the result, outermost in memory first; their own order if None.
-        """
+        """Return the ranks' slices concatenated along `dim`."""
         result: Tensor = _Gather.apply(part, self, dim, every, order)  # type: ignore[no-untyped-call]
         return result
 
@@ -74,16 +67,6 @@ class BatchSplit:
         """Return the sum over ranks of `weight` times `part`; a part of weight 0 is ignored, even NaN."""
         result: Tensor = _Add.apply(part, self.world, weight)  # type: ignore[no-untyped-call]
         return result
-
-    def gathered_values(
-        self, part: Tensor, dim: int, every: int, order: tuple[int, ...] | None = None
-    ) -> Tensor:
-        """Return `gathered` without gradients."""
-        lengths = [count * every for count in self.counts]
-        if order is None:
-            return gather(self.world, part, dim, lengths).contiguous()
-        whole = gather(self.world, part.permute(order), order.index(dim), lengths)
-        return whole.contiguous().permute(inverse(order))
 
 
 class _Slice(torch.autograd.Function):
@@ -94,12 +77,8 @@ class _Slice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (
-            ctx.split.gathered(grad, ctx.dim, every=ctx.every) / ctx.split.world.place.size,
-            None,
-            None,
-            None,
-        )
+        whole = ctx.split.gathered(grad, ctx.dim, every=ctx.every)
+        return whole / ctx.split.world.place.size, None, None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -108,7 +87,11 @@ class _Gather(torch.autograd.Function):
         ctx: Any, part: Tensor, split: BatchSplit, dim: int, every: int, order: tuple[int, ...] | None
     ) -> Tensor:
         ctx.split, ctx.dim, ctx.every = split, dim, every
-        return split.gathered_values(part, dim, every, order)
+        lengths = [count * every for count in split.counts]
+        if order is None:
+            return gather(split.world, part, dim, lengths).contiguous()
+        whole = gather(split.world, part.permute(order), order.index(dim), lengths)
+        return whole.contiguous().permute(inverse(order))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

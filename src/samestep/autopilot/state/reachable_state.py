@@ -107,13 +107,12 @@ def scripts_classes(kind: Any) -> list[type]:
     return [owner for owner in kind.__mro__ if _is_of_users(owner)]
 
 
-def cells_of(function: FunctionType) -> list[tuple[str, CellType]]:
-    """Return the variables of enclosing functions that a function refers to, if they are set."""
+def cells_of(function: FunctionType) -> list[tuple[str, CellType, Any]]:
+    """Return the variables of enclosing functions that a function refers to, with their values if set."""
     found = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
-            cell.cell_contents  # noqa: B018 - an empty cell raises
-            found.append((name, cell))
+            found.append((name, cell, cell.cell_contents))  # an empty cell raises
     return found
 
 
@@ -174,7 +173,7 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     parts: list[tuple[Any, Any]] = []
     if isinstance(value, _CALLABLE):
         for one in functions_in(value):
-            parts += [(name, cell.cell_contents) for name, cell in cells_of(one)]
+            parts += [(name, value) for name, _, value in cells_of(one)]
             parts += [(name, names[name]) for names, name in named_by(one) if name in names]
             parts += enumerate(one.__defaults__ or ())
         if isinstance(value, partial):

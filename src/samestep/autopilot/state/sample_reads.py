@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.base.errors import OutOfStep
 from samestep.base.package import PACKAGE
 from samestep.hooks.tensor_tree import leaves
@@ -77,42 +78,30 @@ class SampleReads(TorchFunctionMode):
             self.found.setdefault(site, []).append(value)
 
 
+def _comparison(name: str) -> Any:
+    """Return the comparison of a `WatchedFloat` with this name."""
+
+    def compare(self: "WatchedFloat", other: Any) -> Any:
+        result = getattr(float(self), name)(other)
+        if isinstance(result, bool):
+            self._note(result, is_comparison=True)
+        return result
+
+    return compare
+
+
 class WatchedFloat(float):
     """A float whose comparisons are recorded."""
 
     _note: Callable[..., None]
 
     def __new__(cls, value: float, note: Callable[..., None]) -> "WatchedFloat":
-        """Create a float.
-
-        Args:
-            value: the number.
-            note: records the result of a comparison.
-        """
+        """Create a float."""
         made = super().__new__(cls, value)
         made._note = note
         return made
 
-    def _compared(self, result: Any) -> Any:
-        if isinstance(result, bool):
-            self._note(result, is_comparison=True)
-        return result
-
-    def __lt__(self, other: Any) -> Any:
-        """Compare."""
-        return self._compared(float(self).__lt__(other))
-
-    def __le__(self, other: Any) -> Any:
-        """Compare."""
-        return self._compared(float(self).__le__(other))
-
-    def __gt__(self, other: Any) -> Any:
-        """Compare."""
-        return self._compared(float(self).__gt__(other))
-
-    def __ge__(self, other: Any) -> Any:
-        """Compare."""
-        return self._compared(float(self).__ge__(other))
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, ("__lt__", "__le__", "__gt__", "__ge__"))
 
     def __float__(self) -> float:
         """Return a plain float."""
@@ -124,12 +113,7 @@ class WatchedFloat(float):
 
 
 class GuardedReads(TorchFunctionMode):
-    """A context that raises an error where a guarded read has another value than in the equivalence check.
-
-    Args:
-        guards: the value of each read.
-        name: the name of the module.
-    """
+    """A context that raises an error where a guarded read has another value than in the equivalence check."""
 
     def __init__(self, guards: Mapping[Site, Any], name: str) -> None:
         super().__init__()
@@ -149,8 +133,7 @@ class GuardedReads(TorchFunctionMode):
             if site is not None and site in self._guards and self._guards[site] != result:
                 raise OutOfStep(
                     f"{self._name} branches on its samples ({place_of(site)}), and takes a branch here that "
-                    "no equivalence check has taken. Keep its calls unsplit: "
-                    "samestep.batch_dim(model, dim=None)."
+                    f"no equivalence check has taken. {KEEP_UNSPLIT}"
                 )
         return result
 
@@ -163,12 +146,7 @@ class ReadRecord:
         self._values: dict[Site, list[Any]] = {}
 
     def add(self, whole: Reads, parts: Sequence[Reads]) -> None:
-        """Add the reads of an unsplit call and of all slices, which gave the same results.
-
-        Args:
-            whole: of the unsplit call.
-            parts: of each rank's slice.
-        """
+        """Add the reads of an unsplit call and of all slices, which gave the same results."""
         for site in dict.fromkeys(site for one in (whole, *parts) for site in one):
             values = list(whole.get(site, ()))
             if any(list(one.get(site, ())) != values for one in parts):
@@ -176,11 +154,7 @@ class ReadRecord:
             self._values.setdefault(site, []).extend(values)
 
     def guards(self, *, is_compiled: bool = False) -> dict[Site, Any] | str:
-        """Return the values that reads must have, or the reason why the module cannot be split.
-
-        Args:
-            is_compiled: whether the module runs compiled code, whose reads are not recorded.
-        """
+        """Return the values that reads must have, or the reason why the module cannot be split."""
         guards: dict[Site, Any] = {}
         for site, values in self._values.items():
             if site in self._free or not values:

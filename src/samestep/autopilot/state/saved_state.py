@@ -3,8 +3,9 @@
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -27,56 +28,23 @@ from samestep.autopilot.state.reachable_state import (
 )
 from samestep.hooks.tensor_tree import leaves
 
+Undo: TypeAlias = Callable[[], object]
 SideOutput: TypeAlias = tuple[str, str]
 """An attribute to which a module assigns tensors: the name of the submodule, and that of the attribute."""
 
 
 class SavedState:
-    """A copy of the attributes, buffers and globals that calls of a module may change.
-
-    Args:
-        module: the module.
-    """
+    """A copy of the attributes, buffers and globals that calls of a module may change."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._attributes = [
-            (one, dict(vars(one)), dict(one._buffers), dict(one._parameters))  # noqa: SLF001
-            for one in module.modules()
-        ]
         found = list(reached(module))
-        shared = [*globals_of(module), *(one for _, value in found for one in named_by(value))]
-        self._globals = [(names, name, names[name]) for names, name in shared if name in names]
-        self._cells = [
-            (cell, cell.cell_contents)
-            for _, value in found
-            for one in functions_in(value)
-            for _, cell in cells_of(one)
-        ]
-        kinds: set[Any] = {type(one) for one in module.modules()}
-        owners = [owner for kind in kinds for owner in scripts_classes(kind)]
-        plain = [value for _, value in found if isinstance(value, (type, ModuleType))]
-        self._classes = [
-            (owner, name, value)
-            for owner in _distinct([*owners, *plain])
-            for name, value in _own_fields(owner).items()
-        ]
-        self._generators = [
-            (one, generator_state(one)) for one in _distinct(value for _, value in found) if is_generator(one)
-        ]
-        kept = [value for _, _, value in _own_attributes(module)]
-        self._containers = [
-            (one, copy(one))
-            for one in _distinct([*kept, *(value for _, value in found)])
-            if isinstance(one, list | dict | set | deque)
-        ]
-        self._records = [
-            (one, fields_of(one))
-            for one in _distinct(value for _, value in found)
-            if not isinstance(one, PLAIN) and is_record(one)
-        ]
-        self._arrays = [
-            (one, one.copy()) for one in _distinct(value for _, value in found) if isinstance(one, np.ndarray)
+        own_attributes = list(_own_attributes(module))
+        kept = [value for *_, value in own_attributes if _is_container(value)]
+        self._undo = [
+            *_saved_modules(module),
+            *_saved_names(module, [value for _, value in found]),
+            *(undo for value in _distinct([*(value for _, value in found), *kept]) for undo in _saved(value)),
         ]
         own = {f"{name} of {place}": value for (place, name), value in found if type(value) is Tensor}
         buffers = {id(buffer) for buffer in module.buffers()}
@@ -88,40 +56,17 @@ class SavedState:
             for tensor in _distinct(self._named.values())
         ]
         self._saved = {id(tensor): value for tensor, value, _ in self._values}
-        self._tensors = {(name, key): _ids(value) for name, key, value in _own_attributes(module)}
+        self._tensors = {(name, key): _ids(value) for name, key, value in own_attributes}
 
     def restore(self) -> None:
         """Restore the saved state."""
-        for module, attributes, buffers, parameters in self._attributes:
-            refill(vars(module), attributes)
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # its tensors stay the same objects: only their values are restored
-            refill(module._buffers, buffers)  # noqa: SLF001
-            refill(module._parameters, parameters)  # noqa: SLF001
-        self._restore_shared()
-        for container, contents in self._containers:
-            refill(container, contents)
-        for array, values in self._arrays:
-            if array.flags.writeable:
-                array[...] = values
+        for undo in self._undo:
+            undo()
         with torch.no_grad():
             for tensor, value, version in self._values:
                 if (version is None or version_of(tensor) != version) and not _equal(tensor, value):
                     # Through `data`, so that the graph of an earlier call does not count it as a change.
                     tensor.data.copy_(value)
-
-    def _restore_shared(self) -> None:
-        """Restore globals, variables of closures, class attributes, generators and objects."""
-        for names, name, value in self._globals:
-            names[name] = value
-        for cell, value in self._cells:
-            cell.cell_contents = value
-        for owner, name, value in self._classes:
-            if vars(owner).get(name) is not value:
-                setattr(owner, name, value)
-        for generator, state in self._generators:
-            set_generator_state(generator, state)
-        restore_records(self._records)
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the current values of the tensors that may be written to in place."""
@@ -133,13 +78,7 @@ class SavedState:
         return [version_of(tensor) for tensor in self._named.values()]
 
     def rewritten(self, since: Sequence[int | None]) -> str | None:
-        """Return the name of a tensor that was written to and has the same values as before, if there is one.
-
-        Such a write is not comparable: a running maximum may be exceeded in a later batch only.
-
-        Args:
-            since: the earlier result of `versions`.
-        """
+        """Return the name of a tensor that was written to without a change, which a later batch may make."""
         for (name, tensor), version in zip(self._named.items(), since, strict=True):
             if version_of(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
                 return name
@@ -164,19 +103,68 @@ class SavedState:
         }
 
 
+def _saved_modules(module: nn.Module) -> Iterator[Undo]:
+    """Yield functions that restore the attributes, buffers and parameters of all modules."""
+    for one in module.modules():
+        yield partial(refill, vars(one), dict(vars(one)))
+        if not isinstance(one, torch.jit.ScriptModule):  # its tensors stay the same objects
+            yield partial(refill, one._buffers, dict(one._buffers))  # noqa: SLF001
+            yield partial(refill, one._parameters, dict(one._parameters))  # noqa: SLF001
+
+
+def _saved_names(module: nn.Module, found: Sequence[Any]) -> Iterator[Undo]:
+    """Yield functions that restore globals, variables of closures and class attributes."""
+    for names, name in [*globals_of(module), *(one for value in found for one in named_by(value))]:
+        if name in names:
+            yield partial(names.__setitem__, name, names[name])
+    for value in found:
+        for one in functions_in(value):
+            yield from (partial(setattr, cell, "cell_contents", kept) for _, cell, kept in cells_of(one))
+    kinds: set[Any] = {type(one) for one in module.modules()}
+    owners = [owner for kind in kinds for owner in scripts_classes(kind)]
+    plain = [value for value in found if isinstance(value, (type, ModuleType))]
+    for owner in _distinct([*owners, *plain]):
+        yield from (partial(_reset, owner, name, value) for name, value in _own_fields(owner).items())
+
+
+def _saved(value: Any) -> Iterator[Undo]:
+    """Yield functions that restore the contents of a container, an array, a generator, and of an object."""
+    if _is_container(value):
+        yield partial(refill, value, copy(value))
+    elif isinstance(value, np.ndarray):
+        yield partial(_refill_array, value, value.copy())
+    elif _is_generator(value):
+        yield partial(_set_generator_state, value, _generator_state(value))
+    if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
+        yield partial(restore_record, value, fields_of(value))
+
+
+def _reset(owner: Any, name: str, value: Any) -> None:
+    if vars(owner).get(name) is not value:
+        setattr(owner, name, value)
+
+
+def _refill_array(array: Any, values: Any) -> None:
+    if array.flags.writeable:
+        array[...] = values
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | dict | set | deque)
+
+
 def refill(container: Any, contents: Any) -> None:
     """Replace the contents of a list, a deque, a dict or a set."""
     container.clear()
     container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
 
 
-def restore_records(records: Sequence[tuple[Any, dict[str, Any]]]) -> None:
-    """Restore the fields of objects."""
-    for record, fields in records:
-        for name in getattr(record, "__dict__", {}).keys() - fields.keys():
-            object.__delattr__(record, name)
-        for name, value in fields.items():
-            object.__setattr__(record, name, value)
+def restore_record(record: Any, fields: Mapping[str, Any]) -> None:
+    """Restore the fields of an object."""
+    for name in getattr(record, "__dict__", {}).keys() - fields.keys():
+        object.__delattr__(record, name)
+    for name, value in fields.items():
+        object.__setattr__(record, name, value)
 
 
 def _own_fields(owner: Any) -> dict[str, Any]:
@@ -187,19 +175,19 @@ def _own_fields(owner: Any) -> dict[str, Any]:
     return shared_fields(owner)
 
 
-def is_generator(value: Any) -> bool:
+def _is_generator(value: Any) -> bool:
     """Return whether a value is a random generator object."""
     return isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState))
 
 
-def generator_state(generator: Any) -> Any:
+def _generator_state(generator: Any) -> Any:
     """Return the state of a random generator."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
-def set_generator_state(generator: Any, state: Any) -> None:
+def _set_generator_state(generator: Any, state: Any) -> None:
     """Set the state of a random generator."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state

@@ -1,10 +1,8 @@
 """Turns a forked copy of the launcher into a worker."""
 
 import errno
-import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -13,30 +11,23 @@ from samestep.base import env
 from samestep.base.last_step import LastSteps
 from samestep.base.place import Place
 from samestep.base.signals import ENDS, WARNINGS
-from samestep.launch.local import descriptors
+from samestep.launch.local import forking
 from samestep.launch.local.hosting import leave
-from samestep.launch.local.lifeline import Lifeline
-from samestep.launch.local.orphans import die_with_parent
+from samestep.launch.local.orphans import Lifeline, die_with_parent
 from samestep.launch.local.output import Stream
-from samestep.launch.local.worker_report import Report, Word
+from samestep.launch.local.worker_report import Report, ReportPipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Place, environment and output of one worker at its start.
+    """Place, environment and output of one worker at its start."""
 
-    Args:
-        place: its place.
-        variables: variables of its environment.
-        streams: targets of its output; empty for the launcher's own streams.
-    """
-
-    place: Place
-    variables: Mapping[str, str]
-    streams: Sequence[Stream] = ()
+    place: Place  # its place
+    variables: Mapping[str, str]  # variables of its environment
+    streams: Sequence[Stream] = ()  # targets of its output; empty for the launcher's own streams
 
 
-Entry = Callable[[Start, Word], Report]
+Entry = Callable[[Start, ReportPipe], Report]
 """Function that runs in the forked worker and returns its report.
 
 One that replaces the process does not return; its second argument is the pipe to which the new program may
@@ -45,51 +36,34 @@ send the report.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heritage:
-    """Inherited state of the launcher in the forked copy.
+class InheritedState:
+    """Inherited state of the launcher in the forked copy."""
 
-    Args:
-        launcher: process ID of the launcher.
-        mask: the signals that it had blocked.
-        private: its descriptors that the worker must close.
-        limit: its original limit of open files, if the launcher raised it for the workers.
-        lifeline: ends the processes that the worker forks, if the launcher is killed.
-        steps: record of the worker's last step.
-    """
-
-    launcher: int
-    mask: Collection[int | signal.Signals]
-    private: Collection[int]
-    limit: descriptors.Limit | None
-    lifeline: Lifeline | None = None
-    steps: LastSteps | None = None
+    launcher: int  # process ID of the launcher
+    mask: Collection[int | signal.Signals]  # the signals that it had blocked
+    private: Collection[int]  # its descriptors that the worker must close
+    limit: forking.Limit | None  # its original limit of open files, if the launcher raised it for the workers
+    lifeline: Lifeline | None = None  # ends the processes that the worker forks, if the launcher is killed
+    steps: LastSteps | None = None  # record of the worker's last step
 
 
-def fork() -> int:
-    """Fork this process, as `os.fork`."""
-    with warnings.catch_warnings():
-        # Python 3.12 warns about any other thread; `fork_is_safe` checks those that matter.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoReturn:
+def become_worker(start: Start, entry: Entry, report_fd: int, inherited: InheritedState) -> NoReturn:
     """Turn the forked copy of the launcher into a worker, run it and exit."""
     code = 1
     try:
-        die_with_parent(had.launcher)
-        _restore_signals(had.mask)
+        die_with_parent(inherited.launcher)
+        _restore_signals(inherited.mask)
         for stream in start.streams:
             stream.attach()
         own = {fd for stream in start.streams for fd in stream.files}
-        descriptors.close({*had.private, *own})
-        descriptors.restore(had.limit)
-        if had.lifeline is not None:
-            had.lifeline.hold()
-        if had.steps is not None:
-            had.steps.use_here(start.place.local_rank)
+        forking.close_files({*inherited.private, *own})
+        forking.restore_file_limit(inherited.limit)
+        if inherited.lifeline is not None:
+            inherited.lifeline.hold()
+        if inherited.steps is not None:
+            inherited.steps.use_here(start.place.local_rank)
         env.export(start.variables)
-        pipe = Word.of(word)
+        pipe = ReportPipe.of(report_fd)
         report = entry(start, pipe)
         # A process that the program has forked reaches this line as well: it ends like one of any script.
         code = report.ending.exit_code

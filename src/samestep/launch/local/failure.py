@@ -16,7 +16,6 @@ _CONSEQUENCES = (
     "failed to recv",
 )
 """Parts of the errors of Gloo, NCCL and torch's store on a rank whose peer is gone."""
-
 _CONSEQUENT_TYPES = ("PeerLost", "DistNetworkError", "KeyboardInterrupt")
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The order in which failures of one moment are reported.

@@ -1,18 +1,31 @@
-"""Checks whether this process can be forked into workers that compute with torch, and prepares the fork."""
+"""Checks whether this process can be forked into workers that compute with torch, and prepares the fork.
+
+Its threads, exit handlers and file descriptors have to be those of a fresh process.
+"""
 
 import atexit
 import ctypes
 import multiprocessing.process
 import multiprocessing.util
+import os
+import resource
 import sys
 import threading
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
 
 _PAUSE_HARD = 2
 """OpenMP's `omp_pause_hard`: release all resources, including the threads."""
+Limit: TypeAlias = tuple[int, int]
+_PER_WORKER = 7
+"""Descriptors of a worker: its pipe, its pidfd, and for each of two streams a pipe and a file; one spare."""
+_SPARE = 64
 
 
 def fork_is_safe() -> bool:
@@ -56,6 +69,14 @@ def _loaded_files(maps: str) -> set[str]:
     return {field[5].removesuffix(" (deleted)") for field in fields if len(field) == 6 and "/" in field[5]}
 
 
+def fork() -> int:
+    """Fork this process, as `os.fork`."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns about any other thread; `fork_is_safe` checks those that matter.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def forget_parent() -> None:
     """Clear the parent's exit handlers in a child that is forked from a user's process.
 
@@ -67,3 +88,38 @@ def forget_parent() -> None:
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001
     multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def open_standard_streams() -> None:
+    """Open on /dev/null those of stdin, stdout and stderr that are closed.
+
+    Otherwise the next pipe would get one of their numbers, and workers would print into it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
+        pass
+    os.close(fd)
+
+
+def raise_file_limit(workers: int) -> Limit | None:
+    """Raise the soft limit for `workers`, up to the hard one; return the old limit if it was raised."""
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/dev/fd")) + _PER_WORKER * workers + _SPARE  # noqa: PTH208 - no files
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return before
+
+
+def restore_file_limit(limit: Limit | None) -> None:
+    """Restore the limit that `raise_file_limit` returned."""
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def close_files(files: Iterable[int]) -> None:
+    """Close those of `files` that are open."""
+    for fd in files:
+        with suppress(OSError):
+            os.close(fd)

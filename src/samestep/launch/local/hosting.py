@@ -6,20 +6,23 @@ finds it by ``__spec__`` and ``__file__``), and a traceback begins at the user's
 """
 
 import atexit
+import gc
 import importlib.util
 import io
 import os
+import stat
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from samestep.base.console import log
 from samestep.base.errors import Error, UsageError, WorldError
 from samestep.base.package import PACKAGE
 from samestep.launch.job import Program
@@ -31,29 +34,21 @@ INTERRUPTED = 130
 
 _NOWHERE = "outside of any file"
 """Place of an error whose traceback has no line of the program."""
-
 _hosted: list[str] = []
+LIMIT_S = 10.0
+"""Seconds for the script's `atexit` functions, which may wait for something that no longer comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """End of a hosted program.
+    """End of a hosted program."""
 
-    Args:
-        exit_code: exit code of a fresh interpreter with the same end.
-        error: name of the exception's class that ended it; empty for a normal end or `sys.exit`.
-        message: the exception's text.
-        traceback: the traceback as Python prints it.
-        line: the program's line that led to the exception, as ``file:line``.
-        unwritten: the file that could not be written and the reason, if that ended the program.
-    """
-
-    exit_code: int = 0
-    error: str = ""
-    message: str = ""
-    traceback: str = ""
-    line: str = ""
-    unwritten: str = ""
+    exit_code: int = 0  # exit code of a fresh interpreter with the same end
+    error: str = ""  # name of the exception's class that ended it; empty for a normal end or `sys.exit`
+    message: str = ""  # the exception's text
+    traceback: str = ""  # the traceback as Python prints it
+    line: str = ""  # the program's line that led to the exception, as ``file:line``
+    unwritten: str = ""  # the file that could not be written and the reason, if that ended the program
 
     @property
     def was_asked_for(self) -> bool:
@@ -61,14 +56,14 @@ class Ending:
         return self.exit_code != 0 and self.error in ("", SystemExit.__name__)
 
 
-def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> Ending:
+def host(program: Program, send_provisional: Callable[[Ending], None] | None = None) -> Ending:
     """Run a script or module to its end and return how it ended.
 
     Args:
         program: the program to run.
-        foretell: called with the failure before the program's own ``sys.excepthook``, which may
+        send_provisional: called with the failure before the program's own ``sys.excepthook``, which may
             end the process or fail. The output of that hook becomes the ending's traceback; without
-            `foretell` it is printed at once.
+            `send_provisional` it is printed at once.
     """
     _hosted.append(program.target)
     try:
@@ -83,7 +78,7 @@ def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> 
     else:
         return Ending()
     # Called outside the handler, so that an error of the program's hook has no context.
-    return _in_its_own_words(failed, ending_of(failed), foretell)
+    return _in_its_own_words(failed, ending_of(failed), send_provisional)
 
 
 def is_hosting() -> bool:
@@ -144,17 +139,17 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def _in_its_own_words(
-    error: BaseException, ending: Ending, foretell: Callable[[Ending], None] | None
+    error: BaseException, ending: Ending, send_provisional: Callable[[Ending], None] | None
 ) -> Ending:
     """Call the program's own ``sys.excepthook`` with the error, as the interpreter would."""
     if isinstance(error, (UsageError, WorldError)) or sys.excepthook is sys.__excepthook__:
         return ending
     visible = _user_frames(error.__traceback__)
     text = io.TextIOWrapper(io.BytesIO(), errors="backslashreplace", write_through=True)
-    if foretell is not None:
-        foretell(ending)
+    if send_provisional is not None:
+        send_provisional(ending)
     try:
-        with redirect_stderr(sys.stderr if foretell is None else text):
+        with redirect_stderr(sys.stderr if send_provisional is None else text):
             sys.excepthook(type(error), error.with_traceback(visible), visible)
     except SystemExit as stop:
         ending = replace(ending, exit_code=exited(stop).exit_code)
@@ -258,3 +253,45 @@ def module_spec(name: str) -> ModuleSpec:
     if spec is None:
         raise Error(f"there is no module {name!r} to run on the path {sys.path[0] or Path.cwd()}.")
     return spec
+
+
+def exit_process(exit_code: int = 0, *, limit_s: float = LIMIT_S) -> NoReturn:
+    """End this process, whatever exceptions the script catches.
+
+    Open files are flushed and `atexit` functions are called; other threads are not waited for.
+    """
+    _flush(_file_streams())
+    timer = threading.Timer(limit_s, _exit_late, [exit_code, limit_s])
+    timer.daemon = True
+    timer.start()
+    with suppress(BaseException):  # loggers write their last records, temporary files are removed
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
+    _flush(_file_streams())
+    _flush([sys.stdout, sys.stderr])
+    _flush(_streams())  # last, because a pipe without a reader blocks
+    os._exit(exit_code)
+
+
+def _exit_late(exit_code: int, limit_s: float) -> NoReturn:
+    with suppress(Exception):
+        log(f"the script's atexit functions have not returned after {limit_s:.4g} s, and are abandoned.")
+    os._exit(exit_code)
+
+
+def _flush(streams: Any) -> None:
+    for stream in streams:
+        with suppress(Exception):  # a class of the script may fail here
+            stream.flush()
+
+
+def _file_streams() -> Iterator[io.IOBase]:
+    """Yield the streams that write to a regular file."""
+    for stream in _streams():
+        with suppress(Exception):
+            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                yield stream
+
+
+def _streams() -> list[io.IOBase]:
+    """Return all buffered streams, except those that the launcher opened before it forked this process."""
+    return [one for one in gc.get_objects() if issubclass(type(one), io.TextIOBase | io.BufferedIOBase)]

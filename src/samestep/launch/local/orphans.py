@@ -1,18 +1,28 @@
-"""Ends orphaned processes: those that stopped workers have started, and workers whose launcher is gone.
+"""Ends orphaned processes: those that stopped workers have started, and all if the launcher is killed.
+
+The kernel kills a worker whose launcher is gone. For the processes that workers fork there is a `Lifeline`: a
+pipe whose write end only the launcher holds. Each such process opens the read end itself and makes the kernel
+send it SIGKILL when the write end is closed. This also works if the workers are killed at the same moment.
+Excluded are a process in a separate session, which is meant to outlive the run, and one that has executed
+another program.
 
 Linux only; elsewhere daemonic workers of a DataLoader detect themselves that their parent is gone.
 """
 
 import ctypes
+import fcntl
 import os
+import select
 import signal
 import sys
 from collections.abc import Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samestep.base.machine.torch_segments import free_segments
+from samestep.base.owned_folders import DESCENDANTS
 
 if TYPE_CHECKING:
     import psutil
@@ -22,33 +32,29 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0
 # The start time of a process has a resolution of a second.
 _CLOCK_SLACK_S = 2.0
-
+_PIDFD_GETFD = 438
+_F_SETSIG = 10
+_adopters: list[int] = []
+"""Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-@dataclass
-class _Adopted:
-    """Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""
-
-    by: int | None = None
-
-
-_ADOPTED = _Adopted()
+_OPEN = os.open
+"""The system's function: a replicated script has replaced it."""
+_LONGEST_FOLDER = 88
+"""Maximum length: multiprocessing creates sockets in the folder, and the system limits their paths to 107."""
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of its workers' orphaned processes, so that it can find and end them."""
-    if _LIBC is not None:
-        _ADOPTED.by = os.getpid() if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 else None
+    if _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
+        _adopters[:] = [os.getpid()]
 
 
 def reap(*, but: Set[int]) -> None:
     """Reap adopted orphans that have ended, so that they do not remain as zombies.
 
-    Args:
-        but: children that other code waits for.
+    The children in `but` are left for other code that waits for them.
     """
-    while _ADOPTED.by == os.getpid():
+    while os.getpid() in _adopters:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -81,17 +87,15 @@ def family(pids: Set[int]) -> "list[psutil.Process]":
 def end_all(started: "list[psutil.Process]", *, ended: Set[int]) -> None:
     """End the orphaned processes of workers, and free their shared memory.
 
+    `started` are the descendants of the workers at the time when these were stopped.
+
     multiprocessing's resource trackers ignore SIGTERM and end by themselves, after freeing the remaining
     resources of their users: they are waited for, and killed last.
-
-    Args:
-        started: descendants of the workers at the time when these were stopped.
-        ended: process IDs of the workers, which have ended.
     """
     import psutil
 
     left = {process.pid: process for process in started}
-    if _ADOPTED.by == os.getpid():
+    if os.getpid() in _adopters:
         left |= {process.pid: process for process in psutil.Process().children(recursive=True)}
     for process in left.values():
         with suppress(psutil.Error):
@@ -102,3 +106,112 @@ def end_all(started: "list[psutil.Process]", *, ended: Set[int]) -> None:
             process.kill()
     psutil.wait_procs(stubborn, timeout=_GRACE_S)
     free_segments(ended | left.keys(), since_s=psutil.Process().create_time() - _CLOCK_SLACK_S)
+
+
+@dataclass(slots=True)
+class Lifeline:
+    """Launcher's side of the pipe; processes below its workers are recorded in `folder`, if any."""
+
+    folder: Path | None
+    read: int = field(default=-1, init=False)
+    write: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        self.read, self.write = os.pipe()
+
+    @property
+    def files(self) -> set[int]:
+        """Open descriptors of the pipe."""
+        return {file for file in (self.read, self.write) if file >= 0}
+
+    def hold(self) -> None:
+        """Make all processes that this worker forks end with the launcher."""
+        os.close(self.write)
+        end = _WorkersEnd(self.read, file_identity(self.read), os.getsid(0), self._record)
+        if _LIBC is not None:
+            os.register_at_fork(after_in_child=end.arm)
+        processes = sys.modules.get("multiprocessing.process")
+        if self.folder is not None and processes is not None:
+            # multiprocessing's own folder would remain if a process is killed. Child processes inherit this.
+            # Each worker has its own: ranks with equal seeds draw equal names for their sockets.
+            sockets = self.folder / f"mp-{os.getpid()}"
+            with suppress(OSError):  # the temporary directory is full, which must not end the worker
+                if len(str(sockets)) > _LONGEST_FOLDER:
+                    return
+                sockets.mkdir(mode=0o700)
+                processes.current_process()._config["tempdir"] = str(sockets)  # noqa: SLF001
+
+    def close(self) -> None:
+        """Close the pipe once the workers have ended by themselves; the processes they left may continue."""
+        if self.write < 0:
+            return
+        for pid in _numbers(self._record):
+            _disarm(pid, file_identity(self.read))
+        os.close(self.write)
+        os.close(self.read)
+        self.read = self.write = -1
+
+    @property
+    def _record(self) -> Path | None:
+        return None if self.folder is None else self.folder / DESCENDANTS
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkersEnd:
+    """Worker's side of the pipe; the worker's program may close descriptors that it has not opened."""
+
+    read: int
+    pipe: tuple[int, int]
+    session: int
+    record: Path | None
+
+    def arm(self) -> None:
+        """Make this process, forked by the worker or below it, end with the launcher."""
+        with suppress(OSError):
+            if file_identity(self.read) != self.pipe or os.getsid(0) != self.session:
+                return
+            own = _OPEN(f"/proc/self/fd/{self.read}", os.O_RDONLY | os.O_NONBLOCK)
+            fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            poll = select.poll()
+            poll.register(own, 0)
+            if poll.poll(0):  # the launcher was killed before
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.record is None:
+                return
+            record = _OPEN(self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.write(record, b"%d\n" % os.getpid())
+            os.close(record)
+
+
+def _disarm(pid: int, pipe: tuple[int, int]) -> None:
+    """Allow a process to outlive the launcher, as it would outlive its worker without a launcher."""
+    if _LIBC is None:
+        return
+    with suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                found = entry.stat()
+                if (found.st_dev, found.st_ino) == pipe:
+                    file = _LIBC.syscall(_PIDFD_GETFD, process, int(entry.name), 0)
+                    if file >= 0:
+                        fcntl.fcntl(file, fcntl.F_SETFL, os.O_NONBLOCK)
+                        os.close(file)
+        finally:
+            os.close(process)
+
+
+def _numbers(path: Path | None) -> set[int]:
+    if path is None:
+        return set()
+    with suppress(OSError, ValueError):
+        return {int(line) for line in path.read_text().splitlines()}
+    return set()
+
+
+def file_identity(file: int) -> tuple[int, int]:
+    """Return device and inode of an open file: a descriptor can be closed, and its number used again."""
+    found = os.fstat(file)
+    return found.st_dev, found.st_ino

@@ -66,19 +66,12 @@ def check_writable(logs: Logs) -> None:
 
 @dataclass(slots=True)
 class Stream:
-    """Launcher's side of one stream of one worker; `open` must be called first.
+    """Launcher's side of one stream of one worker; `open` must be called first."""
 
-    Args:
-        number: 1 for stdout, 2 for stderr.
-        target: route of the stream.
-        read: the end of the pipe the launcher reads, if the stream passes through it.
-        write: the descriptor that the worker uses in place of the launcher's own stream, if any.
-    """
-
-    number: int
-    target: Route
-    read: int | None = None
-    write: int | None = None
+    number: int  # 1 for stdout, 2 for stderr
+    target: Route  # route of the stream
+    read: int | None = None  # the end of the pipe the launcher reads, if the stream passes through it
+    write: int | None = None  # the descriptor that replaces the worker's stream, if any
     _file: IO[bytes] | None = None
     _rest: bytearray = field(default_factory=bytearray)
 

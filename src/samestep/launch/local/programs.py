@@ -13,7 +13,7 @@ from samestep.base.machine.math_kernels import settle_math_kernels
 from samestep.launch.job import Program
 from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.hosting import Ending, ending_of, host
-from samestep.launch.local.worker_report import Report, Word
+from samestep.launch.local.worker_report import Report, ReportPipe
 
 _OTHER_WAYS = ("samestep.ranks.world.join", "mpi4py", "horovod", "ray", "jax")
 """Modules by which processes may join each other without leaving the checked traces in torch.distributed."""
@@ -45,30 +45,25 @@ def entry_of(
 ) -> Entry:
     """Return the function that each worker runs; its report's result is `has_met`.
 
-    Args:
-        program: the program to run.
-        hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter replaces it.
-        around: runs a hosted program in its contexts.
-        watch: runs and watches a hosted program, with its contexts.
+    Python code runs in the forked worker if it is `hosted`; otherwise a fresh interpreter replaces it.
+    `around` runs a hosted program in its contexts, and `watch` runs and watches both.
     """
 
-    def run(start: Start, word: Word) -> Report:
+    def run(start: Start, pipe: ReportPipe) -> Report:
         if program.kind == "executable" or not hosted:
             return become(program)
-        _draw_apart()
+        _seed_generators()
         settle_math_kernels()
         if start.place.size > 1:
-            _protect_rendezvous()
-        ending = watch(partial(_ending, around, partial(host, program, word.foretell)), word.foretell)
+            from samestep.ranks.world.torch_rendezvous import protect_rendezvous
+
+            protect_rendezvous()
+        ending = watch(
+            partial(_ending, around, partial(host, program, pipe.send_provisional)), pipe.send_provisional
+        )
         return Report(ending=ending, result=has_met(start.place.size))
 
     return run
-
-
-def _protect_rendezvous() -> None:
-    from samestep.ranks.world.torch_rendezvous import protect_rendezvous
-
-    protect_rendezvous()
 
 
 def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
@@ -80,11 +75,7 @@ def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
 
 
 def has_met(size: int) -> bool:
-    """Return whether this process has joined its peers; True if that cannot be determined.
-
-    Args:
-        size: workers of the job.
-    """
+    """Return whether this process has joined its peers; True if that cannot be determined."""
     if size == 1 or any(name in sys.modules for name in _OTHER_WAYS):
         return True
     if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
@@ -111,7 +102,7 @@ def become(program: Program) -> Report:
         return Report(ending=Ending(exit_code=127, error="OSError", message=text, traceback=text))
 
 
-def _draw_apart() -> None:
+def _seed_generators() -> None:
     """Seed the global generators of NumPy and torch in this worker, as each fresh interpreter does.
 
     Python's own `random` does this after a fork by itself, and devices' generators start with their context.

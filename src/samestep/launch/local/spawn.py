@@ -11,26 +11,36 @@ a notebook or prompt that cannot          threads of this process, on the CPU
 ========================================= ===========================================================
 """
 
+import multiprocessing.spawn
+import os
+import pickle
 import sys
+import tempfile
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
 
 from samestep.base.errors import UsageError, WorkerFailed
 from samestep.launch.local.child import Entry, Start
-from samestep.launch.local.descriptors import ensure_standard
 from samestep.launch.local.failure import root_cause
-from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
-from samestep.launch.local.fresh_interpreter import fresh_entry
-from samestep.launch.local.hosting import Ending, ending_of, exited
-from samestep.launch.local.local_backend import places, reserved_port
-from samestep.launch.local.worker_report import Report, Word
-from samestep.launch.local.worker_variables import Round, worker_variables
+from samestep.launch.local.forking import (
+    forget_parent,
+    fork_is_safe,
+    open_standard_streams,
+    release_compute_threads,
+)
+from samestep.launch.local.hosting import Ending, ending_of, exited, leave
+from samestep.launch.local.local_backend import Round, places, worker_variables
+from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.local.workers import Workers
+from samestep.ranks.rendezvous.free_port import reserved_port
 from samestep.ranks.rendezvous.job_secret import shared_secret
 from samestep.ranks.world.thread_world import run_ranks
 
 T = TypeVar("T")
+_START = "from samestep.launch.local.spawn import main; main({payload}, {pipe})"
+Call: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Report]
 
 
 def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
@@ -79,7 +89,7 @@ def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
 
 
 def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
-    def entry(_start: Start, _word: Word) -> Report:
+    def entry(_start: Start, _pipe: ReportPipe) -> Report:
         forget_parent()
         return call(fn, args)
 
@@ -87,7 +97,7 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
 
 
 def _in_processes(entry: Entry, n: int) -> list[Any]:
-    ensure_standard()
+    open_standard_streams()
     with (
         reserved_port() as holder,
         shared_secret() as secret,
@@ -116,3 +126,45 @@ def _result(report: Report | None, rank: int, size: int) -> Any:
 
 def _is_interactive() -> bool:
     return not hasattr(sys.modules["__main__"], "__file__")
+
+
+@contextmanager
+def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[Entry]:
+    """Yield an entry that replaces the worker by a fresh interpreter, which runs ``call(fn, args)``.
+
+    Raises:
+        UsageError: function or arguments cannot be pickled.
+    """
+    with tempfile.TemporaryFile() as payload:
+        # multiprocessing passes this to a spawned child: path, argv, and how to import __main__ again.
+        preparation = multiprocessing.spawn.get_preparation_data("samestep")
+        del preparation["authkey"]  # a secret, which cannot be pickled
+        try:
+            for part in (preparation, (call, fn, args)):
+                payload.write(pickle.dumps(part))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"this process cannot be forked (a device is in use, or threads run), and {fn!r} with its "
+                f"arguments cannot be pickled for fresh ones: {error}. Use a module's top-level function."
+            ) from error
+        payload.flush()
+
+        def entry(_start: Start, pipe: ReportPipe) -> Report:
+            # Each worker opens the file again, so that it has a separate offset.
+            own = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
+            for fd in (own, pipe.fd):
+                os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
+            os.execv(sys.executable, [sys.executable, "-c", _START.format(payload=own, pipe=pipe.fd)])  # noqa: S606
+
+        yield entry
+
+
+def main(payload: int, pipe: int) -> None:
+    """Run the fresh worker: import the parent's ``__main__``, call the function, report and exit."""
+    own = ReportPipe.of(pipe)
+    with os.fdopen(payload, "rb") as file:
+        multiprocessing.spawn.prepare(pickle.load(file))  # noqa: S301 - our own parent's
+        call, fn, args = pickle.load(file)  # noqa: S301
+    report: Report = call(fn, args)
+    own.send(report)
+    leave(report.ending.exit_code)

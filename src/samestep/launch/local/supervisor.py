@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from samestep.base.errors import PUT_OFF
+from samestep.base.errors import PREEMPTED
 from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch.job import Job
 from samestep.launch.local.failure import Failure, root_cause
@@ -18,21 +18,13 @@ from samestep.launch.node_verdicts import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """End of one round of workers.
+    """End of one round of workers."""
 
-    Args:
-        cause: the first failure; None if no worker failed.
-        interrupted_by: the signal that ended the launcher; 0 for none.
-        put_off: whether all workers were preempted: they ended with `PUT_OFF` and can be resumed.
-        elsewhere: the verdict of another node that ended this node too; None if there is none.
-        silent_copies: whether all workers succeeded and none had joined another.
-    """
-
-    cause: Failure | None = None
-    interrupted_by: int = 0
-    put_off: bool = False
-    silent_copies: bool = False
-    elsewhere: Verdict | None = None
+    cause: Failure | None = None  # the first failure; None if no worker failed
+    interrupted_by: int = 0  # the signal that ended the launcher; 0 for none
+    preempted: bool = False  # whether all workers ended with `PREEMPTED` and can be resumed
+    silent_copies: bool = False  # whether all workers succeeded and none had joined another
+    elsewhere: Verdict | None = None  # the verdict of another node that ended this node too
 
 
 @dataclass(slots=True)
@@ -55,7 +47,7 @@ class Signals:
         self.received.append(number)
 
     @property
-    def are_shared(self) -> bool:
+    def reach_workers(self) -> bool:
         """Whether the workers may have the first signal too: a terminal sends Ctrl-C to them as well."""
         return self.received[0] == signal.SIGINT and in_foreground()
 
@@ -93,11 +85,11 @@ def supervise(workers: Workers, signals: Signals, job: Job) -> Outcome:
     """Wait until all workers have ended; stop them after the first failure or signal."""
     while workers.running and not workers.failures and not signals.received:
         workers.wait()
-        hand_on(workers, signals)
+        forward_signals(workers, signals)
     return conclude(workers, signals, job)
 
 
-def hand_on(workers: Workers, signals: Signals) -> None:
+def forward_signals(workers: Workers, signals: Signals) -> None:
     """Send the workers the signals that were recorded for them."""
     while signals.passed_on:
         workers.signal(signals.passed_on.pop(0))
@@ -111,23 +103,23 @@ def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
             signals.received[0],
             grace_s=job.patience_s,
             hurry=lambda: len(signals.received) > 1,
-            first="nobody" if signals.are_shared else "all",
+            first="nobody" if signals.reach_workers else "all",
         )
-        return Outcome(interrupted_by=signals.received[0], put_off=_put_off(workers))
+        return Outcome(interrupted_by=signals.received[0], preempted=_preempted(workers))
     if workers.failures:
         cause = root_cause(workers.failures)
-        if cause.exit_code == PUT_OFF:
+        if cause.exit_code == PREEMPTED:
             # The workers were preempted: the others are about to end as well, after their last output.
             workers.await_end(job.patience_s, hurry=lambda: bool(signals.received))
         workers.stop(signal.SIGTERM, grace_s=job.grace_s, hurry=lambda: bool(signals.received))
-        return Outcome(cause=cause, put_off=_put_off(workers))
+        return Outcome(cause=cause, preempted=_preempted(workers))
     # An executable sends no report.
     joined = [worker.report.result for worker in workers.all if worker.report is not None]
     return Outcome(silent_copies=bool(joined) and not any(joined))
 
 
-def _put_off(workers: Workers) -> bool:
-    return bool(workers.all) and all(worker.exit_code == PUT_OFF for worker in workers.all)
+def _preempted(workers: Workers) -> bool:
+    return bool(workers.all) and all(worker.exit_code == PREEMPTED for worker in workers.all)
 
 
 def in_foreground(terminal: str = "/dev/tty") -> bool:

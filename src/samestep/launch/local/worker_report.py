@@ -8,27 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.launch.local.hosting import Ending
+from samestep.launch.local.orphans import file_identity
 
 _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Report of a worker whose program has ended, sent before the worker exits.
+    """Report of a worker whose program has ended, sent before the worker exits."""
 
-    Args:
-        ending: end of the program.
-        result: further result of the worker.
-        final: whether no other report follows; otherwise it counts only if the worker sends no later one.
-    """
-
-    ending: Ending
-    result: Any = None
-    final: bool = True
+    ending: Ending  # end of the program
+    result: Any = None  # further result of the worker
+    final: bool = True  # otherwise it counts only if the worker sends no later one
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ReportPipe:
     """Worker's end of the report pipe, usable only by the worker itself and while it is still that pipe.
 
     A process that the program forks has a copy and does not report for the worker. A program may close
@@ -40,26 +35,26 @@ class Word:
     pipe: tuple[int, int]
 
     @classmethod
-    def of(cls, fd: int) -> "Word":
+    def of(cls, fd: int) -> "ReportPipe":
         """Return the pipe with descriptor `fd`, owned by this process."""
-        return cls(fd, os.getpid(), _identity(fd))
+        return cls(fd, os.getpid(), file_identity(fd))
 
-    def foretell(self, ending: Ending) -> None:
+    def send_provisional(self, ending: Ending) -> None:
         """Send the program's end, for the case that this worker sends no later report."""
-        self._say(Report(ending=ending, final=False))
+        self._write(Report(ending=ending, final=False))
 
     def send(self, report: Report) -> None:
         """Send the report to the launcher; print its traceback on stderr if that fails."""
-        if self._say(report):
+        if self._write(report):
             os.close(self.fd)
             return
         with suppress(Exception):  # stderr may be closed as well
             sys.stderr.write(report.ending.traceback)
             sys.stderr.flush()
 
-    def _say(self, report: Report) -> bool:
+    def _write(self, report: Report) -> bool:
         try:
-            if os.getpid() != self.owner or _identity(self.fd) != self.pipe:
+            if os.getpid() != self.owner or file_identity(self.fd) != self.pipe:
                 return False
             payload = _pickled(report)
             view = memoryview(len(payload).to_bytes(_LENGTH_BYTES, "big") + payload)
@@ -96,8 +91,3 @@ def _pickled(report: Report) -> bytes:
 def _untransportable(what: str, error: Exception) -> Report:
     text = f"{what}: {type(error).__name__}: {error}\n"
     return Report(ending=Ending(exit_code=1, error=type(error).__name__, message=text, traceback=text))
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino

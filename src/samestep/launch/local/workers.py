@@ -22,11 +22,11 @@ from samestep.base.last_step import LastSteps
 from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
 from samestep.launch.job import STDERR
-from samestep.launch.local import descriptors, orphans
-from samestep.launch.local.child import Entry, Heritage, Start, become_worker, fork, not_started
+from samestep.launch.local import forking, orphans
+from samestep.launch.local.child import Entry, InheritedState, Start, become_worker, not_started
 from samestep.launch.local.failure import Failure, root_cause
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.lifeline import Lifeline
+from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
 from samestep.launch.local.worker_report import Report, received
 
@@ -50,7 +50,7 @@ class Worker:
     report: Report | None = None
     _received: bytearray = field(default_factory=bytearray)
 
-    def listen(self) -> bool:
+    def read_reports(self) -> bool:
         """Read the available bytes of the report; return False at the end of the pipe."""
         more = True
         with suppress(BlockingIOError):
@@ -89,9 +89,7 @@ class Worker:
 class Workers:
     """Workers of one round on this node; the end of the ``with`` block ends them.
 
-    Args:
-        wakeup: a file descriptor that becomes readable when `wait` should return early.
-        private: file descriptors of this process that workers must not inherit.
+    `wait` returns early when `wakeup` becomes readable. Workers do not inherit the `private` descriptors.
     """
 
     def __init__(self, *, wakeup: int | None = None, private: Iterable[int] = ()) -> None:
@@ -101,7 +99,7 @@ class Workers:
         self._watched_by_pid: dict[int, int] = {}
         self._wakeup = wakeup
         self._private = frozenset(private)
-        self._limit: descriptors.Limit | None = None
+        self._limit: forking.Limit | None = None
         self._steps: LastSteps | None = None
         self._folder: Path | None = None
         self._lifeline: Lifeline | None = None
@@ -136,7 +134,7 @@ class Workers:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # None if this process was started with the stream closed
                 stream.flush()
-        self._limit = descriptors.make_room(len(starts))
+        self._limit = forking.raise_file_limit(len(starts))
         self._steps = LastSteps(max(1, len(starts)))
         with suppress(Error):  # the temporary directory is full, which must not end the workers
             self._folder = make_folder()
@@ -162,10 +160,10 @@ class Workers:
             for stream in start.streams:
                 undo.callback(stream.close)
                 stream.open()
-            reports, word = os.pipe()
+            reports, pipe = os.pipe()
             undo.callback(os.close, reports)
             private = {reports, self._selector.fileno(), *self._private, *self._files()}
-            had = Heritage(
+            inherited = InheritedState(
                 launcher=os.getpid(),
                 mask=mask,
                 private=private,
@@ -174,11 +172,11 @@ class Workers:
                 steps=self._steps,
             )
             try:
-                pid = fork()
+                pid = forking.fork()
                 if pid == 0:
-                    become_worker(start, entry, word, had)
+                    become_worker(start, entry, pipe, inherited)
             finally:
-                os.close(word)
+                os.close(pipe)
             undo.pop_all()
         self.all.append(Worker(start=start, pid=pid, reports=reports))
         os.set_blocking(reports, False)
@@ -208,14 +206,14 @@ class Workers:
                 os.read(key.fd, 1 << 10)
         # All workers are checked at once: the end of a killed rank precedes the error that it caused.
         for worker in self.running:
-            self._look_after(worker)
+            self._poll(worker)
         orphans.reap(but={worker.pid for worker in self.running})
         self._note_failures()
 
-    def _look_after(self, worker: Worker) -> None:
+    def _poll(self, worker: Worker) -> None:
         pid, status = os.waitpid(worker.pid, os.WNOHANG)
         # A worker that still runs its atexit handlers has closed its end already.
-        if not worker.listen():
+        if not worker.read_reports():
             self._forget(worker.reports)
         if pid:
             worker.exit_code = os.waitstatus_to_exitcode(status)
@@ -236,11 +234,7 @@ class Workers:
             self.failures.append(failure)
 
     def await_cause(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait a moment for the cause of a failure that is likely a consequence.
-
-        Args:
-            give_up: called after each event; True ends the waiting.
-        """
+        """Wait a moment for the cause of a failure that is likely a consequence, unless `give_up()`."""
         deadline = time.monotonic() + _CAUSE_S
         while self.failures and root_cause(self.failures).weight and self.running and not give_up():
             if (left := deadline - time.monotonic()) <= 0:
@@ -279,7 +273,7 @@ class Workers:
         pids = {worker.pid for worker in self.all}
         started = orphans.family({worker.pid for worker in self.running})
         leaving = [worker for worker in self.running if worker.has_reported]
-        still = self._standing()
+        still = self._progress()
         deadline = time.monotonic() + grace_s
         if first != "nobody":
             self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
@@ -287,7 +281,7 @@ class Workers:
         self._wait_until(min(time.monotonic() + _SECOND_S, deadline), hurry)
         if first == "working":
             self.signal(number, leaving)
-        elif first == "nobody" and self._standing() == still:
+        elif first == "nobody" and self._progress() == still:
             self.signal(number)
         self._wait_until(deadline, hurry)
         self.signal(signal.SIGKILL)
@@ -297,7 +291,7 @@ class Workers:
         self.failures = noted
         orphans.end_all(started, ended=pids)
 
-    def _standing(self) -> list[tuple[bool, bool]]:
+    def _progress(self) -> list[tuple[bool, bool]]:
         """Return each worker's progress towards its end: whether it has reported, and still runs."""
         return [(worker.has_reported, worker.exit_code is None) for worker in self.all]
 
@@ -315,7 +309,7 @@ class Workers:
                     self._forget(stream.read)
                 stream.close()
         self._selector.close()
-        descriptors.restore(self._limit)
+        forking.restore_file_limit(self._limit)
         self._limit = None
         self._clean_up()
 

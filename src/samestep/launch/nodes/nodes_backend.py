@@ -24,22 +24,21 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousError,
-    RendezvousHandler,
 )
 
 from samestep.base import env
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
+from samestep.base.polling import holds_within
 from samestep.base.signals import ENDS
 from samestep.launch.job import Job, Nodes
 from samestep.launch.local.child import Entry
-from samestep.launch.local.descriptors import ensure_standard
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.local_backend import Tell, starts
+from samestep.launch.local.forking import open_standard_streams
+from samestep.launch.local.local_backend import Round, RoundEnd, starts
 from samestep.launch.local.orphans import adopt_orphans
-from samestep.launch.local.restarts import Restarts, pause
-from samestep.launch.local.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
-from samestep.launch.local.worker_variables import Round
+from samestep.launch.local.restarts import Restarts
+from samestep.launch.local.supervisor import Outcome, Signals, conclude, forward_signals, signals_noted
 from samestep.launch.local.workers import Workers
 from samestep.launch.node_verdicts import Verdict, Verdicts
 from samestep.launch.nodes.launchers_store import open_launchers_store, rendezvous_of
@@ -53,15 +52,10 @@ _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _OUT_OF_FILES = re.compile("EMFILE|ENFILE|too many open files", re.IGNORECASE)
 
 
-def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outcome:
+def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, on_round_end: RoundEnd) -> Outcome:
     """Run `job` on `local` workers here and as many on each other node, to its end.
 
-    Args:
-        job: the job to run.
-        entry: function that each worker runs; see `entry_of`.
-        local: workers on this node.
-        nodes: nodes of the job and their rendezvous.
-        tell: called with the outcome of each round.
+    Each worker runs `entry`. `on_round_end` receives the outcome of each round.
 
     Raises:
         DetectionError: the host of the rendezvous does not resolve on this host.
@@ -71,7 +65,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
     resolve(host_of(nodes.endpoint))
     # Each round gets a new store on a new port: keys of a dead round would mislead the next.
     env.export({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-    ensure_standard()
+    open_standard_streams()
     adopt_orphans()
     secret = job_key(env.snapshot(), "nodes")
     with signals_noted() as signals, shared_secret(secret) as own, ExitStack() as stack:
@@ -79,8 +73,15 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
         try:
             store = _opened_store(nodes, secret)
             stack.callback(store.close)
-            specification = _specification(job, local, rendezvous_of(job, nodes, store))
-            agent = _Agent(specification, job=job, entry=entry, own=own, signals=signals, tell=tell)
+            spec = WorkerSpec(
+                role=job.role,
+                local_world_size=local,
+                entrypoint=job.program.target,
+                rdzv_handler=rendezvous_of(job, nodes, store),
+                max_restarts=job.max_restarts,
+                monitor_interval=job.monitor_interval_s,
+            )
+            agent = _Agent(spec, job=job, entry=entry, own=own, signals=signals, on_round_end=on_round_end)
             agent.run()
         except SignalException as interrupt:
             return Outcome(interrupted_by=interrupt.sigval)
@@ -91,11 +92,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
 
 
 def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
-    """Return the store of the launchers.
-
-    Raises:
-        UsageError: no launcher with the job's secret answers within the timeout of `--rdzv-conf`.
-    """
+    """Return the store of the launchers."""
     try:
         with _signals_by_default():
             return open_launchers_store(nodes, secret)
@@ -137,17 +134,6 @@ def _lost(nodes: Nodes) -> str:
     )
 
 
-def _specification(job: Job, local: int, rendezvous: RendezvousHandler) -> WorkerSpec:
-    return WorkerSpec(
-        role=job.role,
-        local_world_size=local,
-        entrypoint=job.program.target,
-        rdzv_handler=rendezvous,
-        max_restarts=job.max_restarts,
-        monitor_interval=job.monitor_interval_s,
-    )
-
-
 class _Agent(SimpleElasticAgent):
     """torch's agent, with `Workers` as its worker processes."""
 
@@ -159,7 +145,7 @@ class _Agent(SimpleElasticAgent):
         entry: Entry,
         own: Shared,
         signals: Signals,
-        tell: Tell,
+        on_round_end: RoundEnd,
     ) -> None:
         super().__init__(spec)
         self.outcome = Outcome()
@@ -170,7 +156,7 @@ class _Agent(SimpleElasticAgent):
         self._job = job
         self._own = own
         self._signals = signals
-        self._tell = tell
+        self._on_round_end = on_round_end
         self._entry = entry
         self._workers: Workers | None = None
         self.has_begun = False
@@ -218,17 +204,17 @@ class _Agent(SimpleElasticAgent):
         if workers is None:
             return RunResult(state=WorkerState.INIT)
         workers.wait(0)
-        hand_on(workers, self._signals)
+        forward_signals(workers, self._signals)
         if workers.running and not workers.failures and not self._signals.received:
             return self._unless_another_has_failed(workers)
         self.outcome = conclude(workers, self._signals, self._job)
         self._end_round()
         if self.outcome.interrupted_by:
             self._leave_by_signal(self.outcome.interrupted_by)
-        if self.outcome.put_off:
+        if self.outcome.preempted:
             return RunResult(state=self._after_stop(worker_group))
         if self.outcome.cause is None:
-            self._tell(self.outcome, self._restarts)
+            self._on_round_end(self.outcome, self._restarts)
             return RunResult(state=WorkerState.SUCCEEDED)
         self._fail(self.outcome.cause, workers.last_step)
         return RunResult(state=WorkerState.FAILED)
@@ -256,7 +242,7 @@ class _Agent(SimpleElasticAgent):
         self._has_failed = True
         if not self._restarts.left:
             self._remaining_restarts = 0
-        self._tell(self.outcome, self._restarts)
+        self._on_round_end(self.outcome, self._restarts)
         if self._remaining_restarts or self._verdicts is None or self._is_elastic:
             return
         place = self._place
@@ -276,7 +262,7 @@ class _Agent(SimpleElasticAgent):
     def _leave_by_signal(self, number: int) -> NoReturn:
         """End this launcher by a signal; the other nodes end too, unless all workers were preempted."""
         if self._verdicts is not None and not self._is_elastic:
-            if self.outcome.put_off:
+            if self.outcome.preempted:
                 self._verdicts.done()
             else:
                 text = f"its launcher was sent {signal.Signals(number).name}"
@@ -288,7 +274,7 @@ class _Agent(SimpleElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if self._has_failed:  # otherwise a node has joined or left
             self._has_failed = False
-            pause(self._restarts.pause_s, end=lambda: bool(self._signals.received))
+            holds_within(lambda: bool(self._signals.received), self._restarts.pause_s, most_s=0.1)
             if self._signals.received:
                 self._leave_by_signal(self._signals.received[0])
             self._restarts.again()

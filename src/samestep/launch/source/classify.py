@@ -18,25 +18,30 @@ from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import TEXT_BYTES, read_bytes
-from samestep.launch.source.local_imports import ImportedModules
-from samestep.launch.source.names import Names, executed_nodes, used_names
-from samestep.launch.source.own_rank import INIT_PROCESS_GROUP, sets_rank
+from samestep.launch.source.modules import ImportedModules
+from samestep.launch.source.names import Names, assigned, executed_nodes, used_names
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
-
 MAX_FILES = 300
 """Maximum number of modules that are read."""
 
+INIT_PROCESS_GROUP = (
+    "torch.distributed.init_process_group",
+    "torch.distributed.distributed_c10d.init_process_group",
+)
+
+
+def _names(package: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{package}.{name}" for name in names)
+
+
 # Names below an entry match as well.
 LAUNCHES = (
-    "torch.distributed.launcher",
-    "torch.distributed.run",
+    *_names("torch.distributed", "launcher", "run"),
     "samestep.spawn",
-    "accelerate.notebook_launcher",
-    "accelerate.debug_launcher",
+    *_names("accelerate", "notebook_launcher", "debug_launcher"),
     "detectron2.engine.launch",
-    "ray.train.torch.TorchTrainer",
-    "ray.train.lightning",
+    *_names("ray.train", "torch.TorchTrainer", "lightning"),
     "torchrunx",
 )
 SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
@@ -52,42 +57,23 @@ PROCESSES = (
 
 NATIVE = (
     *INIT_PROCESS_GROUP,
-    "torch.distributed.init_device_mesh",
-    "torch.distributed.device_mesh.init_device_mesh",
-    "torch.distributed.rpc.init_rpc",
-    "torch.distributed.fsdp",
-    "torch.distributed._composable",
-    "torch.distributed.elastic.multiprocessing.errors.record",
-    "torch.nn.parallel.DistributedDataParallel",
-    "torch.nn.parallel.distributed.DistributedDataParallel",
+    *_names("torch.distributed", "init_device_mesh", "device_mesh.init_device_mesh", "rpc.init_rpc", "fsdp"),
+    *_names("torch.distributed", "_composable", "elastic.multiprocessing.errors.record"),
+    *_names("torch.nn.parallel", "DistributedDataParallel", "distributed.DistributedDataParallel"),
     "samestep.join",
-    "accelerate.Accelerator",
-    "accelerate.PartialState",
-    "lightning.Trainer",
-    "lightning.Fabric",
-    "lightning.pytorch.Trainer",
-    "lightning.pytorch.cli.LightningCLI",
-    "lightning.fabric.Fabric",
+    *_names("accelerate", "Accelerator", "PartialState"),
+    *_names("lightning", "Trainer", "Fabric", "fabric.Fabric", "pytorch.Trainer", "pytorch.cli.LightningCLI"),
     "lightning_fabric.Fabric",
-    "pytorch_lightning.Trainer",
-    "pytorch_lightning.cli.LightningCLI",
-    "deepspeed.initialize",
-    "deepspeed.init_distributed",
-    "horovod.torch.init",
-    "horovod.tensorflow.init",
-    "horovod.tensorflow.keras.init",
-    "horovod.keras.init",
-    "composer.Trainer",
-    "composer.trainer.Trainer",
+    *_names("pytorch_lightning", "Trainer", "cli.LightningCLI"),
+    *_names("deepspeed", "initialize", "init_distributed"),
+    *_names("horovod", "torch.init", "tensorflow.init", "tensorflow.keras.init", "keras.init"),
+    *_names("composer", "Trainer", "trainer.Trainer"),
     "ignite.distributed",
-    "transformers.Trainer",
-    "transformers.Seq2SeqTrainer",
-    "transformers.trainer.Trainer",
-    "transformers.trainer_seq2seq.Seq2SeqTrainer",
+    *_names("transformers", "Trainer", "Seq2SeqTrainer"),
+    *_names("transformers", "trainer.Trainer", "trainer_seq2seq.Seq2SeqTrainer"),
     "trl",
     "timm.utils.init_distributed_device",
-    "mmengine.runner.Runner",
-    "mmengine.dist.init_dist",
+    *_names("mmengine", "runner.Runner", "dist.init_dist"),
     "colossalai.launch_from_torch",
     "fairscale.nn",
     "megatron",
@@ -97,6 +83,11 @@ NATIVE = (
 )
 
 _KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *SPAWNERS, *PROCESSES, *NATIVE))
+
+
+_RANK_POSITION = 4
+"""Index of ``rank`` in the arguments of `torch.distributed.init_process_group`."""
+_SET_BY_LAUNCHERS = ("RANK", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +108,20 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ScriptKind:
-    """The kind of a script.
+    """The kind of a script."""
 
-    Args:
-        kind: see the module's table.
-        evidence: first call that shows the kind; None for a serial script.
-        joins: whether the script calls `samestep.join`.
-    """
-
-    kind: Kind
-    evidence: Evidence | None = None
-    joins: bool = False
+    kind: Kind  # see the module's table
+    evidence: Evidence | None = None  # first call that shows the kind; None for a serial script
+    joins: bool = False  # whether the script calls `samestep.join`
 
 
 def classify(script: Path, *, roots: Sequence[Path] = ()) -> ScriptKind:
     """Return the kind of `script`, from its source and that of the user's modules that it imports.
 
+    Imports are searched in `roots`, folders of the user's code; by default in the script's folder.
+
     In doubt a script is native: if it were classified as one that starts its own workers, it would run on one
     worker only.
-
-    Args:
-        script: the file that runs as ``__main__``.
-        roots: folders of the user's code in which imports are searched; by default the script's folder.
 
     Raises:
         UsageError: the script is not valid Python.
@@ -202,3 +185,44 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
 def is_one_of(name: str, table: tuple[str, ...]) -> bool:
     """Return whether a full name equals an entry of a table, or is below one."""
     return any(name == entry or name.startswith(f"{entry}.") for entry in table)
+
+
+def sets_rank(nodes: list[ast.AST], names: Names) -> bool:
+    """Return whether a rank, or the rendezvous port, is set to a value other than the launcher's.
+
+    A value from the environment is the launcher's.
+    """
+    read = {name for node in nodes for name in _from_environment(node, names)}
+    return any(
+        not _reads_environment(value, names, read) for node in nodes for value in _set_ranks(node, names)
+    )
+
+
+def _set_ranks(node: ast.AST, names: Names) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Call) and any(name in INIT_PROCESS_GROUP for name in names.full(node.func)):
+        yield from (keyword.value for keyword in node.keywords if keyword.arg == "rank")
+        yield from node.args[_RANK_POSITION : _RANK_POSITION + 1]
+    for target, value in assigned(node):
+        if (
+            isinstance(target, ast.Subscript)
+            and isinstance(target.slice, ast.Constant)
+            and target.slice.value in _SET_BY_LAUNCHERS
+            and "os.environ" in names.full(target.value)
+        ):
+            yield value
+
+
+def _from_environment(node: ast.AST, names: Names) -> Iterator[str]:
+    for target, value in assigned(node):
+        if isinstance(target, ast.Name) and _reads_environment(value, names, set()):
+            yield target.id
+
+
+def _reads_environment(value: ast.expr, names: Names, read: set[str]) -> bool:
+    """Return whether a value is read from the environment, directly or through a name in `read`."""
+    return any(
+        (isinstance(node, ast.Name) and node.id in read)
+        or any(name in ("os.environ", "os.getenv") for name in names.full(node))
+        for node in ast.walk(value)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    )

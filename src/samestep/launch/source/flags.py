@@ -15,7 +15,6 @@ from samestep.launch.source.names import Names, executed_nodes, used_names
 
 _FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
 """A string that is a flag, or two flags as in click's ``--yes/--no``."""
-
 _PARSED = re.compile(r"\.parse_(known_)?args\w*$")
 _EXPLICIT = ("argparse", "optparse", "configargparse")
 """Packages whose parsers take each flag as a string."""
@@ -50,23 +49,16 @@ DERIVING = (
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags of a program.
+    """The flags of a program."""
 
-    Args:
-        literal: flags in the source, each with its file.
-        parser: first call that defines further, unknown flags; None if there is none.
-    """
-
-    literal: Mapping[str, Path]
-    parser: Evidence | None
+    literal: Mapping[str, Path]  # flags in the source, each with its file
+    parser: Evidence | None  # first call that defines further, unknown flags; None if there is none
 
 
 def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
     """Return the flags in the source of `script` and of the user's modules that it imports.
 
-    Args:
-        script: the file that runs as ``__main__``.
-        roots: folders of the user's code in which imports are searched.
+    Imports are searched in `roots`, folders of the user's code.
 
     Raises:
         UsageError: the script is not valid Python.

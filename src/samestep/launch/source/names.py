@@ -77,9 +77,7 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 def executed_nodes(tree: ast.Module, *, is_main: bool) -> list[ast.AST]:
     """Return the nodes of a module that can be executed.
 
-    Args:
-        tree: the module.
-        is_main: whether it runs as ``__main__``; if not, its ``if __name__ == "__main__":`` is left out.
+    Unless the module `is_main`, its ``if __name__ == "__main__":`` is left out.
     """
     body = [node for node in tree.body if is_main or not _is_main_guard(node)]
     return [node for top in body for node in ast.walk(top)]

@@ -11,7 +11,6 @@ from typing import Protocol
 
 _LOG_S = 0.3
 """Seconds between two reads of the log."""
-
 _FIRST_S, _GROWTH = 0.5, 1.3
 _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
 """Seconds between two polls of the job; they are rare because a scheduler serves many users."""
@@ -19,21 +18,13 @@ _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """The present state of a job.
+    """The present state of a job."""
 
-    Args:
-        words: the state in words.
-        log: the file with its output, if there is one.
-        waits: whether it has not started.
-        exit_code: its exit code; None while it has not ended.
-        cut_off: whether it was ended from outside, and not by its own script.
-    """
-
-    words: str
-    log: Path | None = None
-    waits: bool = False
-    exit_code: int | None = None
-    cut_off: bool = False
+    words: str  # the state in words
+    log: Path | None = None  # the file with its output, if there is one
+    waits: bool = False  # whether it has not started
+    exit_code: int | None = None  # its exit code; None while it has not ended
+    cut_off: bool = False  # whether it was ended from outside, and not by its own script
 
 
 class FollowedJob(Protocol):
@@ -49,12 +40,7 @@ class FollowedJob(Protocol):
 
 
 class DetachedJob:
-    """A script that runs without a scheduler, on this host, and outlives the terminal.
-
-    Args:
-        script: the script that bash runs.
-        log: the new file for its output.
-    """
+    """A script that bash runs without a scheduler, on this host; it outlives the terminal."""
 
     def __init__(self, script: Path, log: Path) -> None:
         with log.open("xb") as output:
@@ -82,11 +68,7 @@ class DetachedJob:
 
 
 class LogReader:
-    """A reader of a file that grows.
-
-    Args:
-        show: prints the new part.
-    """
+    """A reader of a file that grows; `show` prints each new part."""
 
     def __init__(self, show: Callable[[bytes], None]) -> None:
         self._show = show
@@ -118,12 +100,7 @@ def follow(
 ) -> int:
     """Follow a job until it has ended, and return its exit code.
 
-    Args:
-        job: the job.
-        log: receives each change of its state, as a sentence.
-        show: prints its output.
-        pause: waits for a number of seconds.
-        now: returns the time in seconds.
+    `log` receives each change of its state, as a sentence; `show` prints its output. Times are in seconds.
     """
     reader, logged, every, polled = LogReader(show), "", _FIRST_S, float("-inf")
     status = JobStatus(words="")

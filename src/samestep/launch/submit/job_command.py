@@ -5,29 +5,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samestep.base.errors import UsageError
-from samestep.launch.submit.quoting import quoted, slug
+from samestep.launch.submit.shell import quoted, slug
 
 VERBS = ("run", "train", "bench", "doctor")
 """The verbs that run on several workers."""
-
 _COUNT = re.compile(r"-n(=?\d*)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A command of samestep.
+class JobCommand:
+    """A command of samestep."""
 
-    Args:
-        verb: such as ``run``.
-        arguments: the words after it, quoted for a shell, without ``-n``.
-        name: the default name of the job.
-        workers: the value of ``-n 4`` or ``-n4`` among the arguments; None without it.
-    """
-
-    verb: str
-    arguments: tuple[str, ...]
-    name: str
-    workers: int | None = None
+    verb: str  # such as ``run``
+    arguments: tuple[str, ...]  # the words after it, quoted for a shell, without ``-n``
+    name: str  # the default name of the job
+    workers: int | None = None  # the value of ``-n 4`` or ``-n4`` among the arguments; None without it
 
     def words(self, workers: int | None = None) -> list[str]:
         """Return the words after ``samestep``, quoted; with ``-n`` if samestep starts the workers."""
@@ -35,11 +27,10 @@ class Work:
         first = self.arguments[:1] if self.verb == "bench" else ()  # its commands have their own flags
         return [self.verb, *first, *count, *self.arguments[len(first) :]]
 
-    def resumable(self, folder: str) -> "Work":
+    def resumable(self, folder: str) -> "JobCommand":
         """Return this command with ``--resume``, so that a second start continues the first one.
 
-        Args:
-            folder: the run folder if none is given, quoted for a shell.
+        `folder` is the run folder if none is given, quoted for a shell.
 
         Raises:
             UsageError: the arguments contain ``--out``, which needs a new folder at every start.
@@ -55,7 +46,7 @@ class Work:
         return replace(self, arguments=(*self.arguments, f"--resume={folder}"))
 
 
-def work(words: list[str]) -> Work:
+def parse_command(words: list[str]) -> JobCommand:
     """Return the command in `words`: a verb of samestep with its arguments, or a script for `run`.
 
     Raises:
@@ -71,7 +62,7 @@ def work(words: list[str]) -> Work:
     workers, own = _without_count(own)
     recipe = [word for word in rest[:1] if not word.startswith("-")]
     name = slug(Path(theirs[0]).name.removesuffix(".py")) if theirs else slug("-".join([verb, *recipe]))
-    return Work(verb=verb, arguments=tuple(quoted([*own, *theirs])), name=name, workers=workers)
+    return JobCommand(verb=verb, arguments=tuple(quoted([*own, *theirs])), name=name, workers=workers)
 
 
 def _own(verb: str, rest: list[str]) -> tuple[list[str], list[str]]:

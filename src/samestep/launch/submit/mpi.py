@@ -2,55 +2,39 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
-from samestep.launch.submit.job_command import Work
+from samestep.launch.submit.job_command import JobCommand
 from samestep.launch.submit.mpi_hosts import LOCAL, Host, unusable
-from samestep.launch.submit.quoting import command, comment, explained, quoted
+from samestep.launch.submit.shell import TIMED_OUT, command, comment, explained, quoted, run_command
 from samestep.launch.submit.site_defaults import MpiSite
 
-FLAVOURS = ("openmpi", "mpich")
+FLAVORS = ("openmpi", "mpich")
 _VERSION_SIGNS = {"openmpi": "Open MPI", "mpich": "HYDRA"}
 _PORT = "$((15000 + RANDOM % 14000))"
-
 Flags = list[tuple[str, str]]
 """Flags, quoted for a shell, each with its purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiJob:
-    """A job for Open MPI or MPICH.
+    """A job for Open MPI or MPICH."""
 
-    Args:
-        work: the command that each worker runs.
-        name: of the job.
-        hosts: the hosts, with the number of workers of each.
-        workers: number of workers; the hosts are filled in their order.
-        flavour: ``openmpi`` or ``mpich``.
-        mpirun: the program that starts it.
-        site: the connection to the hosts, and the software of the job.
-        folder: the working folder of each worker.
-        python: the interpreter that submits.
-        as_root: whether root submits, for which Open MPI needs a flag.
-        forwarded: names of variables that workers on other hosts get too.
-    """
-
-    work: Work
-    name: str
-    hosts: tuple[Host, ...]
-    workers: int
-    flavour: str
-    mpirun: str = "mpirun"
-    site: MpiSite
-    folder: Path
-    python: str
-    as_root: bool = False
-    forwarded: tuple[str, ...] = field(default=())
+    command: JobCommand  # the command that each worker runs
+    name: str  # of the job
+    hosts: tuple[Host, ...]  # the hosts, with the number of workers of each
+    workers: int  # number of workers; the hosts are filled in their order
+    flavor: str  # ``openmpi`` or ``mpich``
+    mpirun: str = "mpirun"  # the program that starts it
+    site: MpiSite  # the connection to the hosts, and the software of the job
+    folder: Path  # the working folder of each worker
+    python: str  # the interpreter that submits
+    as_root: bool = False  # whether root submits, for which Open MPI needs a flag
+    forwarded: tuple[str, ...] = field(default=())  # names of variables that workers on other hosts get too
 
     def __post_init__(self) -> None:
         room = sum(host.slots for host in self.hosts)
@@ -65,10 +49,10 @@ class MpiJob:
             )
 
 
-def flavour_of(version: str) -> str | None:
+def flavor_of(version: str) -> str | None:
     """Return the flavor of mpirun with this version text; None for another program.
 
-    >>> flavour_of("mpirun (Open MPI) 4.1.4"), flavour_of("HYDRA build details:"), flavour_of("Intel(R) MPI")
+    >>> flavor_of("mpirun (Open MPI) 4.1.4"), flavor_of("HYDRA build details:"), flavor_of("Intel(R) MPI")
     ('openmpi', 'mpich', None)
     """
     return next((name for name, sign in _VERSION_SIGNS.items() if sign.lower() in version.lower()), None)
@@ -77,58 +61,51 @@ def flavour_of(version: str) -> str | None:
 def mpirun_of(site: MpiSite, *, here: bool) -> tuple[str, str]:
     """Return the flavor, and the program that starts its jobs.
 
-    Args:
-        site: the site of the jobs.
-        here: whether the jobs start on this machine.
+    With `here`, the jobs start on this machine.
 
     Raises:
         UsageError: there is none, or its flavor is unknown.
     """
-    if site.flavour in FLAVOURS and not here:
-        return site.flavour, "mpirun"
+    if site.flavor in FLAVORS and not here:
+        return site.flavor, "mpirun"
     if site.modules:  # one of them provides mpirun, so it cannot be asked for its version here
-        if not site.flavour:
-            raise UsageError("the MPI of the modules is unknown; give --flavour openmpi or --flavour mpich.")
-        return site.flavour, "mpirun"
-    return find(site.flavour)
+        if not site.flavor:
+            raise UsageError("the MPI of the modules is unknown; give --flavor openmpi or --flavor mpich.")
+        return site.flavor, "mpirun"
+    return find(site.flavor)
 
 
 def _version(program: str) -> str | None:
-    try:
-        ended = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, check=False, timeout=30
-        )
-    except (FileNotFoundError, PermissionError, subprocess.TimeoutExpired):
-        return None
-    return ended.stdout or ended.stderr
+    """Return the version text of a program; None if it does not run."""
+    answer = run_command([program, "--version"], timeout_s=30)
+    return answer.out or answer.err if answer.code < TIMED_OUT else None
 
 
-def find(flavour: str, *, version_of: Callable[[str], str | None] = _version) -> tuple[str, str]:
+def find(flavor: str, *, version_of: Callable[[str], str | None] = _version) -> tuple[str, str]:
     """Return the flavor, and the program on the PATH that starts its jobs.
 
-    Args:
-        flavour: the one to find; empty for any.
-        version_of: returns the version text of a program; None if there is no such program.
+    `flavor` is empty for any. `version_of` returns the version text of a program, None if there is no such
+    one.
 
     Raises:
         UsageError: there is none, or it is neither Open MPI nor MPICH.
     """
-    if flavour and flavour not in FLAVOURS:
-        raise UsageError(f"--flavour {flavour!r} is not one of {', '.join(FLAVOURS)}.")
-    names = [f"mpirun.{flavour}", "mpirun", "mpiexec"] if flavour else ["mpirun", "mpiexec"]
+    if flavor and flavor not in FLAVORS:
+        raise UsageError(f"--flavor {flavor!r} is not one of {', '.join(FLAVORS)}.")
+    names = [f"mpirun.{flavor}", "mpirun", "mpiexec"] if flavor else ["mpirun", "mpiexec"]
     others = []
     for name in names:
         version = version_of(name)
         if version is None:
             continue
-        found = flavour_of(version)
-        if found is not None and flavour in ("", found):
+        found = flavor_of(version)
+        if found is not None and flavor in ("", found):
             return found, name
         others.append(f"{name} is {(version.strip().splitlines() or ['silent'])[0]}")
-    wanted = flavour or "Open MPI or MPICH"
+    wanted = flavor or "Open MPI or MPICH"
     found_text = f" ({'; '.join(others)})" if others else ""
     raise UsageError(
-        f"no mpirun of {wanted} is on the PATH{found_text}; load its module, or give --dry-run and --flavour."
+        f"no mpirun of {wanted} is on the PATH{found_text}; load its module, or give --dry-run and --flavor."
     )
 
 
@@ -147,7 +124,7 @@ def check_hosts(job: MpiJob, target: str) -> None:
 
 def script(job: MpiJob) -> str:
     """Return the script of `job`; pure."""
-    flags = _openmpi(job) if job.flavour == "openmpi" else _mpich(job)
+    flags = _openmpi(job) if job.flavor == "openmpi" else _mpich(job)
     samestep = [*job.site.within(gpus=False), *job.site.python(job.python), "-m", "samestep"]
     where = " + ".join(f"{host.name} x {host.slots}" for host in job.hosts)
     head = [
@@ -156,7 +133,7 @@ def script(job: MpiJob) -> str:
         comment("Written by samestep submit mpi; bash takes this file as it is."),
     ]
     prepared = [*job.site.preparation(), "export PYTHONUNBUFFERED=1  # the log grows with every line printed"]
-    run = command([job.mpirun, *(flag for flag, _ in flags)], [*samestep, *job.work.words()])
+    run = command([job.mpirun, *(flag for flag, _ in flags)], [*samestep, *job.command.words()])
     return "\n".join([*head, *prepared, *_ssh(job), "", *explained(flags), run]) + "\n"
 
 
@@ -207,9 +184,9 @@ def _variables(job: MpiJob) -> list[tuple[str, str, str]]:
     found = []
     if any(host.name not in LOCAL for host in job.hosts):
         master = quoted([job.hosts[0].name.rpartition("@")[2]])[0]  # ssh's user is no part of the address
-        if job.flavour == "openmpi":
+        if job.flavor == "openmpi":
             found.append(("MASTER_ADDR", master, "the rendezvous is on the host of rank 0"))
-        elif job.work.verb == "run":
+        elif job.command.verb == "run":
             # A script may call MPI_Init, after which Hydra no longer serves the address.
             found.append(("MASTER_ADDR", master, "the rendezvous is on the host of rank 0,"))
             found.append(("MASTER_PORT", _PORT, "on another port at each start"))
@@ -225,7 +202,7 @@ def _variables(job: MpiJob) -> list[tuple[str, str, str]]:
 def _ssh(job: MpiJob) -> list[str]:
     """Return the line that passes arguments of ssh to MPICH, which reads them only from the environment."""
     extra = shlex.split(job.site.ssh)[1:]
-    if job.flavour != "mpich" or not extra:
+    if job.flavor != "mpich" or not extra:
         return []
     return [f"export HYDRA_LAUNCHER_EXTRA_ARGS={quoted([' '.join(extra)])[0]}"]
 

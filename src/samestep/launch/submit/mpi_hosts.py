@@ -2,8 +2,7 @@
 
 import shlex
 import socket
-import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,30 +10,21 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
 from samestep.base.units import whole
+from samestep.launch.submit.shell import Ask, run_command
 
 LOCAL = ("localhost", "127.0.0.1")
 _MOST_SLOTS = 1 << 20
 ANSWER_S = 10
 """Seconds to connect to a host."""
-
-_IMPORT_S = 60
 _NO_FOLDER, _NO_PROGRAM, _NO_SAMESTEP = 41, 42, 43
-
-Ask = Callable[[Sequence[str]], tuple[int, str]]
-"""Runs a command, and returns its exit code and its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host, and its number of workers.
+    """A host, and its number of workers."""
 
-    Args:
-        name: the name or address that MPI and the other hosts use.
-        slots: number of workers.
-    """
-
-    name: str
-    slots: int = 1
+    name: str  # the name or address that MPI and the other hosts use
+    slots: int = 1  # number of workers
 
     def __str__(self) -> str:
         return f"{self.name}:{self.slots}"
@@ -105,7 +95,7 @@ def is_here(host: Host) -> bool:
 
 
 def unusable(
-    hosts: Iterable[Host], *, ssh: str, folder: Path, program: str | None, python: str, ask: Ask | None = None
+    hosts: Iterable[Host], *, ssh: str, folder: Path, program: str | None, python: str, ask: Ask = run_command
 ) -> list[str]:
     """Return why hosts other than this one cannot run the job, one sentence for each such host.
 
@@ -113,12 +103,12 @@ def unusable(
     must be there.
 
     Args:
-        hosts: of the job.
-        ssh: the command that connects to a host.
-        folder: the working folder of the job.
-        program: a file that each worker reads, if there is one.
-        python: the interpreter of the workers; empty if only the job itself can find it.
-        ask: runs a command; tests pass their own.
+        hosts: hosts of the job.
+        ssh: command that connects to a host.
+        folder: working folder of the job.
+        program: file that each worker reads, if there is one.
+        python: interpreter of the workers; empty if only the job itself can find it.
+        ask: runs a command.
     """
     others = [one for one in hosts if not is_here(one)]
     if not others:
@@ -128,17 +118,17 @@ def unusable(
     words = shlex.split(ssh)
     begin = [*words, *(options if Path(words[0]).name == "ssh" else [])]
     with ThreadPoolExecutor(max_workers=min(32, len(others))) as pool:
-        answers = list(pool.map(ask or _run, [[*begin, one.name, question] for one in others]))
+        answers = list(pool.map(ask, [[*begin, one.name, question] for one in others]))
     problems = {
         _NO_FOLDER: f"has no folder {folder}; use one that all hosts share",
         _NO_PROGRAM: f"has no file {program} in that folder",
         _NO_SAMESTEP: f"cannot import samestep with {python}",
     }
     return [
-        f"{one.name} {problems.get(code) or f'cannot be reached by `{ssh} {one.name}`'}"
-        + (f" ({stderr.strip().splitlines()[-1].strip()})" if stderr.strip() else "")
-        for one, (code, stderr) in zip(others, answers, strict=True)
-        if code
+        f"{one.name} {problems.get(answer.code) or f'cannot be reached by `{ssh} {one.name}`'}"
+        + (f" ({answer.err.strip().splitlines()[-1].strip()})" if answer.err.strip() else "")
+        for one, answer in zip(others, answers, strict=True)
+        if answer.code
     ]
 
 
@@ -150,15 +140,3 @@ def _question(folder: Path, program: str | None, python: str) -> str:
     if python:
         steps.append(f"{shlex.quote(python)} -c 'import samestep' || exit {_NO_SAMESTEP}")
     return "; ".join(steps)
-
-
-def _run(words: Sequence[str]) -> tuple[int, str]:
-    try:
-        ended = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_IMPORT_S
-        )
-    except FileNotFoundError:
-        return 127, f"there is no {words[0]} here"
-    except subprocess.TimeoutExpired:
-        return 124, f"no answer within {_IMPORT_S} s"
-    return ended.returncode, ended.stderr

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samestep.launch.submit.quoting import command, explained, quoted
-from samestep.launch.submit.resources import SlurmRequest, head, samestep, software, srun_flags, written
+from samestep.launch.submit.shell import command, explained, quoted
+from samestep.launch.submit.slurm import SlurmRequest, head, samestep, software, srun_flags, written
 
 LOG, EXIT_CODE = "log.txt", "exit-code"
 
@@ -29,26 +29,17 @@ recorded() {{  # FOLDER COMMAND...: run it as the job's tasks, with its output a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCommand:
-    """A command whose output and exit code are stored.
+    """A command whose output and exit code are stored."""
 
-    Args:
-        words: the words after ``samestep``.
-        folder: for its output and its exit code.
-        variables: environment variables of this command.
-    """
-
-    words: tuple[str, ...]
-    folder: Path
-    variables: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...]  # the words after ``samestep``
+    folder: Path  # for its output and its exit code
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of this command
 
 
 def script(asked: SlurmRequest, sequence: Sequence[RecordedCommand], *, by: str) -> str:
     """Return the script of the job; pure.
 
-    Args:
-        asked: the resources of the job; the workers are its tasks.
-        sequence: the commands, in the order in which they run.
-        by: the command that writes the script.
+    The workers are the tasks of the job; `by` is the command that writes the script.
     """
     flags = srun_flags(asked, ends_together=True)
     srun = " ".join(["srun", *(flag for flag, _ in flags)])

@@ -13,7 +13,7 @@ from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.base.setting_fields import check, option
-from samestep.launch.submit.quoting import quoted
+from samestep.launch.submit.shell import quoted
 
 SIZE_PANEL, SOFTWARE_PANEL, HOSTS_PANEL = "Resources of a Slurm job", "Software", "Hosts"
 SITE_PANEL = "Slurm site"
@@ -102,7 +102,7 @@ class MpiSite(Software):
     """The ``[mpi]`` table: the hosts of a site, and the connection to them."""
 
     hostfile: str = _text("File with a host per line: a slots=2, or a:2.", HOSTS_PANEL, "FILE")
-    flavour: str = _text("openmpi or mpich. Default: that of mpirun.", HOSTS_PANEL, "")
+    flavor: str = _text("openmpi or mpich. Default: mpirun's.", HOSTS_PANEL, "", "--flavor", "--flavour")
     interface: str = _text("Network interface between the hosts, such as eth0.", HOSTS_PANEL, "NAME")
     ssh: str = _text("Command that connects to a host. Default: ssh.", HOSTS_PANEL, "COMMAND", default="ssh")
 

@@ -8,24 +8,138 @@ The workers are the tasks of Slurm, started by ``srun``, or children of one same
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from samestep.base.errors import PUT_OFF, UsageError
-from samestep.launch.submit.job_command import Work
-from samestep.launch.submit.quoting import command, comment, directive, explained, quoted
-from samestep.launch.submit.resources import SlurmRequest, head, samestep, software, srun_flags, written
+from samestep.base.errors import PREEMPTED, UsageError
+from samestep.base.units import MOST_WORKERS, counted
+from samestep.launch.submit.job_command import JobCommand
+from samestep.launch.submit.shell import command, comment, directive, explained, quoted
+from samestep.launch.submit.site_defaults import SlurmSite
 
 WARNED = 128 + signal.SIGUSR1
 """The exit code of a program that the warning signal has ended."""
-
 MOST_STARTS = 100
 """Number of starts after which a requeued job ends, in case it makes no progress."""
-
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(?P<third>\d+))?\Z")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours, or days-hours:minutes:seconds."""
-
 _EARLY_S = 60
 """Seconds by which Slurm may send the warning too early."""
+Launch: TypeAlias = Literal["tasks", "node"]
+LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRequest:
+    """The resources of one job."""
+
+    name: str  # of the job
+    nodes: int  # number of nodes
+    per_node: int  # workers on each node
+    gpus_per_node: int = 0  # GPUs of each node; 0 for none
+    site: SlurmSite  # further requests, and the software of the job
+    launch: Launch = "tasks"  # whether Slurm starts each worker, or samestep on each node
+    output: str  # the log, with Slurm's ``%j`` for the number of the job
+    python: str  # the interpreter that submits
+
+    def __post_init__(self) -> None:
+        if self.launch not in LAUNCHES:
+            raise UsageError(f"--launch {self.launch!r} is not one of {', '.join(LAUNCHES)}.")
+        for flag, value, least in (
+            ("--nodes", self.nodes, 1),
+            ("--nproc-per-node", self.per_node, 1),
+            ("--gpus-per-node", self.gpus_per_node, 0),
+        ):
+            if value < least:
+                raise UsageError(f"{flag} is {value}; give at least {least}.")
+            if value > MOST_WORKERS:
+                raise UsageError(f"{flag} is {value}; give at most {MOST_WORKERS:,}.")
+        if 0 < self.gpus_per_node < self.per_node:
+            raise UsageError(
+                f"{self.per_node} workers on each node need a GPU each, but --gpus-per-node is "
+                f"{self.gpus_per_node}; ask for more GPUs or fewer workers."
+            )
+
+    @property
+    def workers(self) -> int:
+        """Number of workers on all nodes."""
+        return self.nodes * self.per_node
+
+
+def written(*paragraphs: Sequence[str]) -> str:
+    """Return a script of these paragraphs; empty ones are left out."""
+    return "#!/bin/bash\n" + "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
+
+
+def head(asked: SlurmRequest, *, by: str) -> list[str]:
+    """Return the lines that sbatch reads; `by` is the command that writes them."""
+    each = ", with a GPU each" if asked.per_node == asked.gpus_per_node else ""
+    return [
+        comment(f"{asked.name}: {counted(asked.workers, 'worker')} on {counted(asked.nodes, 'node')}{each}."),
+        comment(f"Written by {by}; sbatch takes this file as it is."),
+        *_size(asked),
+        *_site(asked.site),
+        directive("--output", asked.output),
+    ]
+
+
+def software(site: SlurmSite) -> list[str]:
+    """Return the lines that set up the software."""
+    return [*site.preparation(), "export PYTHONUNBUFFERED=1  # the log grows with every line printed"]
+
+
+def samestep(asked: SlurmRequest) -> list[str]:
+    """Return the words that call samestep in a task, quoted for a shell."""
+    site = asked.site
+    return [*site.within(gpus=asked.gpus_per_node > 0), *site.python(asked.python), "-m", "samestep"]
+
+
+def srun_flags(asked: SlurmRequest, *, ends_together: bool) -> list[tuple[str, str]]:
+    """Return the flags of srun, quoted for a shell, each with its purpose.
+
+    With `ends_together`, a failed worker ends the others.
+    """
+    site, flags = asked.site, []
+    if site.cpus_per_task is not None:
+        why = "srun does not take it from the job (Slurm 22.05 and later)"
+        flags.append(('--cpus-per-task="$SLURM_CPUS_PER_TASK"', why))
+    if ends_together:
+        flags.append(("--kill-on-bad-exit=1", "a failed worker ends the others"))
+    if site.container and site.container_runtime == "pyxis":
+        flags.append(("--container-image=" + quoted([site.container])[0], "the workers' container"))
+        flags.append(('--container-mounts="$PWD"', "this folder is mounted in it,"))
+        flags.append(('--container-workdir="$PWD"', "and is the working folder"))
+    return flags
+
+
+def _size(asked: SlurmRequest) -> list[str]:
+    tasks = asked.per_node if asked.launch == "tasks" else 1
+    lines = [
+        directive("--job-name", asked.name),
+        directive("--nodes", asked.nodes),
+        directive("--ntasks-per-node", tasks),
+    ]
+    if asked.gpus_per_node:
+        lines.append(directive("--gpus-per-node", asked.gpus_per_node))
+    if asked.site.cpus_per_task is not None:
+        lines.append(directive("--cpus-per-task", asked.site.cpus_per_task * asked.per_node // tasks))
+    return lines
+
+
+def _site(site: SlurmSite) -> list[str]:
+    asked = {
+        "--mem": site.mem,
+        "--time": site.time,
+        "--partition": site.partition,
+        "--account": site.account,
+        "--qos": site.qos,
+        "--reservation": site.reservation,
+        "--constraint": site.constraint,
+    }
+    lines = [directive(flag, value) for flag, value in asked.items() if value]
+    # User-defined options, quoted for sbatch.
+    return lines + [directive(one.removeprefix("#SBATCH").strip()) for one in site.directives]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +147,12 @@ class SlurmJob(SlurmRequest):
     """A Slurm job.
 
     Args:
-        work: the command that each worker runs.
+        command: the command that each worker runs.
         warning_s: seconds before the time limit at which the workers get a signal, after which the job is
             requeued; None for a job that ends at its limit.
     """
 
-    work: Work
+    command: JobCommand
     warning_s: int | None = None
 
     def __post_init__(self) -> None:
@@ -73,12 +187,8 @@ def per_node(
 ) -> int:
     """Return the number of workers on each node.
 
-    Args:
-        nodes: number of nodes.
-        gpus_per_node: GPUs of each node; the number of workers if none is given.
-        workers: number of workers, if it is given.
-        nproc_per_node: number of workers on each node, if it is given.
-        in_command: number of workers among the arguments of the job's command, if it is given.
+    Each of the last three is a number that was given, or None; `in_command` is among the arguments of the
+    job's command. The default is a worker for each GPU, at least one.
 
     Raises:
         UsageError: the numbers contradict each other, or the workers cannot be divided evenly.
@@ -121,9 +231,9 @@ def _requeue(job: SlurmJob) -> list[str]:
 
 def _start(job: SlurmJob) -> list[str]:
     flags = srun_flags(job, ends_together=job.warning_s is None)
-    work = job.work
+    work = job.command
     if job.warning_s is not None:
-        work = work.resumable(f'runs/{quoted([job.work.name])[0]}-"$SLURM_JOB_ID"')
+        work = work.resumable(f'runs/{quoted([job.command.name])[0]}-"$SLURM_JOB_ID"')
     words = work.words(job.workers if job.launch == "node" and job.per_node > 1 else None)
     return [*explained(flags), command(["srun", *(flag for flag, _ in flags)], [*samestep(job), *words])]
 
@@ -134,9 +244,9 @@ def _end(job: SlurmJob) -> list[str]:
     return [
         "code=$?",
         comment(
-            f"{PUT_OFF}: stopped after a checkpoint; {WARNED}: ended by the signal. Both can be resumed."
+            f"{PREEMPTED}: stopped after a checkpoint; {WARNED}: ended by the signal. Both can be resumed."
         ),
-        f'if [ "$code" -eq {PUT_OFF} ] || [ "$code" -eq {WARNED} ]; then',
+        f'if [ "$code" -eq {PREEMPTED} ] || [ "$code" -eq {WARNED} ]; then',
         f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_STARTS} ]; then',
         '        echo "samestep: the job is requeued" >&2',
         '        scontrol requeue "$SLURM_JOB_ID"',

@@ -2,55 +2,75 @@
 
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.base.errors import Error, UsageError
 from samestep.launch.submit.follow import JobStatus
-from samestep.launch.submit.slurm_states import ENDS, exit_code, in_words
-
-_TIMEOUT_S = 60
-_TIMED_OUT = 124
-"""The exit code of a command that did not end in time, as that of ``timeout``."""
+from samestep.launch.submit.shell import TIMED_OUT, Ask, run_command
 
 _PREFIX = re.compile(r"^sbatch: (error|fatal): ")
 _UNREACHABLE = re.compile("configuration source|Unable to contact slurm controller")
 """The errors of sbatch when it cannot reach Slurm."""
-
 _FIELD = re.compile(r"\b(JobState|Reason|ExitCode|Restarts|NodeList|BatchHost)=(\S+)")
 
-Ask = Callable[[Sequence[str]], "Answer"]
-"""Runs a command of Slurm."""
+REASONS: Mapping[str, str] = {
+    "None": "until the scheduler has considered it",
+    "Resources": "for nodes to become free",
+    "Priority": "behind jobs of higher priority",
+    "BeginTime": "until its start time; Slurm holds a requeued job back for two minutes",
+    "Dependency": "for another job",
+    "DependencyNeverSatisfied": "for another job that can no longer end as required; cancel it",
+    "JobHeldUser": "because you hold it (scontrol release)",
+    "JobHeldAdmin": "because an administrator holds it",
+    "Reservation": "for its reservation to begin",
+    "ReqNodeNotAvail": "for nodes that are down, reserved or being emptied",
+    "NodeDown": "for a node that is down",
+    "Licenses": "for a license",
+    "PartitionDown": "because its partition accepts no jobs now",
+    "PartitionInactive": "because its partition starts no jobs now",
+    "PartitionNodeLimit": "for more nodes than its partition allows; it will not start",
+    "PartitionTimeLimit": "for more time than its partition allows; it will not start",
+    "BadConstraints": "for nodes that do not exist; it will not start",
+    "InvalidAccount": "because of its account; it will not start",
+    "InvalidQOS": "because of its quality of service; it will not start",
+    "JobArrayTaskLimit": "for other tasks of its array",
+    "Cleaning": "until its last start is cleaned up",
+    "launch_failed_requeued_held": "because it could not be started; an administrator has to release it",
+}
+"""Why a job waits, by Slurm's code; other codes name a limit of an account or a QOS."""
 
+_STATES: Mapping[str, str] = {
+    "CONFIGURING": "its nodes are being prepared",
+    "COMPLETING": "is ending",
+    "STAGE_OUT": "is ending",
+    "SIGNALING": "is being signaled",
+    "SUSPENDED": "is suspended",
+    "STOPPED": "is stopped",
+    "RESIZING": "is being resized",
+    "REQUEUED": "is being requeued",
+    "REQUEUE_FED": "is being requeued",
+    "REQUEUE_HOLD": "is requeued and held (scontrol release)",
+    "SPECIAL_EXIT": "is requeued and held (scontrol release)",
+    "RESV_DEL_HOLD": "is held because its reservation was deleted (scontrol release)",
+}
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The exit code and the output of a command."""
+WITH_REQUEUE = "--requeue lets it continue"
+"""The remedy for a job that was ended from outside."""
 
-    code: int
-    out: str
-    err: str
-
-
-def ask(words: Sequence[str]) -> Answer:
-    """Run a command of Slurm to its end; it has its own session, so that a Ctrl-C does not interrupt it."""
-    try:
-        ended = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        return Answer(127, "", f"there is no {words[0]} on this machine")
-    except subprocess.TimeoutExpired:
-        return Answer(_TIMED_OUT, "", f"{words[0]} did not answer within {_TIMEOUT_S} s")
-    return Answer(ended.returncode, ended.stdout, ended.stderr)
+ENDS: Mapping[str, str] = {
+    "COMPLETED": "has ended well",
+    "FAILED": "has failed",
+    "TIMEOUT": f"was ended at its time limit (raise --time; {WITH_REQUEUE})",
+    "CANCELLED": "was cancelled",
+    "NODE_FAIL": "was ended because one of its nodes failed",
+    "OUT_OF_MEMORY": "was ended because it used more memory than requested (raise --mem)",
+    "PREEMPTED": f"was preempted by another job ({WITH_REQUEUE})",
+    "BOOT_FAIL": "could not be started: a node did not boot",
+    "DEADLINE": "was ended at its deadline",
+    "REVOKED": "was moved to another cluster",
+}
+"""The final states."""
 
 
 def refuse_without_sbatch() -> None:
@@ -66,13 +86,10 @@ def refuse_without_sbatch() -> None:
         )
 
 
-def submit(script: Path, *, name: str = "", ask: Ask = ask) -> str:
+def submit(script: Path, *, name: str = "", ask: Ask = run_command) -> str:
     """Submit a job to Slurm, and return its number.
 
-    Args:
-        script: of the job.
-        name: of the job in error messages; empty for the path of the script.
-        ask: runs a command of Slurm; tests pass their own.
+    `name` is that of the job in error messages; empty for the path of the script.
 
     Raises:
         UsageError: Slurm rejects the job, or does not answer.
@@ -81,7 +98,7 @@ def submit(script: Path, *, name: str = "", ask: Ask = ask) -> str:
     number = answer.out.strip().partition(";")[0]  # the name of the cluster may follow
     if answer.code == 0 and number.isdecimal():
         return number
-    if answer.code == _TIMED_OUT:
+    if answer.code == TIMED_OUT:
         raise UsageError(
             f"{answer.err}. Slurm may still have accepted the job {name or script}; check with squeue --me "
             "before you submit it again."
@@ -97,14 +114,9 @@ def submit(script: Path, *, name: str = "", ask: Ask = ask) -> str:
 
 
 class FollowedSlurmJob:
-    """A submitted Slurm job.
+    """A submitted Slurm job; `ask` runs a command of Slurm."""
 
-    Args:
-        number: of the job.
-        ask: runs a command of Slurm; tests pass their own.
-    """
-
-    def __init__(self, number: str, *, ask: Ask = ask) -> None:
+    def __init__(self, number: str, *, ask: Ask = run_command) -> None:
         self.name = f"job {number}"
         self.number = number
         self.stop = f"scancel {number}"
@@ -158,3 +170,37 @@ def _status(state: str, words: str, slurm_code: str, log: Path | None) -> JobSta
 def _log(line: str) -> Path | None:
     path = line.strip().partition("=")[2]
     return None if path in ("", "/dev/null") else Path(path)
+
+
+def in_words(state: str, *, reason: str = "", nodes: str = "", restarts: int = 0) -> str:
+    """Return the state of a job in words.
+
+    >>> in_words("PENDING", reason="Resources")
+    'waits for nodes to become free (Resources)'
+    >>> in_words("RUNNING", nodes="node[0-1]", restarts=1)
+    'runs on node[0-1], start 2'
+    """
+    if state == "PENDING":
+        plain = reason.partition(",")[0].strip("()") or "None"
+        why = REASONS.get(plain) or ("within a limit" if "Max" in plain or "Grp" in plain else "")
+        return " ".join(part for part in ("waits", why, f"({plain})" if plain != "None" else "") if part)
+    if state == "RUNNING":
+        again = f", start {restarts + 1}" if restarts else ""
+        return f"runs on {nodes or 'its nodes'}{again}"
+    return ENDS.get(state) or _STATES.get(state) or f"is in state {state}"
+
+
+def exit_code(state: str, slurm_code: str) -> int:
+    """Return the exit code of a job that ended, as a shell has it.
+
+    `slurm_code` is Slurm's ``ExitCode``: the code and the signal.
+
+    >>> exit_code("FAILED", "3:0"), exit_code("CANCELLED", "0:15"), exit_code("TIMEOUT", "0:0")
+    (3, 143, 1)
+    """
+    code, _, number = slurm_code.partition(":")
+    if code.isdecimal() and int(code):
+        return int(code)
+    if number.isdecimal() and int(number):
+        return 128 + int(number)
+    return 0 if state == "COMPLETED" else 1

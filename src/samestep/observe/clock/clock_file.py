@@ -16,23 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from samestep.base import step_phases
+from samestep.base import env
 from samestep.base.errors import Error, UsageError
-from samestep.base.machine.description import machine, processor
+from samestep.base.machine.description import machine
 from samestep.base.machine.topology import ranges
 from samestep.base.place import Place
-from samestep.observe.clock.accelerator_versions import driver_version, toolkit_versions
+from samestep.ranks.world.device_description import (
+    device_id,
+    device_name,
+    driver_version,
+    peak_device_bytes,
+    toolkit_versions,
+)
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = 1
-STEP_PHASES = step_phases.ALL
-"""The phases of a step; their seconds add up to those of the step."""
 ENDED = '{"ended": '
 """Beginning of the last line, and of no other line."""
 
-Kind: TypeAlias = Literal["serial", "steered", "native", "recipe"]
+Kind: TypeAlias = Literal["serial", "replicated", "native", "recipe"]
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -77,13 +81,12 @@ class ClockOptions:
 
 
 class ClockFile:
-    """The clock file of one worker.
+    """The clock file of one worker; it is overwritten if the workers were restarted after a failure.
 
     Args:
         clocking: the options of the clock.
         place: the worker's rank and host.
         kind: kind of the program.
-        again: whether the workers were restarted after a failure; the file is then overwritten.
         config: settings of a recipe.
 
     Raises:
@@ -91,13 +94,7 @@ class ClockFile:
     """
 
     def __init__(
-        self,
-        clocking: ClockOptions,
-        place: Place,
-        kind: Kind,
-        *,
-        again: bool = False,
-        config: Config | None = None,
+        self, clocking: ClockOptions, place: Place, kind: Kind, *, config: Config | None = None
     ) -> None:
         self._clocking, self._place, self._kind, self._config = clocking, place, kind, config
         self.path = clocking.file_of(place.rank).absolute()
@@ -105,6 +102,7 @@ class ClockFile:
         self._machine = machine()
         self._header_bytes = 0
         self._failure = ""
+        again = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if again else os.O_EXCL)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,8 +134,8 @@ class ClockFile:
             "launcher": place.launcher,
             "kind": self._kind,
             "device": device.type,
-            "device_name": _name(device),
-            "device_id": _id(device),
+            "device_name": device_name(device),
+            "device_id": device_id(device),
             "threads": torch.get_num_threads(),
             "processors": here.cpu.usable,
             "node_processors": here.cpu.machine,
@@ -208,7 +206,7 @@ class ClockFile:
             "message": message,
             "made": made,
             "peak_memory_bytes": _peak_memory_bytes(),
-            "peak_device_bytes": _peak_device_bytes(device),
+            "peak_device_bytes": peak_device_bytes(device),
             "samples_per_epoch": samples_per_epoch,
         }
         self.write([last])
@@ -234,25 +232,6 @@ def has_ended(path: Path) -> bool:
     return end.endswith(b"\n") and end.splitlines()[-1].startswith(ENDED.encode())
 
 
-def _name(device: "torch.device") -> str:
-    if device.type == "cpu":
-        return processor()
-    name = getattr(_backend(device), "get_device_name", None)
-    return device.type if name is None else str(name(device))
-
-
-def _id(device: "torch.device") -> str:
-    """Return the UUID of an accelerator; empty if it has none."""
-    properties = getattr(_backend(device), "get_device_properties", None)
-    return "" if device.type == "cpu" or properties is None else str(getattr(properties(device), "uuid", ""))
-
-
-def _backend(device: "torch.device") -> Any:
-    import torch
-
-    return getattr(torch, device.type, None)
-
-
 def _peak_memory_bytes() -> int | None:
     """Return the peak resident memory of this process; None if the system does not report it."""
     try:
@@ -265,9 +244,3 @@ def _peak_memory_bytes() -> int | None:
         os.close(fd)
     peaks = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
     return peaks[0] * 1024 if peaks else None
-
-
-def _peak_device_bytes(device: "torch.device") -> int:
-    """Return the peak memory of tensors on an accelerator; 0 for the CPU."""
-    peak = getattr(_backend(device), "max_memory_allocated", None)
-    return 0 if device.type == "cpu" or peak is None else int(peak(device))

@@ -1,9 +1,10 @@
 """Wraps all communication of this process: collectives, messages and gradient synchronization."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, named
@@ -15,28 +16,15 @@ IN_MEMORY = "in memory"
 """Communication through the shared memory of one host, by the ranks' own threads."""
 
 
-class CommunicationWrapper(Protocol):
-    """A function that performs a communication call."""
-
-    def __call__(self, kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return ``call(*args, **kwargs)``.
-
-        Args:
-            kind: `COLLECTIVES`, `IN_MEMORY`, or the name of a gradient synchronizer.
-            call: the communication call.
-            args: its arguments.
-            kwargs: its keyword arguments.
-        """
-
-
 @contextmanager
 def communication_through(
-    wrapper: CommunicationWrapper, finished: Callable[[GradientSynchronizer], None]
+    wrapper: Callable[..., Any], finished: Callable[[GradientSynchronizer], None]
 ) -> Iterator[None]:
     """Perform all communication of this process through `wrapper` for the duration of a block.
 
     Args:
-        wrapper: see `CommunicationWrapper`.
+        wrapper: returns ``call(*args, **kwargs)``; its arguments are `COLLECTIVES`, `IN_MEMORY`, or the name
+            of a gradient synchronizer, then the call and the call's arguments.
         finished: called with each gradient synchronizer that has averaged gradients.
     """
 
@@ -59,3 +47,10 @@ def communication_through(
     }
     with attached_all(hooks):
         yield
+
+
+def is_python_thread() -> bool:
+    """Return whether Python started this thread: torch's autograd starts its threads in C++."""
+    this = threading.get_ident()
+    dummy = threading._DummyThread  # noqa: SLF001 - the class of a foreign thread that calls current_thread()
+    return any(one.ident == this and not isinstance(one, dummy) for one in threading.enumerate())

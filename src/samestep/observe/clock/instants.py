@@ -2,11 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeAlias
 
 import torch
-
-Instant = TypeVar("Instant")
 
 
 def is_captured(device: torch.device) -> bool:
@@ -14,36 +12,15 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-class Instants(Protocol[Instant]):
-    """Creates instants and measures the time between them."""
-
-    of_device: ClassVar[bool]
-    """Whether queries are limited to the thread that uses the device, outside a graph capture."""
-
-    def now(self) -> Instant:
-        """Return the current instant without waiting."""
-
-    def between(self, before: Instant, after: Instant) -> float:
-        """Return the seconds between two instants that have passed."""
-
-    def epoch_s(self, instant: Instant) -> float:
-        """Return the Unix time, in seconds, of an instant that has passed."""
-
-    def has_passed(self, instant: Instant) -> bool:
-        """Return whether an instant has passed, without waiting."""
-
-    def wait(self, instant: Instant) -> None:
-        """Wait until an instant has passed."""
-
-
 class HostInstants:
     """Instants of the host, where work ends with its code.
 
     Args:
-        now: returns monotonic seconds.
+        now: returns the current instant in monotonic seconds.
     """
 
     of_device: ClassVar[bool] = False
+    """Whether queries are limited to the thread that uses the device, outside a graph capture."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
@@ -51,26 +28,26 @@ class HostInstants:
         """Unix time at which `now` is 0."""
 
     def between(self, before: float, after: float) -> float:
-        """See `Instants.between`."""
+        """Return the seconds between two instants that have passed."""
         return after - before
 
     def epoch_s(self, instant: float) -> float:
-        """See `Instants.epoch_s`."""
+        """Return the Unix time, in seconds, of an instant that has passed."""
         if self._origin_s is None:
             self._origin_s = time.time_ns() / 1e9 - self.now()
         return self._origin_s + instant
 
     def has_passed(self, instant: float) -> bool:
-        """See `Instants.has_passed`."""
+        """Return whether an instant has passed, without waiting."""
         del instant
         return True
 
     def wait(self, instant: float) -> None:
-        """See `Instants.wait`."""
+        """Wait until an instant has passed."""
 
 
 class DeviceInstants:
-    """Instants of an accelerator: events in its current stream.
+    """Instants of an accelerator: events in its current stream; see `HostInstants` for the methods.
 
     By default, a query of an event in any thread invalidates a CUDA graph capture.
 
@@ -87,7 +64,7 @@ class DeviceInstants:
         self._epoch_s = time.time_ns() / 1e9
 
     def now(self) -> torch.Event:
-        """See `Instants.now`; during a graph capture nothing runs, so the last instant is returned."""
+        """Return the current instant; during a graph capture nothing runs, so it is the last one."""
         if not is_captured(self._device):
             self._last = self._recorded()
         return self._last
@@ -98,17 +75,20 @@ class DeviceInstants:
         return event
 
     def between(self, before: torch.Event, after: torch.Event) -> float:
-        """See `Instants.between`."""
+        """See `HostInstants`."""
         return before.elapsed_time(after) / 1000
 
     def epoch_s(self, instant: torch.Event) -> float:
-        """See `Instants.epoch_s`."""
+        """See `HostInstants`."""
         return self._epoch_s + self.between(self._origin, instant)
 
     def has_passed(self, instant: torch.Event) -> bool:
-        """See `Instants.has_passed`."""
+        """See `HostInstants`."""
         return bool(instant.query())
 
     def wait(self, instant: torch.Event) -> None:
-        """See `Instants.wait`."""
+        """See `HostInstants`."""
         instant.synchronize()
+
+
+Instants: TypeAlias = HostInstants | DeviceInstants

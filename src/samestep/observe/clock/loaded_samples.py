@@ -71,6 +71,8 @@ class LoadedSamples:
     def next_step(self) -> int | None:
         """Return the samples of the step that ends; None if unknown."""
         batches, self._batches, self._used = self._batches, [], 0
+        if not batches:
+            return 0
         known = [size for size, _ in batches if size is not None]
         self._samples_seen += sum(known)
         self._batches_seen += len(known)

@@ -1,4 +1,12 @@
-"""Inspects the models that a script calls: what synchronizes their gradients, and how large those are."""
+"""Inspects the models that a script calls: what synchronizes their gradients, and how large those are.
+
+On CPUs, the copies of gradients into buckets are timed, which DistributedDataParallel makes inside backward.
+It has a hook on each parameter, which copies the gradient and starts the all-reduce of a full bucket, on the
+script's own thread::
+
+    gradient accumulated | post-accumulate-grad hooks, ours the last | the node's hooks: DDP's, then ours |
+                                                                     ^ begins                        ends ^
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,11 +14,14 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from samestep.observe.clock.bucket_copies import time_copies
 from samestep.parallel.gradients.compress import message_bytes
+
+MIN_ELEMENTS = 65_536
+"""Smallest parameter that is timed: below, two Python calls cost more than 1 % of its gradient's time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,11 +33,6 @@ class DdpInfo:
     """Bytes of the gradients as they are sent; None before `measure`, and if a hook sends something else."""
     is_timed: bool = False
     """Whether its copies are timed."""
-
-    def measure(self) -> None:
-        """Set the size of the gradients."""
-        model = self.model()
-        self.gradient_bytes = None if model is None else _gradient_bytes(model)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -45,7 +51,7 @@ class ModelRegistry:
     """The models of a script, each inspected once.
 
     Args:
-        before_copy: called before DDP copies a gradient into a bucket, see `time_copies`.
+        before_copy: called before DDP copies a large gradient into a bucket.
         after_copy: called after.
     """
 
@@ -53,7 +59,8 @@ class ModelRegistry:
         self._before_copy, self._after_copy = before_copy, after_copy
         self._known: WeakKeyDictionary[nn.Module, ModelInfo] = WeakKeyDictionary()
         self._ddps: WeakKeyDictionary[nn.Module, DdpInfo] = WeakKeyDictionary()
-        self._unmeasured: list[DdpInfo] = []
+        self.unmeasured: list[DdpInfo] = []
+        """Models whose gradients are measured when a backward begins: by then hooks are registered."""
         self._handles: list[RemovableHandle] = []
 
     def of(self, module: nn.Module, *, on_host: bool) -> ModelInfo:
@@ -68,13 +75,22 @@ class ModelRegistry:
             model = ddp.model()
             if model is not None and not ddp.is_timed:
                 ddp.is_timed = True
-                self._handles += time_copies(model, self._before_copy, self._after_copy)
+                self._time_copies(model)
         return found
 
+    def _time_copies(self, model: DistributedDataParallel) -> None:
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.numel() >= MIN_ELEMENTS:
+                node: Any = get_gradient_edge(parameter).node
+                hook: Any = parameter.register_post_accumulate_grad_hook
+                self._handles += hook(self._before_copy), node.register_hook(self._after_copy)
+
     def measure(self) -> None:
-        """Measure the gradients of new models, when a backward begins: by then hooks are registered."""
-        while self._unmeasured:
-            self._unmeasured.pop().measure()
+        """Measure the gradients of new models."""
+        while self.unmeasured:
+            ddp = self.unmeasured.pop()
+            model = ddp.model()
+            ddp.gradient_bytes = None if model is None else _gradient_bytes(model)
 
     def remove_hooks(self) -> None:
         """Stop timing copies."""
@@ -96,7 +112,7 @@ class ModelRegistry:
         found = self._ddps.get(model)
         if found is None:
             found = self._ddps[model] = DdpInfo(ref(model))
-            self._unmeasured.append(found)
+            self.unmeasured.append(found)
         return found
 
 

@@ -6,36 +6,34 @@
           ^      ^              ^            ^         ^              ^              ^           ^ step ends
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Generic
+from typing import Any
 
-from samestep.base.step_phases import BACKWARD, EXCHANGE, OTHER
-from samestep.observe.clock.clock_file import STEP_PHASES
+from samestep.base.step_phases import ALL, BACKWARD, EXCHANGE, OTHER
 from samestep.observe.clock.cpu_contention import COMPUTING, ContentionEstimator, CpuUse, Readings, cpu_use
-from samestep.observe.clock.instants import Instant, Instants
+from samestep.observe.clock.instants import Instants
 
 MAX_MARKS = 1 << 16
 """Maximum length of a step's list of marks; only a step that never ends exceeds it, as with graph replays."""
 
 
-class Phases(Generic[Instant]):
+class Phases:
     """The current phase of a script, and the phases of its current step.
 
     Marks are a flat list. Once it has `MAX_MARKS` items, the time so far becomes `OTHER`.
 
     Args:
-        now: returns the current instant.
-        cpu: returns the CPU time that the script's thread has had until that instant.
+        instant: the current instant, which the reader of the events sets.
     """
 
-    def __init__(self, now: Callable[[], Instant], cpu: Callable[[], CpuUse]) -> None:
-        self._now, self._cpu = now, cpu
+    def __init__(self, instant: Any) -> None:
+        self.instant = instant
+        self.cpu = CpuUse()
+        """CPU time that the script's thread has had until that instant."""
         self._readings: Readings | None = None
         """CPU readings of this step; None if it is not sampled."""
         self.phase = OTHER
-        self._marks: list[Any] = [OTHER, now()]
+        self._marks: list[Any] = [OTHER, self.instant]
         """Each phase that has ended and its end; the first mark is the end of the step before."""
 
     def switch(self, phase: str) -> str:
@@ -50,53 +48,31 @@ class Phases(Generic[Instant]):
 
     def _read(self, before: str) -> None:
         assert self._readings is not None
-        self._readings += before, self._cpu()
+        self._readings += before, self.cpu
         if len(self._readings) >= MAX_MARKS:
             del self._readings[:-2]
 
     def mark(self, phase: str) -> None:
         """Record that the script has been in `phase` since the last mark."""
         marks = self._marks
-        marks += phase, self._now()
+        marks += phase, self.instant
         if len(marks) >= MAX_MARKS:
             marks[2:] = OTHER, marks[-1]
 
-    def cut(self) -> list[Any]:
-        """End the step, begin the next in phase `OTHER`, and return the marks."""
-        marks = self._marks
-        marks += self.phase, self._now()
-        self._marks, self.phase = marks[-2:], OTHER
-        return marks
+    def cut(self) -> tuple[list[Any], Readings | None]:
+        """End the step, begin the next in phase `OTHER`, and return marks and CPU readings, if recorded."""
+        marks, readings = self._marks, self._readings
+        marks += self.phase, self.instant
+        self._marks, self._readings, self.phase = marks[-2:], None, OTHER
+        return marks, readings
 
     def begin_readings(self) -> None:
-        """Record CPU readings from now on."""
+        """Record CPU readings until the end of the step."""
         self._readings = []
-
-    def take_readings(self) -> Readings | None:
-        """Stop recording CPU readings and return them; None if they were not recorded."""
-        found, self._readings = self._readings, None
-        return found
-
-
-class OnExit:
-    """A reentrant context manager without state that calls a function at its exit.
-
-    Args:
-        callback: the function.
-    """
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._callback()
 
 
 @dataclass(slots=True)
-class ClockedStep(Generic[Instant]):
+class ClockedStep:
     """One step with its measurements.
 
     Args:
@@ -122,16 +98,20 @@ class ClockedStep(Generic[Instant]):
     elements: int = 0
 
     @property
-    def end(self) -> Instant:
+    def end(self) -> Any:
         """The instant at which the step ended."""
-        instant: Instant = self.marks[-1]
-        return instant
+        return self.marks[-1]
 
-    def line(self, instants: Instants[Instant], contention: ContentionEstimator) -> dict[str, Any]:
+    def seconds(self, instants: Instants) -> dict[str, float]:
+        """Return the seconds of each phase between the marks; the last instant must have passed."""
+        found, marks, between = dict.fromkeys(ALL, 0.0), self.marks, instants.between
+        for number in range(3, len(marks), 2):
+            found[marks[number - 1]] += between(marks[number - 2], marks[number])
+        return found
+
+    def line(self, instants: Instants, contention: ContentionEstimator) -> dict[str, Any]:
         """Return the step as one line of the clock file; its last instant must have passed."""
-        seconds = dict.fromkeys(STEP_PHASES, 0.0)
-        for phase, (before, after) in zip(self.marks[2::2], pairwise(self.marks[1::2]), strict=True):
-            seconds[phase] += instants.between(before, after)
+        seconds = self.seconds(instants)
         if self.overlaps:
             exposed = contention.of(seconds, None if self.readings is None else cpu_use(self.readings))
             seconds[BACKWARD] -= exposed

@@ -1,11 +1,10 @@
 """Measures how long each step of an unmodified script takes, and each phase of it: the step clock.
 
 The clock receives the events of the training loop (`samestep.hooks.training_events`) and of all communication
-(`communication_calls`), and logs each event with its time. `step_replay` computes the steps from that log
+(`communication_calls`), and logs each event with its time. `step_reader` computes the steps from that log
 later. The clock makes no rank wait for another, and waits for no device.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -24,19 +23,23 @@ from samestep.base.step_phases import OPTIMIZER, OTHER
 from samestep.hooks import declarations
 from samestep.hooks.graph_end import GraphEnd
 from samestep.hooks.registry import attached, wrapping
-from samestep.hooks.training_events import Listener, subscribed
+from samestep.hooks.training_events import Listener, OnExit, subscribed
 from samestep.hooks.uncompiled import uncompiled
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.communication_calls import COLLECTIVES, IN_MEMORY, communication_through
+from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock.communication_calls import (
+    COLLECTIVES,
+    IN_MEMORY,
+    communication_through,
+    is_python_thread,
+)
 from samestep.observe.clock.cpu_contention import ThreadCpuClock, is_sampled, thread_cpu_clock
 from samestep.observe.clock.instants import DeviceInstants, HostInstants, Instants, is_captured
 from samestep.observe.clock.loaded_samples import MAX_BATCHES, LoaderHook
 from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo, ModelRegistry
 from samestep.observe.clock.optimizer_cycle import OptimizerCycle
-from samestep.observe.clock.phase_instants import OnExit
-from samestep.observe.clock.sample_count import Size, size_of
-from samestep.observe.clock.step_replay import CpuInstant, Event, Log, Replay
-from samestep.observe.clock.step_writer import StepWriter
+from samestep.observe.clock.sample_count import size_of
+from samestep.observe.clock.step_reader import CpuInstant, Log, StepReader
+from samestep.observe.clock.step_writer import StepSink, StepWriter
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer
 
 _BY_HAND = "by hand"
@@ -51,7 +54,7 @@ class ScriptClock(Listener):
     first training call on an accelerator replaces the device, until a step has been recorded.
 
     Args:
-        file: receives the steps.
+        sink: receives the steps.
         clocking: how many steps are recorded.
         stop: ends this process once that many steps have been recorded.
         own: returns how many of the samples that a model is called with are this rank's.
@@ -61,7 +64,7 @@ class ScriptClock(Listener):
 
     def __init__(
         self,
-        file: ClockFile,
+        sink: StepSink,
         clocking: ClockOptions,
         *,
         stop: Callable[[], None],
@@ -69,15 +72,17 @@ class ScriptClock(Listener):
         loaders: int = 1,
         samples_per_epoch: int | None = None,
     ) -> None:
-        self._file, self._clocking, self._stop = file, clocking, stop
+        self._sink, self._clocking, self._stop = sink, clocking, stop
         self._own_samples, self._loaders, self._samples_per_epoch = own, loaders, samples_per_epoch
         self.thread: tuple[int, int] = getpid(), get_ident()
         self._device = torch.device("cpu")
-        self._instants: Instants[Any] = HostInstants()
+        self._instants: Instants = HostInstants()
         self._now: Callable[[], Any] = self._instants.now
         self._cpu_clock: ThreadCpuClock | None = None
         self._log: Log = []
-        self._replay = Replay(self._log)
+        self._reader = StepReader(self._log)
+        self.samples = self._reader.samples
+        """Samples of all calls of models; complete after `end`."""
         self._writer: StepWriter | None = None
         """Created by the first call of a model."""
         self._cycle, self._models = OptimizerCycle(), ModelRegistry(self._note_copy, self._note_copy_end)
@@ -96,17 +101,15 @@ class ScriptClock(Listener):
         self._has_trained = self._has_optimizer = self._is_updating = False
         self._is_in_backward = self._is_graph_done = self._is_communicating = False
         self._may_overlap = False
-        """Whether a backward of this step communicates; `Replay` decides whether that overlapped."""
+        """Whether a backward of this step communicates; `StepReader` decides whether that overlapped."""
         self._overlapped_steps = 0
         """Number of steps in which a backward communicated."""
         self._sync = self._backend = ""
         self._uses_shared_memory = False
         """Whether the last gradient all-reduce of a synchronizer used the shared memory of one host."""
         self._graph_end = GraphEnd(self._note_graph_end)
-        self._load_context, self._backward_context = (
-            OnExit(self._note_load_end),
-            OnExit(self._note_backward_end),
-        )
+        self._load_context = OnExit(self._note_load_end)
+        self._backward_context = OnExit(self._note_backward_end)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -124,6 +127,10 @@ class ScriptClock(Listener):
                 stack.enter_context(attached(declarations.MOVED_TO_CUDA, wrapping(self._note_move)))
             yield
 
+    def begin(self) -> None:
+        """Begin the first step now, on the CPU until a model or a loss is on an accelerator."""
+        self._start_on(self._device, trains=False)
+
     def end(self, ended: str, message: str = "") -> None:
         """Record how the script ended, unless that has been recorded.
 
@@ -139,10 +146,10 @@ class ScriptClock(Listener):
         else:
             self._writer.close(waits=not ended.startswith("error"))
         samples = self._samples_per_epoch
-        own = None if self._trained_loader is None else self._replay.samples_per_epoch(self._trained_loader)
+        own = None if self._trained_loader is None else self._reader.samples_per_epoch(self._trained_loader)
         if samples is None and own is not None:
             samples = own * self._loaders
-        self._file.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
+        self._sink.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
 
     def accepts(self, *, trains: bool = False) -> bool:
         """See `Listener.accepts`; the events of threads and processes that do not train are not accepted."""
@@ -154,13 +161,13 @@ class ScriptClock(Listener):
             self._is_started = self._is_communicating = False
             self._loader_hook.follow()
             self._early.clear()
-            self._log += Event.NEW_THREAD, None, ()
+            self._log += StepReader.begin_thread, None, ()
             return True
         return trains and self._is_backward_thread()
 
     def _is_backward_thread(self) -> bool:
         """Return whether this is autograd's thread of an accelerator, inside a backward."""
-        return self._is_in_backward and self._device.type != "cpu" and not _is_python_thread()
+        return self._is_in_backward and self._device.type != "cpu" and not is_python_thread()
 
     def call(
         self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool
@@ -194,23 +201,25 @@ class ScriptClock(Listener):
                 ddps += (ddp,)
                 self._may_overlap = True
         rows, elements = size_of(inputs)
-        self._log += Event.CALL, self._now(), (self._model, self._own_samples(rows), elements, ddps)
+        self._log += StepReader.call, self._now(), (self._model, self._own_samples(rows), elements, ddps)
         return None
 
     def _note_other_call(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+        rows, elements = size_of(inputs)
         if torch.is_grad_enabled():
-            rows, elements = size_of(inputs)
-            self._log += Event.OTHER_CALL, self._now(), (None, Size(self._own_samples(rows), elements))
+            size = self._own_samples(rows), elements
+            self._log += StepReader.call_in_evaluation, self._now(), size
         else:
-            self._log += Event.OTHER_CALL, None, (None if module.training else id(module), None)
+            evaluated = None if module.training else id(module)
+            self._log += StepReader.call_without_gradients, None, (rows, evaluated)
 
     def _note_copy(self, *_: object) -> None:
         if self._is_in_backward:
-            self._log += Event.COPY, self._now(), ()
+            self._log += StepReader.copy, self._now(), ()
 
     def _note_copy_end(self, *_: object) -> None:
         if self._is_in_backward:
-            self._log += Event.COPY_END, self._now(), ()
+            self._log += StepReader.copy_end, self._now(), ()
 
     def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
         """See `Listener.backward`."""
@@ -219,8 +228,9 @@ class ScriptClock(Listener):
             return None
         if losses and not self._is_recording:
             self._start_on(losses[0].device, trains=True)
-        self._models.measure()
-        self._log += Event.BACKWARD, self._now(), ()
+        if self._models.unmeasured:
+            self._models.measure()
+        self._log += StepReader.backward, self._now(), ()
         self._is_in_backward, self._is_graph_done = True, False
         if self._backend or c10d.is_initialized():
             self._graph_end.follow(losses)
@@ -230,7 +240,7 @@ class ScriptClock(Listener):
         self._is_in_backward = False
         self._graph_end.remove_hook()
         now = self._now()
-        self._log += Event.BACKWARD_END, now, ()
+        self._log += StepReader.backward_end, now, ()
         if not self._has_optimizer:
             self._end_step(now)
 
@@ -239,28 +249,28 @@ class ScriptClock(Listener):
         if not self._is_started or self.thread != (getpid(), get_ident()):
             return None  # another thread may read a loader
         is_nested = self.is_in_call or self._is_in_backward
-        self._log += Event.LOAD_NESTED if is_nested else Event.LOAD, self._now(), ()
+        self._log += StepReader.load_nested if is_nested else StepReader.load, self._now(), ()
         return self._load_context
 
     def _note_load_end(self) -> None:
         # Another thread may have begun to train while this one was loading.
         if self._is_started and self.thread == (getpid(), get_ident()):
-            self._log += Event.LOAD_END, self._now(), ()
+            self._log += StepReader.load_end, self._now(), ()
 
     def _note_batch(self, samples: int | None, data: int) -> None:
         if self.thread[0] != getpid():
             return
         if self._is_started:
-            self._log += Event.BATCH, None, (samples, data)
+            self._log += StepReader.batch, None, (samples, data)
         else:
             self._early.append((samples, data))
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
         del optimizer
-        self._is_updating = self._has_trained = True
+        self._is_updating = self._has_trained = self._has_optimizer = True
         if self._is_started:
-            self._log += Event.OPTIMIZER, self._now(), ()
+            self._log += StepReader.optimizer, self._now(), ()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Listener.after_step`."""
@@ -271,10 +281,10 @@ class ScriptClock(Listener):
         ends = self._cycle.ends_cycle(optimizer)
         if self._cycle.restarts:
             self._steps = 0
-            self._log += Event.RESTART, None, ()
+            self._log += StepReader.restart, None, ()
         if ends:
             self._end_step(now)
-        self._log += Event.OPTIMIZER_END, now, ()
+        self._log += StepReader.optimizer_end, now, ()
 
     def _start_on(self, device: torch.device, *, trains: bool) -> None:
         """Begin the first step, with the instants of the device that a model was called on."""
@@ -286,11 +296,12 @@ class ScriptClock(Listener):
             self._device, self._instants = device, DeviceInstants(device)
         self._cpu_clock = None if has_queue else thread_cpu_clock()
         self._now, self._steps, self._is_started = self._instants.now, 0, True
-        self._writer = self._writer or StepWriter(self._file, self._replay, self._write_header)
+        self._writer = self._writer or StepWriter(self._sink, self._reader, self._write_header)
         self._writer.of_device = has_queue
-        self._log += Event.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
+        phase = OPTIMIZER if self._is_updating else OTHER
+        self._log += StepReader.begin, self._now(), (self._instants, phase)
         while self._early:
-            self._log += Event.BATCH, None, self._early.popleft()
+            self._log += StepReader.batch, None, self._early.popleft()
 
     def _instant_and_cpu(self) -> CpuInstant:
         assert self._cpu_clock is not None
@@ -310,10 +321,10 @@ class ScriptClock(Listener):
             and self._overlapped_steps > 0
             and is_sampled(self._overlapped_steps - warm_up)
         )
-        self._log += Event.END_STEP, now, (number,)
+        self._log += StepReader.end_step, now, (number,)
         self._now = self._instant_and_cpu if reads_cpu else self._instants.now
         if reads_cpu:
-            self._log += Event.READ_CPU, self._now(), ()
+            self._log += StepReader.begin_readings, self._now(), ()
         self._steps += 1
         self._is_recording |= number is not None
         if self._instants.of_device:
@@ -326,10 +337,10 @@ class ScriptClock(Listener):
     def _note_graph_end(self) -> None:
         if self._is_in_backward:
             self._is_graph_done = True
-            self._log += Event.GRAPH_END, self._now(), ()
+            self._log += StepReader.graph_end, self._now(), ()
 
     def _communicate(self, kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """See `CommunicationWrapper`; communication inside other communication is not logged again."""
+        """See `communication_through`; communication inside other communication is not logged again."""
         if not (self._is_started and (self.thread == (getpid(), get_ident()) or self._is_backward_thread())):
             return call(*args, **kwargs)
         if kind not in (COLLECTIVES, IN_MEMORY):
@@ -341,27 +352,27 @@ class ScriptClock(Listener):
         is_inline = kind == IN_MEMORY
         self._may_overlap |= self._is_in_backward and not (self._is_graph_done or is_inline)
         thread, self._is_communicating = self.thread, True
-        self._log += Event.COMMUNICATE_INLINE if is_inline else Event.COMMUNICATE, self._now(), ()
+        self._log += StepReader.communicate_inline if is_inline else StepReader.communicate, self._now(), ()
         try:
             return call(*args, **kwargs)
         finally:
             if self.thread is thread:  # no other thread has begun to train during the call
                 self._is_communicating = False
-                self._log += Event.COMMUNICATE_END, self._now(), ()
+                self._log += StepReader.communicate_end, self._now(), ()
 
     def _note_gradients(self, synchronizer: GradientSynchronizer) -> None:
         self._uses_shared_memory = synchronizer.is_in_memory
         if self._is_started and self.thread[0] == getpid():
-            self._log += Event.GRADIENTS, None, (synchronizer.gradient_bytes,)
+            self._log += StepReader.gradients, None, (synchronizer.gradient_bytes,)
 
     def _note_move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         is_logged = self._is_started and tensor.is_cpu and not self.is_in_call
         if not is_logged or self.thread != (getpid(), get_ident()):
             return original(tensor, *args, **kwargs)
-        self._log += Event.MOVE, self._now(), ()
+        self._log += StepReader.move, self._now(), ()
         moved = original(tensor, *args, **kwargs)
         if not moved.is_cpu:
-            self._log += Event.MOVE_END, self._now(), ()
+            self._log += StepReader.move_end, self._now(), ()
         return moved
 
     def _note_loader(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
@@ -384,11 +395,4 @@ class ScriptClock(Listener):
     def _write_header(self) -> None:
         self._read_backend()
         backend = "shared memory" if self._uses_shared_memory else self._backend
-        self._file.header(device=self._device, backend=backend, sync=self._sync)
-
-
-def _is_python_thread() -> bool:
-    """Return whether Python started this thread: torch's autograd starts its threads in C++."""
-    this = get_ident()
-    dummy = threading._DummyThread  # noqa: SLF001 - the class of a foreign thread that calls current_thread()
-    return any(one.ident == this and not isinstance(one, dummy) for one in threading.enumerate())
+        self._sink.header(device=self._device, backend=backend, sync=self._sync)

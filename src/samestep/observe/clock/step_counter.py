@@ -1,128 +1,74 @@
-"""Counts the steps and samples of a script, and measures the phases of a step by the host's clock."""
+"""Counts a script's steps and samples, and sums up their times: a view of the step clock (``--count``)."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
-
+from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER
 from samestep.base.units import seconds_text
-from samestep.hooks.training_events import Listener
+from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock.sample_count import SampleCounter
 
-PHASES = ("loading", "forward", "backward", "optimizer")
-_ASIDE = "evaluation"
+COUNTING = ClockOptions(folder=Path(), warm_up=1)
+"""Every step but the first, which includes one-time work, is timed."""
+
+_PARTS = {
+    DATA: "loading",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    EXCHANGE: "exposed communication",
+    OPTIMIZER: "optimizer",
+}
 
 
-@dataclass(slots=True)
 class StepCounts:
-    """Counts and times of one rank; the first step, which includes one-time work, is not timed.
+    """The steps of one rank, received from a `ScriptClock`; see `StepSink`."""
 
-    Args:
-        steps: optimizer steps; backwards, in a script without optimizers.
-        samples: samples of training calls.
-        evaluated: samples of other calls.
-        seconds: seconds of each phase, and of evaluation.
-        total_s: seconds from the end of the first step to the end of the last.
-    """
+    def __init__(self) -> None:
+        self.steps = 0
+        """All steps, known after the end."""
+        self.forget_steps()
 
-    steps: int = 0
-    samples: int = 0
-    evaluated: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, _ASIDE), 0.0))
-    total_s: float = 0.0
+    def forget_steps(self) -> None:
+        """Drop all steps so far."""
+        self._timed: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+        """Number of timed steps without and with an evaluation, and their seconds."""
 
-    def summary(self, *, is_sharded: bool) -> str:
+    def header(self, **run: Any) -> None:
+        """Ignore the properties of the run."""
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add steps to the sums."""
+        for line in lines:
+            sums = self._timed["evaluated" in line]
+            sums.update({name: line[name] for name in ("seconds", *_PARTS)}, steps=1)
+
+    def end(self, ended: str, message: str, *, made: int, **run: Any) -> None:
+        """Store the number of steps."""
+        del ended, message, run
+        self.steps = made
+
+    @property
+    def timed(self) -> Counter[str]:
+        """The sums over the steps without evaluation; over all, if most have one as part of the training."""
+        without, evaluated = self._timed.values()
+        return without if without["steps"] >= evaluated["steps"] else without + evaluated
+
+    def summary(self, samples: SampleCounter, *, is_sharded: bool) -> str:
         """Return the counts as one line.
 
         Args:
+            samples: of all calls.
             is_sharded: whether these are the counts of worker 0's shard.
         """
         where = " on worker 0" if is_sharded else ""
-        counted = f"{self.steps} steps, {self.samples} samples in training, {self.evaluated} otherwise{where}"
-        in_steps = self.total_s - self.seconds[_ASIDE]
-        if self.steps < 2 or in_steps <= 0:
+        trained, otherwise, timed = samples.all_trained, samples.all_otherwise, self.timed
+        counted = f"{self.steps} steps, {trained} samples in training, {otherwise} otherwise{where}"
+        if not timed["seconds"]:
             return counted
-        parts = [f"{name} {self.seconds[name] / in_steps:.0%}" for name in PHASES]
-        rest = max(0.0, in_steps - sum(self.seconds[name] for name in PHASES)) / in_steps
-        each_step = seconds_text(in_steps / (self.steps - 1))
+        shares = {name: timed[phase] / timed["seconds"] for phase, name in _PARTS.items()}
+        parts = [f"{name} {share:.0%}" for name, share in shares.items() if share or name != _PARTS[EXCHANGE]]
+        rest = max(0.0, 1 - sum(shares.values()))
+        each_step = seconds_text(timed["seconds"] / timed["steps"])
         return f"{counted}; {each_step} a step: {', '.join(parts)}, the rest {rest:.0%}"
-
-
-class Counter(Listener):
-    """Counts and times the steps of one rank.
-
-    Args:
-        now: returns the time in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.count = StepCounts()
-        self._now = now
-        self._first: float | None = None
-        self._begun = 0.0
-        self._optimizers = 0
-
-    def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Any:
-        """See `Listener.call`."""
-        del module
-        rows = next((one.size(0) for one in inputs if isinstance(one, Tensor) and one.dim()), 0)
-        if is_training:
-            self.count.samples += rows
-        else:
-            self.count.evaluated += rows
-        return self._timed("forward" if is_training else _ASIDE)
-
-    @contextmanager
-    def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
-        """See `Listener.backward`."""
-        del losses
-        with self._timed("backward"):
-            yield
-        if not self._optimizers:
-            self._step_done()
-
-    def loading(self) -> Any:
-        """See `Listener.loading`."""
-        return self._timed("loading")
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """See `Listener.before_step`."""
-        del optimizer
-        if not self._optimizers:
-            self._optimizers, self.count.steps, self._first = 1, 0, None
-        self._begun = self._instant()
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """See `Listener.after_step`."""
-        del optimizer
-        self._add("optimizer", self._instant() - self._begun)
-        self._step_done()
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        begun = self._instant()
-        try:
-            yield
-        finally:
-            self._add(phase, self._instant() - begun)
-
-    def _add(self, phase: str, seconds: float) -> None:
-        if self._first is not None:
-            self.count.seconds[phase] += seconds
-
-    def _step_done(self) -> None:
-        self.count.steps += 1
-        now = self._now()
-        if self._first is None:
-            self._first = now
-        self.count.total_s = now - self._first
-
-    def _instant(self) -> float:
-        """Return the time after an accelerator has finished its queue, so that a phase includes its work."""
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-        return self._now()

@@ -6,31 +6,50 @@ thread would invalidate a CUDA graph that is being captured.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from samestep.observe.clock.clock_file import ClockFile
+import torch
+
 from samestep.observe.clock.cpu_contention import ContentionEstimator
 from samestep.observe.clock.phase_instants import ClockedStep
-from samestep.observe.clock.step_replay import Replay
+from samestep.observe.clock.step_reader import StepReader
 
 INTERVAL_S = 2.0
 """Seconds between two passes over the event log; a pass can hold the script up for some ms."""
 
 
+class StepSink(Protocol):
+    """A destination of steps, see `ClockFile`."""
+
+    def header(self, *, device: torch.device, backend: str, sync: str) -> None:
+        """Receive the properties of the run, before the first step."""
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Receive steps."""
+
+    def forget_steps(self) -> None:
+        """Drop all steps so far."""
+
+    def end(
+        self, ended: str, message: str, *, device: torch.device, made: int, samples_per_epoch: int | None
+    ) -> None:
+        """Receive the end of the run."""
+
+
 class StepWriter:
-    """Writes steps to the clock file.
+    """Writes steps to a sink.
 
     Args:
-        file: the clock file.
-        replay: computes the steps.
+        sink: receives the steps.
+        reader: computes them.
         begin: writes the header before the first step.
     """
 
-    def __init__(self, file: ClockFile, replay: Replay, begin: Callable[[], None]) -> None:
-        self._file, self._replay, self._begin = file, replay, begin
-        self._steps: deque[ClockedStep[Any]] = deque()
+    def __init__(self, sink: StepSink, reader: StepReader, begin: Callable[[], None]) -> None:
+        self._sink, self._reader, self._begin = sink, reader, begin
+        self._steps: deque[ClockedStep] = deque()
         self._lines: deque[dict[str, Any]] = deque()
         """Lines of the steps whose instants have been read."""
         self._contention = ContentionEstimator()
@@ -44,14 +63,10 @@ class StepWriter:
         self._thread = threading.Thread(target=self._run, name="samestep-clock", daemon=True)
         self._thread.start()
 
-    def add(self, step: ClockedStep[Any]) -> None:
-        """Add a step to those that will be written."""
-        self._steps.append(step)
-
     def read(self) -> None:
         """Compute new steps, and read the instants that have passed; never during a graph capture."""
         with self._reading:
-            self._replay_log()
+            self._read_log()
             self._read_instants()
 
     def close(self, *, waits: bool) -> None:
@@ -68,25 +83,25 @@ class StepWriter:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        self._replay_log()
+        self._read_log()
         with suppress(RuntimeError):
             if waits and self._steps:
-                self._replay.instants.wait(self._steps[-1].end)
+                self._reader.instants.wait(self._steps[-1].end)
             self._read_instants()
         self._write()
 
-    def _replay_log(self) -> None:
-        for step in self._replay.read():
+    def _read_log(self) -> None:
+        for step in self._reader.read():
             if step is not None:
-                self.add(step)
+                self._steps.append(step)
                 continue
             with self._writing:
                 self._steps.clear()
                 self._lines.clear()
-                self._file.forget_steps()
+                self._sink.forget_steps()
 
     def _read_instants(self) -> None:
-        instants = self._replay.instants
+        instants = self._reader.instants
         while self._steps and instants.has_passed(self._steps[0].end):
             self._lines.append(self._steps.popleft().line(instants, self._contention))
 
@@ -97,7 +112,7 @@ class StepWriter:
     def _process_log(self) -> None:
         try:
             with self._reading:
-                self._replay_log()
+                self._read_log()
                 if not self.of_device:
                     self._read_instants()
             if self._lines:
@@ -112,4 +127,4 @@ class StepWriter:
                 self._has_begun = True
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             if lines:
-                self._file.write(lines)
+                self._sink.write(lines)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from samestep.base.errors import OutOfStep
-from samestep.observe.hang.detection import format_ranks
 from samestep.parallel.gradients.weight_checksum import drift_message
+from samestep.ranks.hang.report import format_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

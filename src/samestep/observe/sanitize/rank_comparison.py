@@ -5,22 +5,68 @@ invalidate the run raise OutOfStep; probable mistakes are reported once.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
 from torch.optim import Optimizer
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
-from samestep.observe.hang.script_position import current_line
-from samestep.observe.sanitize.input_digests import random_digest, rows_of
 from samestep.observe.sanitize.invariants import SyncPoint, check, suspicions
-from samestep.observe.sanitize.side_group import SideGroup, opened_with_default
 from samestep.parallel.gradients.weight_checksum import checksum
+from samestep.ranks.hang.script_position import current_line
 
+T = TypeVar("T")
 BACKWARD, STEP = "backward", "optimizer step"
+NAME = "samestep --sanitize"
+_ROWS = 1024
+"""Maximum samples of a call that are hashed."""
+
+
+class SideGroup:
+    """A second group with the ranks of the default group."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group; 1 while there is no group."""
+        return int(c10d.get_world_size(self._group)) if self._is_up else 1
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return int(c10d.get_rank(self._group)) if self._is_up else 0
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in rank order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        c10d.all_gather_object(values, value, group=self._group)
+        return values
+
+    def open(self) -> None:
+        """Create the group; all ranks call this after creating the default group."""
+        self._group = c10d.new_group(backend="gloo", group_desc=NAME)
+
+    def close(self) -> None:
+        """Destroy the group."""
+        if self._is_up:
+            with suppress(Exception):  # another rank may have ended
+                c10d.destroy_process_group(self._group)
+        self._group = None
+
+    @property
+    def _is_up(self) -> bool:
+        return self._group is not None and bool(c10d.is_initialized())
 
 
 class Sanitizer(Listener):
@@ -81,11 +127,11 @@ class Sanitizer(Listener):
             yield
             return
         device = next(module.parameters()).device
-        before = random_digest(device)
-        self._samples += rows_of(inputs)
+        before = _random_digest(device)
+        self._samples += _rows_of(inputs)
         self._model = self._model or f"{type(module).__name__} at {current_line()}"
         yield
-        if not self._stream and random_digest(device) != before:
+        if not self._stream and _random_digest(device) != before:
             self._stream = before
 
     def _compare(self, kind: str, **values: Any) -> None:
@@ -110,8 +156,42 @@ def sanitizing(*, native: bool) -> Iterator[None]:
         native: see `Sanitizer`.
     """
     side = SideGroup()
-    with opened_with_default(side), subscribed(Sanitizer(side, native=native, warn=_print_warning)):
+    with _opened_with_default(side), subscribed(Sanitizer(side, native=native, warn=_print_warning)):
         yield
+
+
+@contextmanager
+def _opened_with_default(side: SideGroup) -> Iterator[None]:
+    """Open `side` when the default group is created inside the block, and close it at the end."""
+    if c10d.is_initialized():
+        side.open()
+
+    def begin(began: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        began(*args, **kwargs)
+        side.open()
+
+    hooks = {declarations.SIDE_GROUP: wrapping(begin), declarations.SIDE_GROUP_PUBLIC: wrapping(begin)}
+    with attached_all(hooks):
+        try:
+            yield
+        finally:
+            side.close()
+
+
+def _rows_of(values: Iterable[Any]) -> tuple[int, ...]:
+    """Return a hash of each sample in the first tensor among `values`; empty without a tensor."""
+    for value in values:
+        if isinstance(value, Tensor) and value.dim() and value.numel():
+            return tuple(int(checksum(row)) for row in value.detach()[:_ROWS])
+    return ()
+
+
+def _random_digest(device: torch.device) -> int:
+    """Return a digest of the random state that a call on `device` draws from."""
+    state = torch.get_rng_state()
+    if device.type == "cuda":
+        state = torch.cat([state, torch.cuda.get_rng_state(device)])
+    return zlib.crc32(state.numpy().tobytes()) or 1
 
 
 def _is_not_finite(tensor: Tensor) -> bool:

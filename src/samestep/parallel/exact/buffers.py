@@ -46,11 +46,7 @@ class _IntegerBuffer:
 
 
 class Buffers:
-    """The buffers of a model at the start of a step.
-
-    Args:
-        model: the model.
-    """
+    """The buffers of a model at the start of a step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -100,10 +96,6 @@ class Buffers:
 
     def put(self, changed: Sequence[float], rows: Sequence[Tensor]) -> None:
         """Set the buffers to the combined values of all shards.
-
-        Args:
-            changed: number of shards that changed each buffer.
-            rows: the sums of their values.
 
         Raises:
             UsageError: the shards' values of an integer buffer have no common value.

@@ -14,9 +14,6 @@ class Gradients:
 
     Sums have at least single precision and the strides of their parameter: later sums over a gradient then
     have one order, and fused optimizers ignore strides.
-
-    Args:
-        model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -68,9 +65,6 @@ class Gradients:
         Args:
             used: number of shards with a gradient, for each parameter.
             sums: the sums over all shards; overwritten.
-
-        Raises:
-            UsageError: a gradient from before the step is sparse.
         """
         for name, parameter in self._all.items():
             parameter.grad = self._previous[name]

@@ -1,10 +1,24 @@
-"""Describes and compares the hardware, libraries and torch settings that decide the bits of a training."""
+"""Describes and compares the hardware, libraries and torch settings that decide the bits of a training.
+
+The name and capability of a processor do not decide which kernels run: its libraries have settings, such as
+``ONEDNN_MAX_CPU_ISA`` and ``MKL_CBWR``, and versions that cannot be read. So operations that sum over many
+numbers run forward and backward, in sizes for which kernels were observed to give different bits. This takes
+tens of milliseconds, once per process.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.base.machine.description import processor
-from samestep.parallel.exact.kernel_digest import probe
+from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.ranks.world.protocol import World
 
 _BITS = "the bits of "
@@ -90,3 +104,83 @@ def _difference(one: dict[str, str], other: dict[str, str]) -> tuple[str, str, s
     return next(
         ((name, one.get(name, "none"), other[name]) for name in other if one.get(name) != other[name]), None
     )
+
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DIGEST_DIGITS = 12
+
+_Operation: TypeAlias = Callable[[torch.device, torch.dtype], dict[str, Tensor]]
+
+
+def probe(device: torch.device) -> dict[str, str]:
+    """Return digests of operations on fixed numbers, by name, for the current number of threads."""
+    return dict(_probed(device, torch.get_num_threads()))
+
+
+@lru_cache
+def _probed(device: torch.device, threads: int) -> dict[str, str]:  # noqa: ARG001 - the cache key
+    made = {}
+    with deterministic(device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        for kind, operation in _OPERATIONS.items():
+            for name, dtype in _TYPES.items():
+                made[f"{kind} in {name}"] = _digest(operation, device, dtype)
+    return made
+
+
+def _digest(operation: _Operation, device: torch.device, dtype: torch.dtype) -> str:
+    try:
+        return weights_sha256(operation(device, dtype))[:_DIGEST_DIGITS]
+    except RuntimeError:  # the device has no kernel of this dtype
+        return "none"
+
+
+def _convolution(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    images, first = _numbers((8, 1, 8, 8), device, dtype), _numbers((16, 1, 5, 5), device, dtype)
+    second = _numbers((32, 16, 3, 3), device, dtype)
+    hidden = functional.conv2d(images, first, padding=2)
+    return _both_ways(functional.conv2d(hidden, second, padding=1), images, first, second)
+
+
+def _matrix_product(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    rows, weight = _numbers((24, 200), device, dtype), _numbers((96, 200), device, dtype)
+    bias = _numbers((96,), device, dtype)
+    return _both_ways(functional.linear(rows, weight, bias), rows, weight, bias)
+
+
+def _batch_norm(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    images = _numbers((8, 16, 8, 8), device, dtype)
+    weight, bias = (_numbers((16,), device, torch.float32) for _ in range(2))  # as in mixed precision
+    return _both_ways(
+        functional.batch_norm(images, None, None, weight, bias, training=True), images, weight, bias
+    )
+
+
+_OPERATIONS: dict[str, _Operation] = {
+    "a convolution": _convolution,
+    "a matrix product": _matrix_product,
+    "a batch norm": _batch_norm,
+}
+
+
+def _both_ways(output: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
+    """Return the output, and the gradients of the inputs."""
+    weights = _numbers(output.shape, output.device, output.dtype)
+    # Of a scalar: for any other shape, torch imports sympy to compare output and gradient.
+    gradients = torch.autograd.grad((output * weights).sum(), inputs)
+    return {"output": output, **{str(place): grad for place, grad in enumerate(gradients)}}
+
+
+def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return fractions whose sums are rounded; they need no generator, whose kernels may differ too."""
+    whole = torch.arange(math.prod(shape), device="cpu") * 7919 % 1009
+    return ((whole - 504) / 505).view(shape).to(device, dtype).requires_grad_()
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Make a GPU's libraries use deterministic algorithms inside a block; CPU algorithms always are."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        yield

@@ -11,20 +11,21 @@ summed in one fixed tree, so the result does not depend on which worker computes
 """
 
 import hashlib
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.parallel.exact.buffers import Buffers
-from samestep.parallel.exact.exchange import ShardReduction
 from samestep.parallel.exact.gradients import Gradients
 from samestep.parallel.exact.identity import check_same_environment
-from samestep.parallel.exact.shard_random import isolated_generators
-from samestep.parallel.exact.summation_tree import TreeSum
+from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
 from samestep.parallel.gradients.initial_agreement import (
     broadcast_values,
     check_same_structure,
@@ -35,6 +36,10 @@ from samestep.parallel.sharding.share import share
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
+
+_generators = threading.Lock()  # ranks that are threads share the generators of the process
+_owners: set[int] = set()
+"""Id of the thread that holds the lock; empty if none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +131,10 @@ class Exact:
                 an integer buffer have no common value.
         """
         buffers, gradients, tree = Buffers(self.model), Gradients(self.model), TreeSum(self.num_shards)
-        with isolated_generators(self.device) as seed_all:
+        with isolated_generators(self.device):
             for index in self.own:
                 gradients.begin()
-                seed_all(_seed(self.seed, step, index))
+                seed_generators(_seed(self.seed, step, index), self.device)
                 yield LogicalShard(index, self.num_shards)
                 with torch.no_grad():
                     tree.add((index, index + 1), self._leaf(gradients, buffers))
@@ -164,6 +169,29 @@ class Exact:
         counts, count = row[0].tolist(), len(gradients)
         gradients.put(counts[:count], row[1 : 1 + count])
         buffers.put(counts[count:], row[1 + count :])
+
+
+@contextmanager
+def isolated_generators(device: torch.device) -> Iterator[None]:
+    """Reserve torch's, NumPy's and Python's generators for a block; their states are restored at its end.
+
+    Raises:
+        UsageError: this thread has reserved them already.
+    """
+    thread = threading.get_ident()
+    if thread in _owners:
+        raise UsageError(
+            "a loop over the shards of another step or model has not ended in this thread. Finish it, or "
+            "close its generator if it was left early."
+        )
+    with _generators:
+        before = RngState.now(device)
+        _owners.add(thread)
+        try:
+            yield
+        finally:
+            _owners.remove(thread)
+            before.restore()
 
 
 def _seed(seed: int, step: int, shard: int) -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import UsageError
-from samestep.ranks.world.protocol import Pending, World
+from samestep.ranks.world.protocol import Work, World
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
@@ -78,7 +78,7 @@ class Bucket:
         ]
         self._missing: list[int] = []
         self._packed: tuple[list[Tensor], list[Tensor]] = [], []
-        self._pending: Pending | None = None
+        self._pending: Work | None = None
 
     def send(self, *, steady: bool = True) -> None:
         """Copy the existing gradients into the buffer and begin to average it."""
@@ -186,3 +186,42 @@ def dense_gradient(name: str, parameter: Tensor) -> Tensor | None:
     if grad.is_complex() and (grad.is_conj() or grad.is_neg()):  # lazy: it has no real view yet
         parameter.grad = grad = grad.resolve_conj().resolve_neg()
     return real(grad)
+
+
+class InPlaceGradient:
+    """A replacement for a bucket of one gradient, which saves copying what does not fit into the cache.
+
+    A message before it shows whether any rank has the gradient, and whether any is steady; in the worlds
+    that this is for, whose all-reduces have ended when they return, such a message costs next to nothing.
+    """
+
+    has_payload = False
+
+    def __init__(self, world: World, name: str, parameter: Tensor) -> None:
+        self._world, self._name, self._parameter = world, name, parameter
+        self._flags = torch.zeros(2)
+
+    def send(self, *, steady: bool = True) -> None:
+        """Average the gradient over the ranks, if any has one."""
+        grad = dense_gradient(self._name, self._parameter)
+        self._flags[0], self._flags[1] = grad is not None, steady
+        self._world.all_reduce(self._flags)
+        if not self._flags[0]:
+            return
+        if grad is None:
+            self._parameter.grad = torch.zeros_like(self._parameter)
+            grad = real(self._parameter.grad)
+        self._world.all_reduce(grad, op="mean")
+
+    def wait(self) -> None:
+        """See `Bucket.wait`; `send` has waited."""
+
+    def drain(self) -> None:
+        """See `Bucket.drain`; `send` has waited."""
+
+    def unpack(self) -> None:
+        """See `Bucket.unpack`; the average is in the gradient."""
+
+    def any_rank_steady(self) -> bool:
+        """See `Bucket.any_rank_steady`."""
+        return self._flags[1].item() > 0

@@ -1,13 +1,16 @@
-"""Averages gradients in buckets that are sent while backward still computes: the default synchronizer."""
+"""Averages gradients in buckets: `Bucketed` sends them while backward still computes, `Flat` at its end."""
 
 import threading
+from dataclasses import replace
 
 import torch
 
-from samestep.base.errors import OutOfStep
-from samestep.parallel.gradients.bucket_buffers import lay_out
+from samestep.base.errors import OutOfStep, UsageError
+from samestep.parallel.gradients.bucket_layout import lay_out
 from samestep.parallel.gradients.compress import message_bytes
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
+from samestep.ranks.collectives.shared_memory import PIECE
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 
 FROZEN_SYNCS = 10
 """Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""
@@ -45,9 +48,9 @@ class Bucketed(GradientSynchronizer):
         self._prepare()
 
     def _plan(self) -> None:
-        laid = lay_out(self._config, in_place=self.in_place)
-        self._buckets = [one.bucket for one in laid]
-        self._members = [one.indices for one in laid]
+        placed = lay_out(self._config, in_place=self.in_place)
+        self._buckets = [one.bucket for one in placed]
+        self._members = [one.indices for one in placed]
         self.gradient_bytes = message_bytes(self._parameters, self._config.compress)
         self._row = {index: row for row, indices in enumerate(self._members) for index in indices}
         self._frozen = {
@@ -153,3 +156,29 @@ class Bucketed(GradientSynchronizer):
         self._prepare()
         if unfrozen:
             self._average()
+
+
+class Flat(Bucketed):
+    """Communication at the end of backward, for ranks that compute on the cores of one host.
+
+    ::
+
+        backward       layer 4 . layer 3 . layer 2 . layer 1 |
+        communication                                        | small gradients in buckets, large ones in place
+
+    Nothing is sent early: communication uses the same cores as backward, and each handover within backward
+    makes ranks wait for each other's random delays. A bucket fits into the cache.
+    """
+
+    in_place = True
+
+    def __init__(self, config: SyncConfig) -> None:
+        if not isinstance(config.world, OneHostWorld):
+            raise UsageError(
+                "sync='flat' needs ranks that are Linux processes of one host and compute on its CPUs. "
+                "Use sync='bucketed', or 'auto', which is flat where possible."
+            )
+        super().__init__(replace(config, may_overlap=False, bucket_bytes=min(config.bucket_bytes, PIECE)))
+
+    def _gradient_ready(self, index: int) -> None:
+        """Send nothing before the end of backward."""

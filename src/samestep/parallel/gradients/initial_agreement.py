@@ -52,18 +52,21 @@ def check_same_structure(world: World, model: nn.Module) -> None:
 
 
 def broadcast_values(world: World, model: nn.Module) -> None:
-    """Overwrite all parameters and buffers with those of rank 0.
+    """Overwrite all parameters and buffers with those of rank 0."""
+    broadcast_tensors(world, [tensor for _, tensor in named_tensors(model)])
 
-    They are sent as bytes, so that tensors of all dtypes share messages.
+
+def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
+    """Overwrite tensors, which have equal shapes and dtypes on all ranks, with those of rank 0.
+
+    They are sent as bytes, because back ends support different dtypes, and so that tensors share messages.
     """
     with torch.no_grad():
-        for device in dict.fromkeys(tensor.device for _, tensor in named_tensors(model)):
-            tensors = [tensor for _, tensor in named_tensors(model) if tensor.device == device]
-            for group in _groups(tensors):
-                message = torch.cat([_bytes(tensor) for tensor in group])
-                world.broadcast(message)
-                if not world.place.is_main:
-                    _take(group, message)
+        for group in _groups(tensors):
+            message = torch.cat([_bytes(tensor).to(world.device) for tensor in group])
+            world.broadcast(message)
+            if not world.place.is_main:
+                _take(group, message)
 
 
 def _signature(model: nn.Module) -> Signature:

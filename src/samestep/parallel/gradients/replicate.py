@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary, finalize, ref
 
@@ -17,21 +16,19 @@ from samestep.parallel.gradients.batch_norm import (
     use_global_statistics,
     use_local_statistics,
 )
-from samestep.parallel.gradients.bucketed import Bucketed
-from samestep.parallel.gradients.bucketing import MEBIBYTE
+from samestep.parallel.gradients.bucket_layout import MEBIBYTE
+from samestep.parallel.gradients.bucketed import Bucketed, Flat
 from samestep.parallel.gradients.compress import check_compression
 from samestep.parallel.gradients.ddp import Ddp
-from samestep.parallel.gradients.flat_shared_memory import Flat
 from samestep.parallel.gradients.initial_agreement import (
     broadcast_values,
     check_same_structure,
     check_supported,
 )
-from samestep.parallel.gradients.per_parameter import Reference
 from samestep.parallel.gradients.running_statistics import Norm, average_statistics, by_kind
-from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
+from samestep.parallel.gradients.synchronizer import GradientSynchronizer, Reference, SyncConfig
 from samestep.parallel.gradients.weight_checksum import check_equal
-from samestep.ranks.collectives.chosen_algorithms import ByAlgorithm, overlaps_compute
+from samestep.ranks.collectives.algorithms import ByAlgorithm, overlaps_compute
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
@@ -154,7 +151,7 @@ class Replicas:
         assert model is not None
         if self._world.place.size == 1:
             return
-        carrier = self._resolve_sync(compress)
+        gradient_world = self._resolve_sync(compress)
         norms, local = batch_norms(model), batch_norm == "local"
         if not local:
             check_torch_forward(norms)
@@ -170,14 +167,14 @@ class Replicas:
             for restore in redirected + ([] if local else use_global_statistics(norms.values(), self._world)):
                 undo.callback(restore)
             config = SyncConfig(
-                world=carrier,
+                world=gradient_world,
                 model=self._model,
                 parameters=self._parameters,
                 statistics=self._statistics,
                 bucket_bytes=bucket_bytes,
                 compress=compress,
                 may_overlap=self.sync != "ddp"
-                and overlaps_compute(carrier)
+                and overlaps_compute(gradient_world)
                 and (local or not norms)
                 and not _has_sync_batch_norm(model),
                 after_sync=self._after_sync,
@@ -293,9 +290,7 @@ class Replicas:
     def __enter__(self) -> "Replicas":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def _after_sync(self) -> None:

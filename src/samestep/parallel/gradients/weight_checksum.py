@@ -10,6 +10,7 @@ missed with a probability of about 2^-32. (With 64-bit integers two flipped sign
 is 0.) Bits are compared, not values: NaN equals NaN, and 0.0 differs from -0.0.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -39,11 +40,9 @@ def check_equal(world: World, tensors: Mapping[str, Tensor]) -> None:
 
 
 def drift_message(name: str, found: Sequence[int]) -> str:
-    """Return a message that names the ranks that differ from the most common checksum.
+    """Return a message that names the ranks whose checksum differs from the most common one.
 
-    Args:
-        name: the first tensor that differs.
-        found: its checksum on each rank; in a tie that of the lowest rank counts as the common one.
+    In a tie the checksum of the lowest rank counts as the common one.
     """
     usual, count = Counter(found).most_common(1)[0]  # counts equal: in order of first appearance
     odd = [rank for rank, value in enumerate(found) if value != usual]
@@ -78,3 +77,22 @@ def _weights(device: torch.device) -> Tensor:
 
 
 _cached_weights: dict[torch.device, Tensor] = {}
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """Return the sha256 over names, dtypes, shapes and bytes of a state dict, in the order of the names.
+
+    Two models have equal digests if and only if their weights are bit-equal.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor_bytes(tensor.detach().cpu()))
+    return digest.hexdigest()
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a CPU tensor in row-major order, without a copy if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data

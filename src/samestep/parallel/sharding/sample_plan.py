@@ -1,4 +1,4 @@
-"""Plans the samples that one rank reads in each step of an epoch."""
+"""Divides an epoch into global batches, and each of them into the parts of the ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,14 +9,39 @@ from numpy.typing import NDArray
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.parallel.sharding.epoch_order import epoch_order
-from samestep.parallel.sharding.global_batches import GlobalBatch, batches
 from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding.share import share, weight
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """One rank's part of a (micro-)batch: places ``start .. stop-1`` of the epoch's order; can be empty."""
+
+    start: int
+    stop: int
+    weight: float
+    """Weight of the mean over the part; see `samestep.parallel.sharding.share.weight`."""
+    global_count: int
+    """Number of samples in the (micro-)batch, over all ranks."""
+    after: Position
+    """Position after the step; the beginning of the next epoch after the last step."""
+    last_of_step: bool = True
+    """Whether it belongs to the last micro-batch of its step."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The steps of an epoch, and this rank's share of each.
+    """The steps of an epoch, and this rank's part of each.
+
+    An epoch of 10 samples in batches of 4, and the ranks that take them::
+
+        sample    0 1 2 3 | 4 5 6 7 | 8 9        a short last batch is kept, weighted by its samples
+        1 rank    0 0 0 0 | 0 0 0 0 | 0 0
+        2 ranks   0 0 1 1 | 0 0 1 1 | 0 1
+        3 ranks   0 0 1 2 | 0 0 1 2 | 0 1        rank 2 takes part in the last step with no sample
 
     Raises:
         UsageError: the data set is empty, or a full batch has fewer samples than there are ranks.
@@ -67,8 +92,13 @@ class Plan:
         """Return all sample ids in the order of `position`'s epoch, equal on every rank."""
         return epoch_order(self.count, seed=position.seed, epoch=position.epoch, shuffle=self.shuffle)
 
-    def steps(self, position: Position) -> Iterator[GlobalBatch]:
-        """Yield the global batches from `position` to the end of its epoch.
+    def parts(self, position: Position, *, accumulate: int = 1) -> Iterator[LocalPart]:
+        """Yield this rank's parts from `position` to the end of its epoch.
+
+        Args:
+            position: its `samples` can be any number, not only a multiple of `batch_size`.
+            accumulate: micro-batches of a step; a step of fewer samples has one per sample. The *global*
+                batch is divided, so the samples of a micro-batch do not depend on the number of ranks.
 
         Raises:
             UsageError: `position` is beyond the end of this data set.
@@ -78,15 +108,30 @@ class Plan:
                 f"cannot resume after {position.samples} samples of an epoch: this data set has "
                 f"{self.count}. Use the data set (and subset) of the original run."
             )
-        return batches(self.count, self.batch_size, position, drop_last=self.drop_last)
+        return self._parts(position, accumulate)
 
-    def share(self, batch: GlobalBatch) -> range:
-        """Return the places of the epoch's order that this rank takes of `batch`."""
-        return batch.share(self.place.rank, self.place.size)
-
-    def weight(self, batch: GlobalBatch, *, of: int | None = None) -> float:
-        """Return the weight of this rank's mean over its share of `batch`; see `GlobalBatch.weight`."""
-        return batch.weight(self.place.rank, self.place.size, of=of)
+    def _parts(self, position: Position, accumulate: int) -> Iterator[LocalPart]:
+        rank, size = self.place.rank, self.place.size
+        for start in range(position.samples, self.count, self.batch_size):
+            total = min(self.batch_size, self.count - start)
+            if self.drop_last and total < self.batch_size:
+                return
+            left = self.count - start - total
+            is_last = left < (self.batch_size if self.drop_last else 1)
+            after = (
+                position.next_epoch() if is_last else Position(position.seed, position.epoch, start + total)
+            )
+            for micro in (share(total, index, accumulate) for index in range(accumulate)):
+                if micro:
+                    own, first = share(len(micro), rank, size), start + micro.start
+                    yield LocalPart(
+                        first + own.start,
+                        first + own.stop,
+                        weight(len(own), total, size),
+                        len(micro),
+                        after,
+                        last_of_step=micro.stop == total,
+                    )
 
 
 def check_batch_size(batch_size: int, place: Place) -> None:

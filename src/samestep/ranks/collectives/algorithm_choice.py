@@ -31,11 +31,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """The algorithms to use, each from a size on.
-
-    Args:
-        turns: size in bytes and name, ascending; the first one is also used below its size.
-    """
+    """Algorithms, each with the size in bytes from which it is used; the first also below its size."""
 
     turns: tuple[tuple[int, str], ...]
 
@@ -92,42 +88,27 @@ def check_algorithm(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The setup that a measured choice is valid for.
+    """The setup that a measured choice is valid for."""
 
-    Args:
-        ranks: how many.
-        hosts: on how many hosts.
-        device: kind of the device that tensors are on.
-        processor: model of rank 0's: nodes of several kinds may have one user's cache.
-    """
+    ranks: int  # how many
+    hosts: int  # on how many hosts
+    device: str  # kind of the device that tensors are on
+    processor: str = field(default_factory=description.processor)  # model of rank 0's processor
 
-    ranks: int
-    hosts: int
-    device: str
-    processor: str = field(default_factory=description.processor)
-
-    def path(self, folder: Path | None = None) -> Path:
-        """Return the file of the measured choice.
-
-        Args:
-            folder: cache folder, by default the user's.
-        """
+    def path(self) -> Path:
+        """Return the file of the measured choice."""
         hosts = f"{self.hosts}-host{'s' * (self.hosts > 1)}"
         model = "-".join(re.findall(r"[a-z0-9.]+", self.processor.lower()))
         name = f"all-reduce-{self.ranks}-ranks-{hosts}-{self.device}-{model}.json"
-        return (user_cache() if folder is None else folder) / "crossovers" / name
+        return user_cache() / "crossovers" / name
 
-    def save(self, turns: Sequence[tuple[int, str]], folder: Path | None = None) -> Path:
+    def save(self, turns: Sequence[tuple[int, str]]) -> Path:
         """Store the measured choice for ``auto``; return the file.
-
-        Args:
-            turns: as in `Crossovers`.
-            folder: cache folder, by default the user's.
 
         Raises:
             UsageError: the file cannot be written.
         """
-        path = self.path(folder)
+        path = self.path()
         record = {**provenance(), "algorithm": Crossovers(tuple(turns)).text}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,16 +120,13 @@ class Measured:
             ) from None
         return path
 
-    def load(self, folder: Path | None = None) -> Crossovers:
+    def load(self) -> Crossovers:
         """Return the choice that `save` has stored.
-
-        Args:
-            folder: cache folder, by default the user's.
 
         Raises:
             UsageError: there is no such file, or it cannot be read; the message has the command to run.
         """
-        path = self.path(folder)
+        path = self.path()
         try:
             record: Any = parse_json(read_text(path))
             return Crossovers.parse(str(record["algorithm"]))

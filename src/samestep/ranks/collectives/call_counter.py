@@ -9,19 +9,12 @@ GROUP = "shared-memory"
 
 @dataclass(slots=True)
 class Progress:
-    """Number of collectives that a group of ranks has entered and left; read from other threads.
+    """Number of collectives that a group of ranks has entered and left; read from other threads."""
 
-    Args:
-        ranks: the group's ranks in the job, ascending.
-        entered: collectives that this process has entered.
-        ended: collectives that this process has left; they end in the order in which they begin.
-        op: name of the last one.
-    """
-
-    ranks: tuple[int, ...]
-    entered: int = 0
-    ended: int = 0
-    op: str = ""
+    ranks: tuple[int, ...]  # the group's ranks in the job, ascending
+    entered: int = 0  # collectives that this process has entered
+    ended: int = 0  # collectives that this process has left; they end in the order in which they begin
+    op: str = ""  # name of the last one
 
     def enter(self, op: str) -> None:
         """Record that a collective begins; the caller then runs it within a ``with`` of this object."""
@@ -41,12 +34,7 @@ PROGRESS: dict[str, Progress] = {}
 
 
 def progress_of(ranks: Sequence[int], size: int) -> Progress:
-    """Return this process's counts in a group of ranks; one object for all memory that this group shares.
-
-    Args:
-        ranks: the group's ranks in the job.
-        size: number of ranks of the job.
-    """
+    """Return this process's counts in a group of ranks; one object for all memory that this group shares."""
     members = tuple(sorted(ranks))
     group = GROUP if len(members) == size else f"{GROUP} of ranks {', '.join(map(str, members))}"
     return PROGRESS.setdefault(group, Progress(members))

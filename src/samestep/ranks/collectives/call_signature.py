@@ -12,13 +12,7 @@ _RANK_DIGITS = 5
 
 
 def signature(rank: int, call: str, tensor: Tensor) -> bytes:
-    """Return the `SIGNATURE_BYTES` bytes that describe a rank's call.
-
-    Args:
-        rank: the rank that calls.
-        call: the collective, its algorithm and its arguments.
-        tensor: the tensor passed to it.
-    """
+    """Return the `SIGNATURE_BYTES` bytes that describe a rank's call with its arguments."""
     return _signature(rank, call, tensor.dtype, tensor.shape)
 
 

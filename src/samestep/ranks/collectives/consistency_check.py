@@ -33,10 +33,7 @@ MESSAGE = 2 * SIGNATURE_BYTES
 def agree(world: World, call: str, tensor: Tensor) -> None:
     """Return if all ranks make the same call.
 
-    Args:
-        world: the ranks; all of them call this.
-        call: the collective, its algorithm and its arguments.
-        tensor: the tensor passed to it.
+    All ranks call this. `call` is the collective with its algorithm and its arguments.
 
     Raises:
         OutOfStep: the calls differ; on all ranks, naming two of the calls.

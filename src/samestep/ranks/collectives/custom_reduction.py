@@ -17,22 +17,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from samestep.ranks.collectives.arithmetic import Folding
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.schedule import bounds
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.world.operation import Folding
 from samestep.ranks.world.protocol import World
 
 
 def fold(world: World, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
     """Overwrite this rank's first part with the result of `folding` on the parts of all ranks.
 
-    Args:
-        world: the ranks; all of them call this.
-        parts: this rank's parts, at least one: one-dimensional and contiguous, of equal length and type
-            everywhere. The others may be changed as well.
-        counts: the number of parts of each rank.
-        folding: the function; it must work element by element.
+    All ranks call this with one-dimensional contiguous parts of equal length and type, at least one each,
+    which may be changed. `counts` has the number of parts of each rank; `folding` works element by element.
 
     Raises:
         OutOfStep: the ranks call with different arguments.

@@ -20,23 +20,21 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.ranks.collectives.arithmetic import COMBINE
 from samestep.ranks.collectives.schedule import Chunks, Hop, bounds, runs
-from samestep.ranks.world.operation import Op, as_they_lie
-from samestep.ranks.world.protocol import Pending, World
+from samestep.ranks.world.operation import COMBINE, Op
+from samestep.ranks.world.protocol import Work, World
 
 PIECE = 1 << 22
 """Bytes that are combined at once: smaller pieces cost more messages, larger ones leave the cache."""
 _BUFFERS = 3
 """Receive buffers, hence pieces on their way at once; a buffer is used again once its piece is combined."""
-
 _Transfer: TypeAlias = tuple[slice | None, slice | None]
 """Elements that are sent, and elements that are received at the same time."""
 _Transfers: TypeAlias = Sequence[tuple[Hop, Sequence[_Transfer]]]
 """The transfers of each hop."""
 
 
-class Walk:
+class Execution:
     """One rank's execution of a schedule: first the hops that combine, then those that copy.
 
     Args:
@@ -67,15 +65,11 @@ class Walk:
         most = max((len(transfers) for _, transfers in self._combined), default=0)
         self._buffers = deque(flat.new_empty(min(most, _BUFFERS) if self._early else most, piece))
         self._due = deque(_receives(self._combined, self._copied) if self._early else ())
-        self._receiving: deque[tuple[Pending, Tensor]] = deque()
-        self._sending: deque[Pending] = deque()
+        self._receiving: deque[tuple[Work, Tensor]] = deque()
+        self._sending: deque[Work] = deque()
 
     def combine(self, op: Op) -> None:
-        """Execute the first hops; received elements are combined with those of `total`.
-
-        Args:
-            op: the operation.
-        """
+        """Execute the first hops; received elements are combined with those of `total`."""
         total = self._total
         for hop, transfers in self._combined:
             self._begin(hop, transfers, total, combines=True)
@@ -140,35 +134,23 @@ class Walk:
 
 
 def copy_along(world: World, hops: Iterable[Hop], flat: Tensor, *, chunks: int) -> None:
-    """Execute a schedule; received elements replace those of `flat`.
-
-    Args:
-        world: the ranks.
-        hops: of this rank.
-        flat: one-dimensional and contiguous; changed in place.
-        chunks: its number of chunks.
-    """
-    walk = Walk(world, flat, flat, chunks=chunks, copy=hops)
-    walk.copy()
-    walk.end()
+    """Execute a rank's hops; received elements replace those of `flat`, one-dimensional and contiguous."""
+    execution = Execution(world, flat, flat, chunks=chunks, copy=hops)
+    execution.copy()
+    execution.end()
 
 
 def combine_along(
     world: World, hops: Iterable[Hop], total: Tensor, like: Tensor, op: Op, *, chunks: int
 ) -> None:
-    """Execute a schedule; received elements are combined with those of `total`.
+    """Execute a rank's hops; received elements are combined with those of `total`, in place.
 
-    Args:
-        world: the ranks.
-        hops: of this rank.
-        total: one-dimensional and contiguous; changed in place. May be of higher precision than `like`.
-        like: of equal size, of the type that is sent.
-        op: the operation.
-        chunks: number of chunks of `total`.
+    `total` may be of higher precision than `like`, which has equal size, and the type that is sent. Both are
+    one-dimensional and contiguous.
     """
-    walk = Walk(world, like, total, chunks=chunks, combine=hops)
-    walk.combine(op)
-    walk.end()
+    execution = Execution(world, like, total, chunks=chunks, combine=hops)
+    execution.combine(op)
+    execution.end()
 
 
 @functools.lru_cache(maxsize=256)  # every training step has the same tensors
@@ -200,14 +182,3 @@ def may_post_receives_early(tensor: Tensor) -> bool:
 
 def _typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
-
-
-def flattened(tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor in one dimension: a view where it is contiguous, else a copy."""
-    return as_they_lie(tensor).view(-1)
-
-
-def put_back(flat: Tensor, tensor: Tensor) -> None:
-    """Copy `flat`, which `flattened` returned, to `tensor` unless it is a view of it."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))

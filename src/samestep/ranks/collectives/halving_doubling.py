@@ -21,7 +21,6 @@ Source: R. Rabenseifner: Optimization of collective reduction operations, 2004.
 """
 
 from samestep.ranks.collectives.all_reduce import AllReduce
-from samestep.ranks.collectives.cost_model import Cost
 from samestep.ranks.collectives.schedule import Chunks, Hop, Schedule, backwards
 
 
@@ -47,13 +46,6 @@ def owned(rank: int, size: int) -> Chunks:
     """Return the chunks that a rank owns: one on each rank that continues."""
     folded = size - largest_power(size)
     return () if rank < 2 * folded and rank % 2 else (_number(rank, folded),)
-
-
-def cost(size: int) -> Cost:
-    """Return the cost on `size` ranks."""
-    power = largest_power(size)
-    share, extra = 2 * (power - 1) / power, int(size > power)
-    return Cost(steps=2 * (power.bit_length() - 1) + 2 * extra, path=share + 2 * extra, sent=share + extra)
 
 
 def largest_power(size: int) -> int:
@@ -84,5 +76,5 @@ def _rank(number: int, folded: int) -> int:
 
 
 HALVING_DOUBLING = AllReduce(
-    name="halving_doubling", chunks=largest_power, combine=combine, owned=owned, copy=copy, cost=cost
+    name="halving_doubling", chunks=largest_power, combine=combine, owned=owned, copy=copy
 )

@@ -14,22 +14,20 @@ Chunks: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """A send and a receive of one rank at the same time.
+    """A send and a receive of one rank at the same time."""
 
-    Args:
-        to: the rank that it sends to; None if it only receives.
-        send: the chunks that it sends.
-        source: the rank that it receives from; None if it only sends.
-        receive: the chunks that it receives.
-    """
-
-    to: int | None = None
-    send: Chunks = ()
-    source: int | None = None
-    receive: Chunks = ()
+    to: int | None = None  # the rank that it sends to; None if it only receives
+    send: Chunks = ()  # the chunks that it sends
+    source: int | None = None  # the rank that it receives from; None if it only sends
+    receive: Chunks = ()  # the chunks that it receives
 
 
 Schedule: TypeAlias = list[Hop]
+
+
+def doublings(size: int) -> int:
+    """Return log2 of `size`, rounded up."""
+    return (size - 1).bit_length()
 
 
 def backwards(hops: Iterable[Hop]) -> Schedule:
@@ -42,11 +40,7 @@ def backwards(hops: Iterable[Hop]) -> Schedule:
 def rerooted(root: int, size: int, hops: Iterable[Hop], *, chunks_too: bool = False) -> Schedule:
     """Return a schedule for another root than rank 0: rank r becomes rank r + `root`, modulo `size`.
 
-    Args:
-        root: the rank that replaces rank 0.
-        size: the number of ranks.
-        hops: of one rank.
-        chunks_too: whether chunks are renumbered too, as there is one per rank.
+    With `chunks_too`, chunks are renumbered as well, as there is one per rank.
     """
 
     def rank(number: int | None) -> int | None:

@@ -22,7 +22,6 @@ _SPINS, _YIELDS = 100, 4000
 """Polls before a rank sleeps: without, and then with a yield of the core between them; some ms in all."""
 _SLICE_S = 0.1
 """Seconds of sleep between checks that the other ranks are alive."""
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)
 """The same library, called without releasing the GIL: for calls that return at once."""
@@ -35,12 +34,8 @@ class _Timespec(ctypes.Structure):
 class Semaphores:
     """The semaphores of all pairs of ranks; usable once every rank has constructed this.
 
-    Args:
-        memory: shared memory; semaphores take its first ``SIZE`` bytes for each pair of ranks.
-        processes: of all ranks, as `own_process` returns them.
-        rank: of this process.
-        may_spin: whether there is a core for each rank.
-        timeout_s: maximum wait for another rank, in seconds.
+    They take the first ``SIZE`` bytes of `memory` for each pair of ranks. `processes` are those of all ranks,
+    as `own_process` returns them; `may_spin` is whether there is a core for each rank.
     """
 
     def __init__(

@@ -25,19 +25,25 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep
-from samestep.ranks.collectives.arithmetic import COMBINE, Folding, finish
 from samestep.ranks.collectives.call_counter import Progress
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
-from samestep.ranks.collectives.executor import flattened, put_back
 from samestep.ranks.collectives.semaphores import SIZE, Semaphores
-from samestep.ranks.world.operation import Op, as_they_lie
+from samestep.ranks.world.operation import (
+    COMBINE,
+    Folding,
+    Op,
+    as_contiguous,
+    finish,
+    flattened,
+    is_half,
+    put_back,
+)
 
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them fit in a core's own cache."""
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
 _NOTHING = torch.empty(0)
-_HALF = (torch.float16, torch.bfloat16)
 _MOST_VIEWS = 512
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
@@ -60,10 +66,7 @@ def _slots_begin(size: int) -> int:
 class _Views:
     """Views of the slots for pieces of one size and type; kept, because a view costs more than a copy.
 
-    Args:
-        slots: of shape (2, ranks, bytes); a piece takes the first bytes.
-        dtype: of the piece.
-        count: its elements.
+    `slots` has the shape (2, ranks, bytes); a piece of `count` elements takes the first bytes.
     """
 
     def __init__(self, slots: Tensor, dtype: torch.dtype, count: int) -> None:
@@ -80,12 +83,7 @@ class _Views:
 class SharedMemory:
     """One rank's collectives through shared memory.
 
-    Args:
-        memory: `bytes_needed` bytes that all ranks share.
-        rank: of this process.
-        size: number of ranks.
-        semaphores: at the beginning of `memory`.
-        progress: counts of this process in this group of ranks.
+    The semaphores are at the beginning of `memory`, which has `bytes_needed` bytes that all ranks share.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class SharedMemory:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         with self._begin("all_gather", tensor):
-            own = as_they_lie(tensor)
+            own = as_contiguous(tensor)
             gathered = [torch.empty_like(own) for _ in range(self._size)]
             flat = [one.view(-1) for one in gathered]
             for part in _pieces(own):
@@ -157,13 +155,7 @@ class SharedMemory:
         put_back(flat, tensor)
 
     def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
-        """Overwrite this rank's first part with the result of `folding` on the parts of all ranks, in order.
-
-        Args:
-            parts: of this rank; see `samestep.ranks.collectives.custom_reduction`.
-            counts: number of parts of each rank.
-            folding: the function.
-        """
+        """Run `samestep.ranks.collectives.custom_reduction.fold`."""
         first, rows = parts[0], max(counts)
         with self._begin("fold", first):
             stride = PIECE // rows // SIZE * SIZE  # bytes of a slot for each part
@@ -270,11 +262,7 @@ class SharedMemory:
         return self._progress
 
     def _compare(self) -> None:
-        """Compare the ranks' call signatures, and swap the signature halves.
-
-        Raises:
-            OutOfStep: the calls differ; on all ranks.
-        """
+        """Compare the ranks' call signatures, and swap the signature halves."""
         mine, self._signature = self._signature, b""
         signatures = [self._memory[where] for where in self._signatures[self._signature_half]]
         self._signature_half = 1 - self._signature_half
@@ -300,7 +288,7 @@ def _pieces(tensor: Tensor) -> list[slice]:
 def _reduce(op: Op, parts: list[Tensor], out: Tensor) -> None:
     """Reduce in rank order into `out`, which may be one of the parts."""
     combine = COMBINE[op]
-    if out.dtype in _HALF:
+    if is_half(out.dtype):
         parts, total = [part.float() for part in parts], torch.empty_like(out, dtype=torch.float32)
     else:
         total = out if len(parts) == 2 else torch.empty_like(out)

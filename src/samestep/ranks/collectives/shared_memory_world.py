@@ -1,24 +1,35 @@
-"""Runs the collectives of ranks on one host through its shared memory."""
+"""Runs the collectives of ranks on one host through memory that they share, if they can share any.
 
+Hostnames do not prove that ranks share a host: containers of one host have several, and containers of several
+hosts can have the same. So rank 0 makes a file without a name in the shared-memory file system, and sends its
+process id, the file descriptor and random content; a rank that reads this content there shares the memory.
+When the last process ends, however it ends, the memory is freed.
+"""
+
+import errno
+import mmap
+import os
 import platform
+import secrets
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from socket import gethostname
 
 import torch
 from torch import Tensor
 
 from samestep.base.machine.description import cpu_share, enough_for_all
-from samestep.ranks.collectives.arithmetic import Folding
+from samestep.base.units import bytes_text
 from samestep.ranks.collectives.call_counter import progress_of
 from samestep.ranks.collectives.semaphores import Semaphores, own_process
 from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
-from samestep.ranks.collectives.shared_segment import NoSharedMemory, segment
-from samestep.ranks.world.forwarding import RelayedWorld
-from samestep.ranks.world.operation import Op, refuse, refuse_root
+from samestep.ranks.world.operation import Folding, Op, check_operation, check_root
 from samestep.ranks.world.process_group import rank_in_job
-from samestep.ranks.world.protocol import NothingPending, Pending, World
+from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
 
+FILE_SYSTEM = Path("/dev/shm")  # noqa: S108 - shared memory is what is wanted
+_MARK = 32
 _printed: set[str] = set()
 """Reasons against shared memory that this process has printed."""
 
@@ -26,11 +37,9 @@ _printed: set[str] = set()
 def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
     """Return a world whose collectives use shared memory; `world` itself where its ranks cannot share any.
 
-    If the ranks are processes of one host, rank 0 prints the reason, once.
+    All ranks call this. `timeout_s` limits the wait for another rank, by default to that of `world`.
 
-    Args:
-        world: the ranks; all of them call this.
-        timeout_s: maximum wait for another rank, in seconds; by default that of `world`.
+    If the ranks are processes of one host, rank 0 prints the reason, once.
     """
     rank, size = world.place.rank, world.place.size
     if isinstance(world, OneHostWorld):
@@ -58,6 +67,82 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
     return OneHostWorld(world, shared)
 
 
+class NoSharedMemory(Exception):  # noqa: N818 - names the state
+    """The ranks have no shared memory; the message has the reason."""
+
+
+def segment(world: World, size: int) -> mmap.mmap:
+    """Return `size` bytes of memory that all ranks share, filled with zeros.
+
+    All ranks call this. All pages are allocated now, so that a later write cannot fail.
+
+    Raises:
+        NoSharedMemory: the ranks cannot share memory; on all ranks, with the same reason.
+    """
+    file, offer = _offer(size) if world.place.is_main else (None, "")
+    try:
+        offer = world.broadcast_object(offer)
+        if isinstance(offer, str):
+            raise NoSharedMemory(offer)
+        mapped = mmap.mmap(file, size) if file is not None else _map(*offer, size)
+        reached = world.all_gather_objects(mapped is not None)
+    finally:
+        if file is not None:
+            os.close(file)
+    if mapped is None or not all(reached):
+        raise NoSharedMemory(
+            f"rank {reached.index(False)} has no access to the file of rank 0 in {FILE_SYSTEM}, as in "
+            "separate containers"
+        )
+    if world.place.is_main:
+        mapped[:_MARK] = bytes(_MARK)
+    world.barrier()
+    return mapped
+
+
+def _offer(size: int) -> tuple[int | None, tuple[Path, bytes] | str]:
+    """Return a new file with its path and content; or None and the reason."""
+    try:
+        file = _make(size)
+    except OSError as error:
+        return None, _why_not(size, error)
+    return file, (_path(file), os.pread(file, _MARK, 0))
+
+
+def _make(size: int) -> int:
+    """Make the file; return its descriptor."""
+    file = os.open(FILE_SYSTEM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        os.pwrite(file, secrets.token_bytes(_MARK), 0)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _why_not(size: int, error: OSError) -> str:
+    if error.errno != errno.ENOSPC:
+        return f"{FILE_SYSTEM}: {error.strerror}"
+    held = os.statvfs(FILE_SYSTEM)
+    free, total = (bytes_text(blocks * held.f_frsize) for blocks in (held.f_bavail, held.f_blocks))
+    return f"{FILE_SYSTEM} has {free} free of {total}, and {bytes_text(size)} are needed"
+
+
+def _path(file: int) -> Path:
+    """Return the path under which processes of this host and PID namespace open this process's file."""
+    return Path(f"/proc/{os.getpid()}/fd/{file}")
+
+
+def _map(path: Path, mark: bytes, size: int) -> mmap.mmap | None:
+    try:
+        with path.open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), size)
+    except (OSError, ValueError):
+        return None
+    return mapped if mapped[:_MARK] == mark else None
+
+
 def _print_once(reason: str) -> None:
     if reason not in _printed:
         _printed.add(reason)
@@ -68,12 +153,7 @@ def _print_once(reason: str) -> None:
 
 
 class OneHostWorld(RelayedWorld):
-    """A world whose collectives use shared memory.
-
-    Args:
-        inner: the world of the same ranks; it carries objects, and tensors that shared memory cannot.
-        memory: the shared memory.
-    """
+    """World whose collectives use shared memory; `inner` carries objects, and tensors that memory cannot."""
 
     def __init__(self, inner: World, memory: SharedMemory) -> None:
         super().__init__(inner)
@@ -81,29 +161,29 @@ class OneHostWorld(RelayedWorld):
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
-        refuse(op, tensor.dtype)
+        check_operation(op, tensor.dtype)
         if _is_plain(tensor):
             self._memory.all_reduce(tensor, op=op)
         else:
             self._by_back_end(f"all_reduce({op})", tensor).all_reduce(tensor, op=op)
 
-    def all_reduce_later(self, tensor: Tensor) -> Pending:
+    def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`; it runs to the end here, faster than the back end starts it."""
         if not _is_plain(tensor):
             return self._by_back_end("all_reduce(sum)", tensor).all_reduce_later(tensor)
         self._memory.all_reduce(tensor)
-        return NothingPending()
+        return CompletedWork()
 
-    def average_later(self, tensor: Tensor) -> Pending:
+    def average_later(self, tensor: Tensor) -> Work:
         """See `World.average_later`; it runs to the end here, like `all_reduce_later`."""
         if not _is_plain(tensor):
             return self._by_back_end("average", tensor).average_later(tensor)
         self._memory.average(tensor)
-        return NothingPending()
+        return CompletedWork()
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        refuse_root(src, self.place.size)
+        check_root(src, self.place.size)
         if _is_plain(tensor):
             self._memory.broadcast(tensor, src)
         else:

@@ -23,7 +23,6 @@ _AT_ONCE = 64
 _CHUNK = 1 << 16
 _LARGEST_BACKLOG = 256 * 1024 * 1024
 """Maximum bytes that wait to be sent to one peer."""
-
 _servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
 
 
@@ -43,9 +42,7 @@ class Service(Protocol):
 class Peer:
     """Server's end of one connection.
 
-    Args:
-        connection: its socket, in non-blocking mode.
-        key: key of the job.
+    The socket is in non-blocking mode.
     """
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
@@ -68,11 +65,7 @@ class Peer:
 class Server:
     """Serves a service on a listening socket, until it is closed.
 
-    Args:
-        listener: the socket, which this object then owns.
-        key: key of the job, for this purpose.
-        service: answers the messages.
-        name: name of the thread.
+    It owns `listener` from then on.
     """
 
     def __init__(

@@ -13,15 +13,20 @@ Messages are not encrypted.
 """
 
 import hmac
+import os
 import secrets
+import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
 
 GREETING = b"samestep1\n"
 _NONCE = 32
 _PROOF = 32
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
+_CHUNK = 1 << 16
 LONGEST = 64 * 1024 * 1024
 """Maximum bytes of one message."""
 
@@ -31,12 +36,7 @@ class AuthenticationError(ConnectionError):
 
 
 def derived(secret: bytes, *labels: str) -> bytes:
-    """Return a key for one purpose.
-
-    Args:
-        secret: bytes that only the job's processes have.
-        labels: name the purpose.
-    """
+    """Return the key of a job's secret for one purpose, which `labels` name."""
     return _mac(secret, "\0".join(labels).encode())
 
 
@@ -45,13 +45,7 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class Channel:
-    """Codec of the messages of one authenticated connection.
-
-    Args:
-        sends: key of outgoing messages.
-        receives: key of incoming messages.
-        longest: maximum bytes of a message.
-    """
+    """Codec of the messages of one authenticated connection, with a key for each direction."""
 
     def __init__(self, sends: bytes, receives: bytes, *, longest: int = LONGEST) -> None:
         self._sends, self._receives, self._longest = sends, receives, longest
@@ -89,11 +83,7 @@ class Channel:
 
 
 class ServerSide:
-    """Server's side of a handshake, as a pure state machine: bytes in, bytes out.
-
-    Args:
-        key: key of the job, for this purpose.
-    """
+    """Server's side of a handshake, as a pure state machine: bytes in, bytes out."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -131,11 +121,7 @@ class ServerSide:
 
 
 class ClientSide:
-    """Client's side of a handshake.
-
-    Args:
-        key: key of the job, for this purpose.
-    """
+    """Client's side of a handshake; `key` is that of the job for this purpose."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -150,10 +136,7 @@ class ClientSide:
     """Length of the server's answer."""
 
     def proved(self, answer: bytes) -> tuple[bytes, Channel]:
-        """Return this side's proof, and the channel of the messages after it.
-
-        Args:
-            answer: answer of the server.
+        """Return this side's proof, and the channel of the messages after the server's answer.
 
         Raises:
             AuthenticationError: the server does not have the secret.
@@ -164,3 +147,95 @@ class ClientSide:
         to_server = _mac(self._key, b"to server", nonces)
         channel = Channel(to_server, _mac(self._key, b"to client", nonces))
         return _mac(self._key, b"client", nonces), channel
+
+
+class Connection:
+    """Authenticated connection of this process to a server; one thread at a time uses it."""
+
+    def __init__(self, peer: socket.socket, channel: Channel) -> None:
+        self._socket, self._channel = peer, channel
+        self._pid = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made the connection, instead of inheriting it by a fork."""
+        return self._pid == os.getpid()
+
+    @property
+    def plain(self) -> socket.socket:
+        """Socket of the connection, for bytes that need no proof."""
+        return self._socket
+
+    def ask(self, message: bytes, *, timeout_s: float) -> bytes:
+        """Send a message of at most `LONGEST` bytes and return the answer, both within `timeout_s`.
+
+        Raises:
+            OSError: the connection broke, or no answer arrived in time.
+        """
+        deadline = monotonic() + timeout_s
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(self._channel.sealed(message))
+        return self.answer(deadline)
+
+    def answer(self, deadline: float) -> bytes:
+        """Return the next message; see `ask`."""
+        while True:
+            _limit(self._socket, deadline)
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionError("the other end has closed the connection")
+            for message in self._channel.opened(data):
+                return message
+
+    def close(self) -> None:
+        """Close the connection."""
+        with suppress(OSError):
+            self._socket.close()
+
+
+def connect(address: str, port: int, key: bytes, *, timeout_s: float) -> Connection:
+    """Return a connection both of whose ends have proved that they have the secret.
+
+    The server proves it before anything else is sent. `timeout_s` is for the whole handshake, however slowly
+    the other end sends.
+
+    Raises:
+        AuthenticationError: the other end cannot prove that it has the secret.
+        OSError: no process answers at that address in time.
+    """
+    deadline = monotonic() + timeout_s
+    peer = socket.create_connection((address, port), timeout=timeout_s)
+    try:
+        if peer.getsockname() == peer.getpeername():
+            raise ConnectionError("no server has this port: the connection came back to itself")
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client = ClientSide(key)
+        _limit(peer, deadline)
+        peer.sendall(client.greeting)
+        proof, channel = client.proved(_exactly(peer, client.answer_bytes, deadline))
+        peer.sendall(proof)
+        connection = Connection(peer, channel)
+        if connection.answer(deadline):
+            raise AuthenticationError("another protocol")
+    except BaseException:
+        peer.close()
+        raise
+    return connection
+
+
+def _exactly(peer: socket.socket, count: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        _limit(peer, deadline)
+        more = peer.recv(count - len(data))
+        if not more:
+            raise ConnectionError("the other end has closed the connection")
+        data += more
+    return data
+
+
+def _limit(peer: socket.socket, deadline: float) -> None:
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    peer.settimeout(left)

@@ -18,19 +18,16 @@ import zlib
 
 from samestep.base.errors import DetectionError, PeerLost
 from samestep.base.machine.ancestors import Ancestors, ancestors
-from samestep.base.polling import polls
 from samestep.launchers import hostlist
+from samestep.launchers.compute_threads import launcher_processes
 from samestep.launchers.detect import Detected
-from samestep.launchers.registry import BY_NAME
+from samestep.launchers.registry import BY_NAME, ENVIRONMENT
 
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) use.
 PORTS = range(15000, 29000)
-
 _TRIES = 8
 _STRIDE = 1009  # prime: jobs whose first ports are adjacent have other ports far apart
-
-_EXAMPLE = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
 
 
 def choose(
@@ -38,10 +35,7 @@ def choose(
 ) -> tuple[str, int]:
     """Return the address and port of the rendezvous; the same on every rank.
 
-    Args:
-        detected: this rank's place and the launcher's variables.
-        master: address and port from the caller, which take precedence.
-        ancestors: this process's ancestors; tests replace it.
+    `master`, from the caller, takes precedence. Tests replace `ancestors`.
 
     Raises:
         DetectionError: the address or the port was not given and cannot be derived.
@@ -103,24 +97,14 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
     )
 
 
-def await_listener(address: str, port: int, *, timeout_s: float) -> None:
-    """Return once a server accepts connections at `address`:`port`; rank 0 may still be starting.
-
-    Raises:
-        PeerLost: no server did within `timeout_s`.
-    """
-    failure = OSError("no answer")
-    for waited in polls(timeout_s):
-        try:
-            with socket.create_connection((address, port), timeout=max(0.1, min(5.0, timeout_s - waited))):
-                return
-        except OSError as error:  # noqa: PERF203 - each try is one connection
-            failure = error
-    raise PeerLost(
-        f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({failure}). Is it on "
-        "that host, did it fail before it joined, or does a firewall close the port? Set "
-        "MASTER_ADDR and MASTER_PORT to its address."
-    ) from failure
+def no_answer(where: str, timeout_s: float, error: Exception | None = None, *, more: str = "") -> PeerLost:
+    """Return the error of a rank to which rank 0 does not answer; `where` is such as ``at host:port``."""
+    reason = "" if error is None else f" ({error})"
+    return PeerLost(
+        f"rank 0 did not answer {where} within {timeout_s:g} s{reason}. Is it on that host, did it fail "
+        "before it joined, or does a firewall close the port? Set MASTER_ADDR and MASTER_PORT to its "
+        f"address.{more}"
+    )
 
 
 def _address(detected: Detected) -> str:
@@ -142,12 +126,8 @@ def _name_of_parent(detected: Detected, ancestors: Ancestors) -> str:
     launcher = BY_NAME.get(detected.launcher)
     if launcher is None or not launcher.parent_is_job or detected.place.local_size < detected.place.size:
         return ""
-    for name, environment in ancestors():
-        if not any(variable in environment for variable in launcher.rank):
-            return name
-    return ""
+    return next((name for name, _ in launcher_processes(launcher.name, ancestors)), "")
 
 
 def _hint(detected: Detected) -> str:
-    launcher = BY_NAME.get(detected.launcher)
-    return launcher.address_hint if launcher is not None else _EXAMPLE
+    return BY_NAME.get(detected.launcher, ENVIRONMENT).address_hint

@@ -25,10 +25,9 @@ from samestep.base.place import Place
 from samestep.base.polling import polls
 from samestep.launchers.detect import LOOPBACK, Detected
 from samestep.launchers.registry import SLURM
-from samestep.ranks.rendezvous.authenticated_client import connect
 from samestep.ranks.rendezvous.authenticated_server import Peer, Server
-from samestep.ranks.rendezvous.authentication import AuthenticationError
-from samestep.ranks.rendezvous.endpoint import choose, name_of, ports_of, resolve
+from samestep.ranks.rendezvous.authentication import AuthenticationError, connect
+from samestep.ranks.rendezvous.endpoint import choose, name_of, no_answer, ports_of, resolve
 from samestep.ranks.rendezvous.job_secret import job_key
 
 START_S = 120.0
@@ -52,7 +51,7 @@ class _Job:
 
 
 @contextmanager
-def meeting_point(
+def rendezvous_endpoint(
     detected: Detected,
     *,
     master: tuple[str, int] | None = None,
@@ -61,11 +60,7 @@ def meeting_point(
 ) -> Iterator[tuple[str, int]]:
     """Yield the address and port of the rendezvous; on rank 0 the port is reserved until the block ends.
 
-    Args:
-        detected: this rank's place and the launcher's variables.
-        master: address and port from the caller, which take precedence.
-        timeout_s: maximum seconds between the starts of two ranks.
-        ancestors: this process's ancestors; tests replace it.
+    Arguments are as in `choose`; `timeout_s` limits the time between the starts of two ranks.
 
     Raises:
         DetectionError: the address is unknown or not that of rank 0, or the job has no name.
@@ -78,30 +73,23 @@ def meeting_point(
         return
     name = name_of(detected, ancestors)
     # The key differs from that of another job with the same ports.
-    key = job_key(env.snapshot(), f"meeting {name} {detected.place.size}")
+    key = job_key(env.snapshot(), f"rendezvous {name} {detected.place.size}")
     job = _Job(name=name, place=detected.place, address=address, key=key)
     if not detected.place.is_main:
-        yield address, _asked(job, timeout_s)
+        yield address, _port_of_rank_0(job, timeout_s)
         return
     if detected.master_addr is None:
         _check_own(ip, address)
-    at = _Bound.of(ip, job.place)
+    at = BindAddress.of(ip, job.place)
     hint = _ON_A_TERMINAL if detected.launcher == SLURM.name and os.isatty(0) else ""
-    with _reserved(at) as holder, _listening(job, at) as listener:
+    with reserved_port(at) as holder, _listening(job, at) as listener:
         chosen = int(holder.getsockname()[1])
-        _tell(listener, job, chosen, timeout_s, hint)
+        _send_port(listener, job, chosen, timeout_s, hint)
         yield address, chosen
 
 
-@contextmanager
-def meeting_alone() -> Iterator[tuple[str, int]]:
-    """Yield an address and port for a job of one rank; no other process gets them until the block ends."""
-    with _reserved(_Bound(LOOPBACK[0], socket.AF_INET)) as holder:
-        yield LOOPBACK[0], int(holder.getsockname()[1])
-
-
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class BindAddress:
     """Address of rank 0's sockets: loopback if all ranks share the host, else all addresses of both families.
 
     Rank 0's name may resolve differently on its own host (127.0.0.1 in many hosts files) and on the others,
@@ -113,7 +101,8 @@ class _Bound:
     both: bool = False
 
     @classmethod
-    def of(cls, ip: str, place: Place) -> "_Bound":
+    def of(cls, ip: str, place: Place) -> "BindAddress":
+        """Return the address for a rank 0 at `place`, which the others reach at `ip`."""
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         if ip in LOOPBACK and place.local_size == place.size:
             return cls(ip, family)
@@ -128,11 +117,15 @@ class _Bound:
         )
 
 
-@contextmanager
-def _reserved(at: _Bound) -> Iterator[socket.socket]:
-    """Hold a free port: the kernel gives a port that is bound, though not listening, to no other process.
+_ON_LOOPBACK = BindAddress(LOOPBACK[0], socket.AF_INET)
 
-    torch's store, which allows sharing its address, can still listen at the port.
+
+@contextmanager
+def reserved_port(at: BindAddress = _ON_LOOPBACK) -> Iterator[socket.socket]:
+    """Yield a socket that holds a free port, by default of loopback, until the block ends.
+
+    The kernel gives a port that is bound, though not listening, to no other socket, except to one that allows
+    sharing its address, as the store of rank 0 and torch's do.
     """
     with socket.socket(at.family) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -142,7 +135,7 @@ def _reserved(at: _Bound) -> Iterator[socket.socket]:
         yield holder
 
 
-def _listening(job: _Job, at: _Bound) -> socket.socket:
+def _listening(job: _Job, at: BindAddress) -> socket.socket:
     """Return a listening socket at the first free port of the job."""
     for port in ports_of(job.name):
         with suppress(OSError):  # another process has the port
@@ -153,24 +146,19 @@ def _listening(job: _Job, at: _Bound) -> socket.socket:
     )
 
 
-def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint: str = "") -> None:
+def _send_port(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint: str = "") -> None:
     """Send the port to every other rank that has the key; `hint` names a further cause in the error."""
-    calls = _Calls(job, port)
-    server = Server(listener, job.key, calls, name="samestep-meeting")
+    service = _PortService(job, port)
+    server = Server(listener, job.key, service, name="samestep-rendezvous")
     try:
-        if not calls.complete.wait(timeout_s):
-            raise PeerLost(_not_come(calls.missing, job.place.size, timeout_s) + hint)
+        if not service.complete.wait(timeout_s):
+            raise PeerLost(_missing_text(service.missing, job.place.size, timeout_s) + hint)
     finally:
         server.close()
 
 
-class _Calls:
-    """Service that sends the port to each rank that connects.
-
-    Args:
-        job: the job of the ranks.
-        port: port of the rendezvous.
-    """
+class _PortService:
+    """Service that sends the port to each rank that connects."""
 
     def __init__(self, job: _Job, port: int) -> None:
         self._port = port
@@ -192,7 +180,7 @@ class _Calls:
             self.complete.set()
 
 
-def _not_come(waiting: set[int], size: int, timeout_s: float) -> str:
+def _missing_text(waiting: set[int], size: int, timeout_s: float) -> str:
     missing = ", ".join(map(str, sorted(waiting)[:8])) + (", ..." if len(waiting) > 8 else "")
     return (
         f"rank {missing} of {size} did not come within {timeout_s:g} s. Did all of them start, do they reach "
@@ -201,7 +189,7 @@ def _not_come(waiting: set[int], size: int, timeout_s: float) -> str:
     )
 
 
-def _asked(job: _Job, timeout_s: float) -> int:
+def _port_of_rank_0(job: _Job, timeout_s: float) -> int:
     """Return the port that rank 0 sends; poll until it answers."""
     foreign = False
     for _ in polls(timeout_s):
@@ -214,11 +202,7 @@ def _asked(job: _Job, timeout_s: float) -> int:
         " A program without this job's secret has one of the ports: nodes that share no home "
         "directory need --secret-file FILE, the same on each."
     )
-    raise PeerLost(
-        f"rank 0 did not answer on {job.address} within {timeout_s:g} s. Is it on that host, did it "
-        "fail before it joined, or does a firewall close the ports? Set MASTER_ADDR and MASTER_PORT "
-        f"to its address.{others if foreign else ''}"
-    )
+    raise no_answer(f"on {job.address}", timeout_s, more=others if foreign else "")
 
 
 def _ask(job: _Job, port: int) -> int | Exception:
@@ -234,14 +218,14 @@ def _ask(job: _Job, port: int) -> int | Exception:
 
 def _check_own(ip: str, address: str) -> None:
     """Refuse a derived address that is not this host's."""
-    if not any(map(_is_own, [(ip, 0), *_also(address)])):
+    if not any(map(_is_own, [(ip, 0), *_all_addresses(address)])):
         raise DetectionError(
             f"rank 0 runs on {socket.gethostname()}, but the rendezvous is on {address} ({ip}), which "
             "is another host. Set MASTER_ADDR to the host of rank 0, on every rank."
         )
 
 
-def _also(address: str) -> list[tuple[str | int, ...]]:
+def _all_addresses(address: str) -> list[tuple[str | int, ...]]:
     """Return all addresses of a name, with the scopes that link-local addresses need."""
     with suppress(OSError, UnicodeError):
         return [(found[4][0], 0, *found[4][2:]) for found in socket.getaddrinfo(address, None)]

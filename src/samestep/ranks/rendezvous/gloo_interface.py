@@ -30,18 +30,12 @@ _LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Interface by which messages leave this host.
+class GlooInterface:
+    """Interface by which messages leave this host."""
 
-    Args:
-        name: name of the interface; empty if there is none.
-        why: reason for the choice.
-        is_told: whether Gloo's variable has to be set, because Gloo would take another interface.
-    """
-
-    name: str
-    why: str
-    is_told: bool
+    name: str  # name of the interface; empty if there is none
+    why: str  # reason for the choice
+    must_set: bool  # whether Gloo's variable has to be set, because Gloo would take another interface
 
 
 def own_address() -> str | None:
@@ -60,8 +54,7 @@ def is_own(address: str) -> bool:
 def address_towards(master: str) -> str | None:
     """Return the address by which the other nodes reach this one; None if all ranks are on this host.
 
-    Args:
-        master: host or address of rank 0, which resolves on this host.
+    `master` is the host or address of rank 0.
     """
     if master in LOOPBACK:
         return None
@@ -72,21 +65,19 @@ def address_towards(master: str) -> str | None:
     return source if source in used.addresses else next(iter(used.addresses), None)
 
 
-def way_to(master: str, environment: Environment) -> Way:
+def interface_to(master: str, environment: Environment) -> GlooInterface:
     """Return the interface for Gloo's messages in a job of several nodes.
 
-    Args:
-        master: host or address of rank 0, which resolves on this host.
-        environment: variables of this process.
+    `master` is the host or address of rank 0.
     """
     named = environment.get(IFNAME, "")
     if named or master in LOOPBACK:  # several "nodes" of one host
-        return Way(named, IFNAME, is_told=False)
+        return GlooInterface(named, IFNAME, must_set=False)
     among, own = interfaces(addresses_here()), own_address()
     used, why = _used(among, source_towards(resolve(master)), own)
     if used is None:
-        return Way("", "", is_told=False)
-    return Way(used.name, why, is_told=used != of_address(own, among))
+        return GlooInterface("", "", must_set=False)
+    return GlooInterface(used.name, why, must_set=used != of_address(own, among))
 
 
 def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tuple[Interface | None, str]:
@@ -96,16 +87,15 @@ def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tu
 def loopback_only(environment: Environment) -> dict[str, str]:
     """Return the variable that restricts Gloo to loopback, for ranks that share a host.
 
-    Args:
-        environment: variables of this process; a value that the user has set takes precedence.
+    A value that the user has set takes precedence.
     """
     has_loopback = any(name == _LOOPBACK for _, name in if_nameindex())
     return {IFNAME: _LOOPBACK} if has_loopback and not environment.get(IFNAME) else {}
 
 
-def use_way_to(master: str) -> Way:
+def use_interface_to(master: str) -> GlooInterface:
     """Make Gloo use the interface on the route to `master`, in this process and those it starts later."""
-    way = way_to(master, env.snapshot())
-    if way.is_told:
-        env.export({IFNAME: way.name})
-    return way
+    interface = interface_to(master, env.snapshot())
+    if interface.must_set:
+        env.export({IFNAME: interface.name})
+    return interface

@@ -2,9 +2,9 @@
 
 ::
 
-    every rank  --- card: its place, host and device --->  store
-    rank 0      <-- reads the cards one by one, checks them, posts one verdict
-    every rank  <-- its seat: the final place, and how many ranks share its processors
+    every rank  --- peer info: its place, host and device --->  store
+    rank 0      <-- reads these one by one, checks them, posts one verdict
+    every rank  <-- its slot: the final place, and how many ranks share its processors
 
 So if the ranks do not fit together, all of them report the reason, instead of waiting inside a collective;
 and the error names a rank that failed before it could join.
@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
+from samestep.base.typed_json import read_as
 from samestep.ranks.world.device import shared_device
 
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
@@ -41,103 +42,85 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """Peer information of one rank, which it posts to rank 0.
+class PeerInfo:
+    """Peer information of one rank, which it posts to rank 0."""
 
-    Args:
-        place: its place, as detected.
-        assumed: fields of `place` that its launcher does not give.
-        host: name of its host.
-        cpus: its affinity mask.
-        versions: versions that must be equal on all ranks, by package.
-        kind: kind of its device.
-        uuid: UUID of its device; empty if unknown.
-        backend: the back end it has chosen.
-        error: the reason why it cannot join; empty if it can.
-    """
-
-    place: Place
-    assumed: tuple[str, ...] = ()
-    host: str = ""
-    cpus: tuple[int, ...] = ()
-    versions: Mapping[str, str]
-    kind: str = "cpu"
-    uuid: str = ""
-    backend: str = "gloo"
-    error: str = ""
+    place: Place  # its place, as detected
+    assumed: tuple[str, ...] = ()  # fields of `place` that its launcher does not give
+    host: str = ""  # name of its host
+    cpus: tuple[int, ...] = ()  # its affinity mask
+    versions: Mapping[str, str]  # versions that must be equal on all ranks, by package
+    kind: str = "cpu"  # kind of its device
+    uuid: str = ""  # UUID of its device; empty if unknown
+    backend: str = "gloo"  # the back end it has chosen
+    error: str = ""  # the reason why it cannot join; empty if it can
 
     def to_json(self) -> str:
-        """Return the card as text."""
+        """Return the information as text."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "Card":
-        """Return the card that `to_json` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        fields["place"] = Place(**fields["place"])
-        for name in ("assumed", "cpus"):
-            fields[name] = tuple(fields[name])
-        return cls(**fields)
+    def from_json(cls, text: str | bytes) -> "PeerInfo":
+        """Return the information that `to_json` wrote."""
+        info: PeerInfo = read_as(cls, json.loads(text), "peer info")
+        return info
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """Answer to one rank: its final place, and how many ranks of its host share its processors."""
+class Slot:
+    """Slot of one rank: its final place, and how many ranks of its host share its processors."""
 
     place: Place
     sharing: int = 1
 
 
-def meet(store: Store, card: Card, *, timeout_s: float) -> Seat:
-    """Return this rank's seat, once all ranks have posted their cards to rank 0.
+def rendezvous(store: Store, info: PeerInfo, *, timeout_s: float) -> Slot:
+    """Return this rank's slot, once all ranks have posted their information to rank 0.
 
     Raises:
         UsageError: the ranks do not fit together.
         PeerLost: a rank did not arrive within `timeout_s`.
         WorldError: a rank could not join; the message is that rank's.
     """
-    place = card.place
+    place = info.place
     if not place.is_main:
-        store.set(f"card/{place.rank}", card.to_json())
+        store.set(f"peer/{place.rank}", info.to_json())
         _wait(store, "verdict", timeout_s + _GRACE_S, waiting_for="rank 0's answer")
         verdict = store.get("verdict")
-        store.set(f"heard/{place.rank}", "")
-        return _seat_from(verdict, place)
+        store.set(f"received/{place.rank}", "")
+        return _slot_from(verdict, place)
     try:
-        seats = judge(_collect(store, card, timeout_s))
+        slots = assign_slots(_collect(store, info, timeout_s))
     except Error as error:
         _refuse(store, error, place)
         raise
-    store.set("verdict", json.dumps({"seats": [asdict(seat) for seat in seats]}))
-    return seats[0]
+    store.set("verdict", json.dumps({"slots": [asdict(slot) for slot in slots]}))
+    return slots[0]
 
 
-def withdraw(store: Store, card: Card, error: Error) -> None:
+def withdraw(store: Store, info: PeerInfo, error: Error) -> None:
     """Post to the other ranks that this rank cannot join, and the reason."""
-    place = card.place
+    place = info.place
     if place.is_main:
-        _refuse(store, WorldError(f"rank 0 on {card.host} cannot join: {error}"), place)
+        _refuse(store, WorldError(f"rank 0 on {info.host} cannot join: {error}"), place)
         return
-    store.set(f"card/{place.rank}", replace(card, error=str(error)).to_json())
-    store.set(f"heard/{place.rank}", "")
+    store.set(f"peer/{place.rank}", replace(info, error=str(error)).to_json())
+    store.set(f"received/{place.rank}", "")
 
 
-def judge(cards: Sequence[Card]) -> list[Seat]:
-    """Return the seat of each rank.
-
-    Args:
-        cards: cards of all ranks, in rank order.
+def assign_slots(infos: Sequence[PeerInfo]) -> list[Slot]:
+    """Return the slot of each rank; `infos` are in rank order.
 
     Raises:
         UsageError: two ranks have the same device and the back end refuses that.
     """
-    reason = shared_device(cards[0].backend, [card.uuid for card in cards])
+    reason = shared_device(infos[0].backend, [info.uuid for info in infos])
     if reason is not None:
         raise UsageError(reason)
-    hosts: dict[str, list[Card]] = {}
-    for card in cards:
-        hosts.setdefault(card.host, []).append(card)
-    return [Seat(place=_settled(card, hosts), sharing=_sharing(card, hosts[card.host])) for card in cards]
+    hosts: dict[str, list[PeerInfo]] = {}
+    for info in infos:
+        hosts.setdefault(info.host, []).append(info)
+    return [Slot(place=_settled(info, hosts), sharing=_sharing(info, hosts[info.host])) for info in infos]
 
 
 def _refuse(store: Store, error: Error, place: Place) -> None:
@@ -145,25 +128,25 @@ def _refuse(store: Store, error: Error, place: Place) -> None:
     store.set("verdict", json.dumps({"error": str(error), "code": error.exit_code}))
     with suppress(PeerLost):
         for rank in range(1, place.size):
-            _wait(store, f"heard/{rank}", _GRACE_S, waiting_for=f"rank {rank}")
+            _wait(store, f"received/{rank}", _GRACE_S, waiting_for=f"rank {rank}")
 
 
-def _collect(store: Store, own: Card, timeout_s: float) -> list[Card]:
-    """Return the cards of all ranks, each checked against rank 0's on arrival."""
+def _collect(store: Store, own: PeerInfo, timeout_s: float) -> list[PeerInfo]:
+    """Return the information of all ranks, each checked against rank 0's on arrival."""
     deadline = monotonic() + timeout_s
-    cards = [own]
+    infos = [own]
     for rank in range(1, own.place.size):
         left = deadline - monotonic()
-        _wait(store, f"card/{rank}", left, waiting_for=f"rank {rank} of {own.place.size}")
-        card = Card.from_json(store.get(f"card/{rank}"))
-        if card.error:
-            raise WorldError(f"rank {rank} on {card.host} cannot join: {card.error}")
-        _compare(own, card)
-        cards.append(card)
-    return cards
+        _wait(store, f"peer/{rank}", left, waiting_for=f"rank {rank} of {own.place.size}")
+        info = PeerInfo.from_json(store.get(f"peer/{rank}"))
+        if info.error:
+            raise WorldError(f"rank {rank} on {info.host} cannot join: {info.error}")
+        _compare(own, info)
+        infos.append(info)
+    return infos
 
 
-def _compare(main: Card, other: Card) -> None:
+def _compare(main: PeerInfo, other: PeerInfo) -> None:
     pairs = {
         "number of ranks": (main.place.size, other.place.size),
         "kind of device": (main.kind, other.kind),
@@ -181,32 +164,32 @@ def _compare(main: Card, other: Card) -> None:
             )
 
 
-def _settled(card: Card, hosts: Mapping[str, list[Card]]) -> Place:
+def _settled(info: PeerInfo, hosts: Mapping[str, list[PeerInfo]]) -> Place:
     """Correct, from the host names, the fields that the launcher did not give."""
-    place, here = card.place, hosts[card.host]
-    if "local_rank" in card.assumed:
-        place = replace(place, local_rank=here.index(card), local_size=len(here))
-    if {"node", "nodes", "local_rank"} & {*card.assumed} and place.local_size == len(here):
-        place = replace(place, node=list(hosts).index(card.host), nodes=len(hosts))
+    place, here = info.place, hosts[info.host]
+    if "local_rank" in info.assumed:
+        place = replace(place, local_rank=here.index(info), local_size=len(here))
+    if {"node", "nodes", "local_rank"} & {*info.assumed} and place.local_size == len(here):
+        place = replace(place, node=list(hosts).index(info.host), nodes=len(hosts))
     return place
 
 
-def _sharing(card: Card, here: Sequence[Card]) -> int:
-    mine = set(card.cpus)
+def _sharing(info: PeerInfo, here: Sequence[PeerInfo]) -> int:
+    mine = set(info.cpus)
     return max(1, sum(1 for other in here if mine.intersection(other.cpus)))
 
 
-def _seat_from(verdict: bytes, place: Place) -> Seat:
+def _slot_from(verdict: bytes, place: Place) -> Slot:
     answer = json.loads(verdict)
     if "error" in answer:
         raise (UsageError if answer["code"] == UsageError.exit_code else WorldError)(answer["error"])
-    seats = answer["seats"]
-    if len(seats) != place.size:
+    slots = answer["slots"]
+    if len(slots) != place.size:
         raise UsageError(
-            f"rank {place.rank} was started as one of {place.size} ranks, rank 0 as one of {len(seats)}."
+            f"rank {place.rank} was started as one of {place.size} ranks, rank 0 as one of {len(slots)}."
         )
-    seat = seats[place.rank]
-    return Seat(place=Place(**seat["place"]), sharing=seat["sharing"])
+    slot: Slot = read_as(Slot, slots[place.rank], "slot")
+    return slot
 
 
 def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None:

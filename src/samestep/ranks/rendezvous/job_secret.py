@@ -36,23 +36,14 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Secret that child processes find by a variable of their environment.
+    """Secret that child processes find by a variable of their environment."""
 
-    Args:
-        variables: variables for their environment.
-        file: this process's descriptor, which they do not need.
-    """
-
-    variables: dict[str, str]
-    file: int
+    variables: dict[str, str]  # variables for their environment
+    file: int  # this process's descriptor, which they do not need
 
 
 def job_key(environment: Environment, purpose: str) -> bytes:
     """Return the key of this job for one purpose; the same on every rank.
-
-    Args:
-        environment: variables of this process.
-        purpose: use of the key.
 
     Raises:
         UsageError: the file with the secret cannot be used.
@@ -66,8 +57,7 @@ def job_key(environment: Environment, purpose: str) -> bytes:
 def shared_secret(secret: bytes | None = None) -> Iterator["Shared"]:
     """Yield the variables by which child processes find a secret, which exists until the block ends.
 
-    Args:
-        secret: the shared secret; random if it is None.
+    The secret is random if none is given.
     """
     descriptor = os.memfd_create("samestep-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -82,11 +72,7 @@ def shared_secret(secret: bytes | None = None) -> Iterator["Shared"]:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file that only this user can read.
-
-    Raises:
-        UsageError: the file cannot be read, other users can read or change it, or its size is wrong.
-    """
+    """Return the content of a file that only this user can read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -155,11 +141,7 @@ def _made(folder: Path) -> bytes:
 
 
 def _refuse_shared(folder: Path) -> None:
-    """Refuse a folder that other users can put files into.
-
-    Raises:
-        UsageError: they can.
-    """
+    """Refuse a folder that other users can put files into."""
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
         raise UsageError(

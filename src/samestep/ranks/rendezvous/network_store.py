@@ -18,9 +18,9 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Sto
 from samestep.base.errors import PeerLost
 from samestep.base.polling import polls
 from samestep.ranks.rendezvous import store_table as table
-from samestep.ranks.rendezvous.authenticated_client import Connection, connect
 from samestep.ranks.rendezvous.authenticated_server import Server
-from samestep.ranks.rendezvous.authentication import AuthenticationError, derived
+from samestep.ranks.rendezvous.authentication import AuthenticationError, Connection, connect, derived
+from samestep.ranks.rendezvous.endpoint import no_answer
 
 _TRY_S = 5.0
 """Maximum seconds of one connection, with its handshake."""
@@ -28,7 +28,6 @@ _FOREIGN_S = 3.0
 """Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
 _SLACK_S = 10.0
 """Seconds that an answer may arrive after its limit."""
-
 _kept: "list[NetworkStore]" = []
 _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
 """Servers of this process, by port and key: several stores may share one, as with torch's."""
@@ -37,11 +36,7 @@ _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.Wea
 class NetworkStore(Store):
     """Store that this process or another one serves.
 
-    Args:
-        address: address of the server.
-        port: port of the server.
-        key: key of the job.
-        server: server of this process, if this process serves the store.
+    `server` is that of this process, if this process serves the store.
     """
 
     timeout: timedelta  # of torch's Store
@@ -62,11 +57,7 @@ class NetworkStore(Store):
         return self._port
 
     def key_for(self, *labels: str) -> bytes:
-        """Return a key of the job for one purpose.
-
-        Args:
-            labels: name the purpose.
-        """
+        """Return a key of the job for one purpose, which `labels` name."""
         return derived(self._key, *labels)
 
     @contextmanager
@@ -209,9 +200,6 @@ class NetworkStore(Store):
     def reach(self, timeout_s: float) -> None:
         """Return once the server answers; it may not have started yet.
 
-        Args:
-            timeout_s: maximum seconds to wait.
-
         Raises:
             PeerLost: the server does not answer, or does not have this job's secret.
         """
@@ -223,24 +211,20 @@ class NetworkStore(Store):
             except AuthenticationError as error:
                 foreign = monotonic() if foreign is None else foreign
                 if monotonic() - foreign > min(_FOREIGN_S, timeout_s):
-                    raise PeerLost(_not_ours(self._address, self._port)) from error
+                    raise _not_ours(self._address, self._port) from error
             except OSError as error:
                 failure = error
             else:
                 return
         if foreign is not None:
-            raise PeerLost(_not_ours(self._address, self._port))
-        raise PeerLost(_silent(self._address, self._port, timeout_s, failure)) from failure
+            raise _not_ours(self._address, self._port)
+        raise no_answer(f"at {self._address}:{self._port}", timeout_s, failure) from failure
 
 
 def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkStore:
     """Return a store that this process serves; an existing server of the same port and key is shared.
 
-    Args:
-        address: address by which the ranks reach this host.
-        port: port to listen at; 0 for any free one.
-        key: key of the job.
-        everywhere: whether to listen on all of this host's addresses, and not only on `address`.
+    Port 0 is any free one. The server listens only on `address`, or `everywhere`.
 
     Raises:
         OSError: the port is in use, or the address is not this host's.
@@ -275,19 +259,11 @@ def close_all() -> None:
         _kept[0].close()
 
 
-def _not_ours(address: str, port: int) -> str:
-    return (
+def _not_ours(address: str, port: int) -> PeerLost:
+    return PeerLost(
         f"the process at {address}:{port} does not have this job's secret. If it is rank 0 on another "
         "node, the nodes do not share a home directory: give --secret-file FILE (or SAMESTEP_SECRET_FILE), "
         "the same file on every node. Otherwise another program has the port: choose another MASTER_PORT."
-    )
-
-
-def _silent(address: str, port: int, timeout_s: float, error: Exception) -> str:
-    return (
-        f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on that host, "
-        "did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR and MASTER_PORT to "
-        "its address."
     )
 
 

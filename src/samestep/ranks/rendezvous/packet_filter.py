@@ -25,23 +25,14 @@ _SYN_SENT = "02"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Source:
-    """Source of a connection.
+    """Source of a connection."""
 
-    Args:
-        host: the last four bytes of its address.
-        port: its port.
-    """
-
-    host: bytes
-    port: int
+    host: bytes  # the last four bytes of its address
+    port: int  # its port
 
 
 def admit(listener: socket.socket, sources: Iterable[Source]) -> None:
-    """Make a listening socket accept connections from these sources only.
-
-    Args:
-        listener: the socket.
-        sources: allowed sources; with none, the socket accepts no more connections.
+    """Make a listening socket accept connections from these sources only; with none, from no source.
 
     Raises:
         OSError: the kernel has no such filters.

@@ -15,7 +15,6 @@ SET, GET, ADD, COMPARE_SET, CHECK, WAIT, DELETE, COUNT = range(8)
 """Requests."""
 DONE, TIMED_OUT, REFUSED = range(3)
 """Codes of answers."""
-
 _HEAD = struct.Struct("!BQI")
 _LENGTH = struct.Struct("!I")
 

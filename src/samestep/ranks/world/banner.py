@@ -10,12 +10,8 @@ def describe(
 ) -> str:
     """Return the banner line of a job.
 
-    Args:
-        detected: the place, and the launcher that gave it.
-        device: kind of device, such as ``cuda``.
-        backend: back end of the messages; None in a world of one.
-        threads: threads of each rank.
-        interface: network interface of rank 0's host for messages; empty if the back end selects it.
+    `backend` is None in a world of one. `interface` is that of rank 0's host for messages; empty if the back
+    end selects it.
 
     >>> from samestep.base.place import Place
     >>> place = Place(rank=0, size=8, local_rank=0, local_size=4, node=0, nodes=2)
@@ -36,11 +32,7 @@ def describe(
 def describe_rest(*, device: str, backend: str, threads: Threads | None, interface: str = "") -> str:
     """Return the part of the banner that `samestep run` cannot print before it starts the workers.
 
-    Args:
-        device: kind of device.
-        backend: back end of the messages.
-        threads: threads of each rank, if they differ from those that `samestep run` printed.
-        interface: see `describe`.
+    See `describe`; `threads` are None if they are those that `samestep run` printed.
 
     >>> describe_rest(device="cpu", backend="gloo", threads=None, interface="eth0")
     'cpu, gloo over eth0'

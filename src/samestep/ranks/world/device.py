@@ -26,19 +26,12 @@ _ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """Accelerators visible to this process.
+    """Accelerators visible to this process."""
 
-    Args:
-        kind: torch's name for them; ``cpu`` if there are none.
-        count: number of visible ones.
-        uuids: UUID of each, in order; empty strings if the driver gives none.
-        label: common name of the kind, such as ``rocm``.
-    """
-
-    kind: str = "cpu"
-    count: int = 0
-    uuids: tuple[str, ...] = ()
-    label: str = "cpu"
+    kind: str = "cpu"  # torch's name for them; ``cpu`` if there are none
+    count: int = 0  # number of visible ones
+    uuids: tuple[str, ...] = ()  # UUID of each, in order; empty strings if the driver gives none
+    label: str = "cpu"  # common name of the kind, such as ``rocm``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +51,7 @@ class Choice:
 def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None) -> Choice:
     """Return the device of a rank: the only visible one, or the one with its local rank's number.
 
-    Args:
-        facts: the accelerators visible to this process.
-        place: place of the rank.
-        asked: ``cpu``, a kind such as ``cuda``, or one device such as ``cuda:1``.
+    `asked` is ``cpu``, a kind such as ``cuda``, or one device such as ``cuda:1``.
 
     Raises:
         UsageError: there are too few devices, or the requested one does not exist.
@@ -93,10 +83,7 @@ def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None)
 def shown_alone(count: int, visible: str | None, place: Place) -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES with which a rank sees only its own device.
 
-    Args:
-        count: number of devices it sees.
-        visible: the present value of the variable.
-        place: place of the rank.
+    `visible` is the present value, with which it sees `count` devices.
 
     Returns:
         None if no value is needed, or if there are too few devices, which `choose_device` refuses.
@@ -110,10 +97,7 @@ def shown_alone(count: int, visible: str | None, place: Place) -> str | None:
 def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], bool]) -> str:
     """Return the back end for a kind of device.
 
-    Args:
-        kind: ``cpu``, ``cuda`` or ``xpu``.
-        asked: a back end by torch's name, if the caller requests one.
-        available: returns whether this build of torch has a back end.
+    `asked` is a back end by torch's name. `available` returns whether this build of torch has one.
 
     Raises:
         UsageError: this build of torch does not have it, or it cannot send such tensors.
@@ -135,9 +119,7 @@ def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], b
 def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
     """Return the error text if ranks share a device and the back end cannot; None otherwise.
 
-    Args:
-        backend: the back end of the job.
-        uuids: UUID of the device of each rank, in rank order; empty if unknown.
+    `uuids` are in rank order; empty if unknown.
     """
     if backend not in _ONE_RANK_PER_DEVICE:
         return None
@@ -155,8 +137,7 @@ def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
 def facts_here(asked: str | None = None) -> DeviceFacts:
     """Return the accelerators that torch detects in this process. Opens no device.
 
-    Args:
-        asked: the requested kind; other kinds are then not searched for.
+    Other kinds than `asked` are not searched for.
     """
     kind = (asked or "").partition(":")[0]
     if kind == "cpu":

@@ -78,21 +78,13 @@ class _Protected(type):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that Gloo connects.
+    """Ranks that Gloo connects."""
 
-    Args:
-        base: the job's store.
-        store: the group's part of it.
-        rank: rank of this process.
-        size: number of ranks.
-        timeout: time that a rank waits for the others.
-    """
-
-    base: NetworkStore
-    store: Store
-    rank: int
-    size: int
-    timeout: timedelta
+    base: NetworkStore  # the job's store
+    store: Store  # the group's part of it
+    rank: int  # rank of this process
+    size: int  # number of ranks
+    timeout: timedelta  # time that a rank waits for the others
 
     def others(self) -> list[int]:
         """Return the other ranks."""
@@ -102,10 +94,7 @@ class Group:
 def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) -> Any:
     """Return a group of Gloo whose connections all lead to ranks that have the job's secret.
 
-    Args:
-        make: torch's class.
-        group: the ranks to connect.
-        proofs_s: maximum seconds of the proofs, for each attempt.
+    `make` is torch's class; `proofs_s` are the maximum seconds of the proofs, for each attempt.
 
     Raises:
         DistNetworkError: a foreign process connected first, in every attempt.
@@ -119,7 +108,8 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
         if come % group.size == 0:
             store.set("nonce", secrets.token_bytes(_PROOF))
         nonce = _awaited(group, store, "nonce")
-        with _Listening(group, store, guarded=attempt > 0) as listening:
+        listening = _Listening(group, store, guarded=attempt > 0)
+        with listening.watched():
             made, problem = _made(make, group, store, listening)
             problem = problem or _problem(made, group, nonce, proof_s)
             if _all_good(group, store, good=problem is None):
@@ -167,11 +157,7 @@ def _awaited(group: Group, store: Any, key: str) -> bytes:
 
 
 def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
-    """Exchange proofs over each connection, by messages between two ranks, which no recorder counts.
-
-    Raises:
-        RuntimeError: a proof is wrong, or did not arrive.
-    """
+    """Exchange proofs over each connection, by messages between two ranks, which no recorder counts."""
     deadline = monotonic() + limit_s
     works, expected = [], []
     for rank in group.others():
@@ -197,12 +183,9 @@ def _all_good(group: Group, store: Any, *, good: bool) -> bool:
 
 
 class _Listening:
-    """Context that finds Gloo's listening sockets while a group is created.
+    """Gloo's listening sockets, which are found while a group is created.
 
-    Args:
-        group: the group.
-        store: store of this attempt.
-        guarded: whether the sockets accept connections only from ranks of the group.
+    If it is `guarded`, the sockets accept connections only from ranks of the group.
     """
 
     def __init__(self, group: Group, store: Any, *, guarded: bool) -> None:
@@ -212,14 +195,6 @@ class _Listening:
         self._made = threading.Event()
         self.has_posted = False
         """Whether Gloo has posted the address of its socket."""
-        self._context = self._watched()
-
-    def __enter__(self) -> "_Listening":
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
 
     def close_to_all(self) -> None:
         """Make Gloo's sockets accept no more connections: the needed ones exist."""
@@ -228,7 +203,8 @@ class _Listening:
                 admit(listener, ())
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
+        """Find the sockets that are created within the block."""
         guard = threading.Thread(target=self._guard, name="samestep-gloo-guard", daemon=True)
         if self._guarded:
             guard.start()

@@ -19,17 +19,20 @@ from samestep.base.errors import Error, WorldError
 from samestep.base.machine.description import CpuShare, cpu_share
 from samestep.base.machine.math_kernels import settle_math_kernels
 from samestep.base.place import Place
-from samestep.launchers.compute_threads import Threads, threads_per_rank, told_threads
-from samestep.launchers.detect import UNLAUNCHED, Detected, detect, given
-from samestep.launchers.lost_environment import refuse_copies
-from samestep.launchers.mpi_hosts import introduced
+from samestep.launchers.binding import undo_default_binding
+from samestep.launchers.compute_threads import (
+    Threads,
+    passed_threads,
+    threads_per_rank,
+    without_default_threads,
+)
+from samestep.launchers.detect import Detected, given
+from samestep.launchers.lost_environment import detect_task
 from samestep.launchers.registry import SAMESTEP
-from samestep.launchers.side_effects import unbind, without_unasked_threads
-from samestep.launchers.torchrun_env import refuse_pods
 from samestep.ranks.rendezvous.endpoint import choose
-from samestep.ranks.rendezvous.gloo_interface import loopback_only, use_way_to
-from samestep.ranks.rendezvous.handshake import Card, Seat, meet, withdraw
-from samestep.ranks.rendezvous.store import Store, close_unused, is_protected, keep_for_group, open_store
+from samestep.ranks.rendezvous.gloo_interface import loopback_only, use_interface_to
+from samestep.ranks.rendezvous.handshake import PeerInfo, Slot, rendezvous, withdraw
+from samestep.ranks.rendezvous.store import Store, base_of, open_store
 from samestep.ranks.world.banner import describe, describe_rest
 from samestep.ranks.world.current import entered
 from samestep.ranks.world.device import (
@@ -51,7 +54,7 @@ _VERSIONS = {"samestep": __version__, "torch": torch.__version__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wishes:
+class _Options:
     """Arguments of `join`."""
 
     backend: str | None
@@ -64,14 +67,10 @@ class _Wishes:
 
 
 class _Joining(AbstractContextManager[World]):
-    """Context manager of a job to join: ``with`` enters the job and returns the World.
+    """Context manager of a job to join: ``with`` enters the job and returns the World."""
 
-    Args:
-        wishes: arguments of `join`.
-    """
-
-    def __init__(self, wishes: _Wishes) -> None:
-        self._context = _joining(wishes)
+    def __init__(self, options: _Options) -> None:
+        self._context = _joining(options)
 
     def __enter__(self) -> World:
         return self._context.__enter__()
@@ -126,7 +125,7 @@ def join(
         'rank 0 of 1 (local rank 0 of 1 on node 0 of 1)'
     """
     return _Joining(
-        _Wishes(
+        _Options(
             backend=backend,
             device=device,
             threads=threads,
@@ -139,8 +138,8 @@ def join(
 
 
 @contextmanager
-def _joining(wishes: _Wishes) -> Iterator[World]:
-    world = adopt() if dist.is_available() and dist.is_initialized() else _joined(wishes, env.snapshot())
+def _joining(options: _Options) -> Iterator[World]:
+    world = adopt() if dist.is_available() and dist.is_initialized() else _joined(options, env.snapshot())
     try:
         with entered(world):
             yield world
@@ -151,64 +150,62 @@ def _joining(wishes: _Wishes) -> Iterator[World]:
     world.close()
 
 
-def _joined(wishes: _Wishes, environment: Environment) -> World:
-    if wishes.place is None:
-        detected = introduced(detect(environment), environment)
-        refuse_pods(environment, detected)
-    else:
-        detected = given(wishes.place, environment)
-    if detected.launcher == UNLAUNCHED:
-        refuse_copies(environment)
-    unbind(environment, detected.launcher)
+def _joined(options: _Options, environment: Environment) -> World:
+    place = options.place
+    detected = detect_task(environment) if place is None else given(place, environment)
+    undo_default_binding(environment, detected.launcher)
     if detected.place.size == 1:
-        return _alone(wishes, environment, detected)
-    store = open_store(environment, detected, master=wishes.master, timeout_s=wishes.timeout_s)
+        return _alone(options, environment, detected)
+    store = open_store(environment, detected, master=options.master, timeout_s=options.timeout_s)
+    own = base_of(store)  # None for the store of torchrun's agents
     try:
-        world = _met(store, wishes, environment, detected)
+        world = _connected(store, options, environment, detected)
     except BaseException:
-        close_unused(store)
+        if own is not None:
+            own.close()
         raise
-    keep_for_group(store)
+    if own is not None:
+        own.keep_for(dist.group.WORLD)
     return world
 
 
-def _met(store: Store, wishes: _Wishes, environment: Environment, detected: Detected) -> World:
+def _connected(store: Store, options: _Options, environment: Environment, detected: Detected) -> World:
     """Return the world of this rank, once all ranks fit together."""
     cpu = cpu_share()
-    choice, backend, seat = _seated(store, wishes, detected, cpu)
-    detected = replace(detected, place=seat.place, notes=())  # the handshake has settled the assumed fields
-    threads = _bind(wishes, environment, detected, choice, cpu, seat.sharing)
-    interface = _interface(wishes, environment, detected, backend)
+    choice, backend, slot = _slot_of(store, options, detected, cpu)
+    detected = replace(detected, place=slot.place, notes=())  # the handshake has settled the assumed fields
+    threads = _bind(options, environment, detected, choice, cpu, slot.sharing)
+    interface = _interface(options, environment, detected, backend)
     _announce(environment, detected, choice, threads, carried_by=(backend, interface))
     device = torch.device(choice.device)
-    if is_protected(store):
+    if base_of(store) is not None:
         protect_groups()
         protect_objects(environment)
     try:
         dist.init_process_group(
-            f"cpu:gloo,{choice.kind}:{backend}" if wishes.cpu_tensors and choice.kind != "cpu" else backend,
+            f"cpu:gloo,{choice.kind}:{backend}" if options.cpu_tensors and choice.kind != "cpu" else backend,
             store=store,
-            rank=seat.place.rank,
-            world_size=seat.place.size,
-            timeout=timedelta(seconds=wishes.timeout_s),
+            rank=slot.place.rank,
+            world_size=slot.place.size,
+            timeout=timedelta(seconds=options.timeout_s),
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
-        raise WorldError(f"{seat.place.describe()} could not connect to the others: {error}") from error
-    return ProcessGroupWorld(seat.place, device)
+        raise WorldError(f"{slot.place.describe()} could not connect to the others: {error}") from error
+    return ProcessGroupWorld(slot.place, device)
 
 
-def _alone(wishes: _Wishes, environment: Environment, detected: Detected) -> World:
-    choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
-    threads = _bind(wishes, environment, detected, choice, cpu_share(), sharing=1)
+def _alone(options: _Options, environment: Environment, detected: Detected) -> World:
+    choice = choose_device(facts_here(options.device), detected.place, asked=options.device)
+    threads = _bind(options, environment, detected, choice, cpu_share(), sharing=1)
     if detected.notes:
         _announce(environment, detected, choice, threads, carried_by=(None, ""))
     return SoloWorld(device=choice.device, place=detected.place)
 
 
-def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Seat]:
+def _slot_of(store: Store, options: _Options, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Slot]:
     """Choose device and back end, and post them, or the error that keeps this rank from joining."""
-    card = Card(
+    info = PeerInfo(
         place=detected.place,
         assumed=detected.assumed,
         host=gethostname(),
@@ -216,17 +213,17 @@ def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) ->
         versions=_VERSIONS,
     )
     try:
-        choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
-        backend = choose_backend(choice.kind, asked=wishes.backend, available=available_here)
+        choice = choose_device(facts_here(options.device), detected.place, asked=options.device)
+        backend = choose_backend(choice.kind, asked=options.backend, available=available_here)
     except Error as error:
-        withdraw(store, card, error)
+        withdraw(store, info, error)
         raise
-    card = replace(card, kind=choice.kind, uuid=choice.uuid, backend=backend)
-    return choice, backend, meet(store, card, timeout_s=wishes.timeout_s)
+    info = replace(info, kind=choice.kind, uuid=choice.uuid, backend=backend)
+    return choice, backend, rendezvous(store, info, timeout_s=options.timeout_s)
 
 
 def _bind(
-    wishes: _Wishes,
+    options: _Options,
     environment: Environment,
     detected: Detected,
     choice: Choice,
@@ -235,12 +232,12 @@ def _bind(
 ) -> Threads:
     """Bind this process to its device and its number of threads."""
     threads = threads_per_rank(
-        without_unasked_threads(environment, detected.launcher),
+        without_default_threads(environment, detected.launcher),
         cpu,
         local_size=detected.place.local_size,
         sharing=sharing,
         launcher=detected.launcher,
-        asked=wishes.threads,
+        asked=options.threads,
     )
     bind(choice.device)
     if torch.get_num_threads() != threads.count:
@@ -249,13 +246,13 @@ def _bind(
     return threads
 
 
-def _interface(wishes: _Wishes, environment: Environment, detected: Detected, backend: str) -> str:
+def _interface(options: _Options, environment: Environment, detected: Detected, backend: str) -> str:
     """Make Gloo use the interface towards rank 0; return its name, empty if Gloo is not the back end."""
     if detected.place.nodes == 1:
         env.export(loopback_only(environment))
         return ""
-    address, _ = choose(detected, master=wishes.master)
-    name = use_way_to(address).name
+    address, _ = choose(detected, master=options.master)
+    name = use_interface_to(address).name
     return name if backend == "gloo" else ""
 
 
@@ -269,18 +266,13 @@ def _announce(
 ) -> None:
     """Print the banner on stderr, once, on rank 0; `SAMESTEP_BANNER=0` suppresses it.
 
-    Args:
-        environment: variables of this process.
-        detected: its place.
-        choice: its device.
-        threads: threads to compute with.
-        carried_by: the back end and the network interface.
+    `carried_by` is the back end and the network interface.
     """
     backend, interface = carried_by
     if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
         return
     if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
-        other = None if threads == told_threads(environment) else threads
+        other = None if threads == passed_threads(environment) else threads
         line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
     else:
         line = describe(detected, device=choice.kind, backend=backend, threads=threads, interface=interface)

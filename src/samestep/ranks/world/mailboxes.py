@@ -16,7 +16,7 @@ from samestep.base.errors import OutOfStep, PeerLost
 
 
 @dataclass(slots=True)
-class _Letter:
+class _Entry:
     message: object
     taken: bool = False
 
@@ -26,22 +26,20 @@ class _Wait:
     """Wait of a rank: the peer, a description, and a function that returns whether it is over."""
 
     peer: int
-    words: str
+    text: str
     over: Callable[[], bool]
 
 
 class Hub:
     """Mailboxes between the ranks of one world.
 
-    Args:
-        size: number of ranks.
-        timeout_s: seconds that a rank waits for another before it fails.
+    A rank that waits for another one for `timeout_s` seconds fails.
     """
 
     def __init__(self, size: int, *, timeout_s: float) -> None:
         self.size = size
         self.timeout_s = timeout_s
-        self._boxes: dict[tuple[int, int, str], deque[_Letter]] = defaultdict(deque)
+        self._boxes: dict[tuple[int, int, str], deque[_Entry]] = defaultdict(deque)
         self._changed = threading.Condition()
         self._waits: dict[int, _Wait] = {}
         self._ended: set[int] = set()
@@ -50,7 +48,7 @@ class Hub:
     def put(self, source: int, to: int, kind: str, message: object) -> None:
         """Put a message into a mailbox; never blocks."""
         with self._changed:
-            self._boxes[source, to, kind].append(_Letter(message))
+            self._boxes[source, to, kind].append(_Entry(message))
             self._changed.notify_all()
 
     def hand_over(self, source: int, to: int, kind: str, message: object) -> None:
@@ -60,12 +58,12 @@ class Hub:
             PeerLost: `to` failed or ended, or did not take it within the deadline.
             OutOfStep: ranks wait for each other.
         """
-        letter = _Letter(message)
+        entry = _Entry(message)
         with self._changed:
-            self._boxes[source, to, kind].append(letter)
+            self._boxes[source, to, kind].append(entry)
             self._changed.notify_all()
-            words = f"rank {source} sends to rank {to} ({kind})"
-            self._wait(source, _Wait(to, words, lambda: letter.taken), silent="takes nothing")
+            text = f"rank {source} sends to rank {to} ({kind})"
+            self._wait(source, _Wait(to, text, lambda: entry.taken), silent="takes nothing")
 
     def take(self, source: int, to: int, kind: str) -> Any:
         """Return the oldest message of this kind from `source` to `to`.
@@ -76,12 +74,12 @@ class Hub:
         """
         with self._changed:
             box = self._boxes[source, to, kind]
-            words = f"rank {to} receives from rank {source} ({kind})"
-            self._wait(to, _Wait(source, words, lambda: bool(box)), silent="sends nothing")
-            letter = box.popleft()
-            letter.taken = True
+            text = f"rank {to} receives from rank {source} ({kind})"
+            self._wait(to, _Wait(source, text, lambda: bool(box)), silent="sends nothing")
+            entry = box.popleft()
+            entry.taken = True
             self._changed.notify_all()
-            return letter.message
+            return entry.message
 
     def end(self, rank: int) -> None:
         """Wake every waiting rank and mark `rank` as ended."""
@@ -107,7 +105,7 @@ class Hub:
                 self._refuse_in_vain(rank, wait, silent)
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
-                    raise PeerLost(f"{wait.words}, which {silent} for {self.timeout_s:g} s.")
+                    raise PeerLost(f"{wait.text}, which {silent} for {self.timeout_s:g} s.")
         finally:
             del self._waits[rank]
 
@@ -116,7 +114,7 @@ class Hub:
             failed, error = next(iter(self._failed.items()))
             raise PeerLost(f"rank {rank} waited for rank {wait.peer}, but rank {failed} failed: {error!r}")
         if wait.peer in self._ended:
-            raise PeerLost(f"{wait.words}, which {silent}: it has ended.")
+            raise PeerLost(f"{wait.text}, which {silent}: it has ended.")
         circle = self._circle(rank)
         if circle:
             raise OutOfStep(
@@ -126,14 +124,14 @@ class Hub:
 
     def _circle(self, rank: int) -> list[str]:
         """Return descriptions of the waits in a circle of ranks; none if there is no circle."""
-        words: list[str] = []
+        text: list[str] = []
         at = rank
-        while len(words) <= self.size:
+        while len(text) <= self.size:
             wait = self._waits.get(at)
             if wait is None or wait.over():
                 return []
-            words.append(wait.words)
+            text.append(wait.text)
             at = wait.peer
             if at == rank:
-                return words
+                return text
         return []

@@ -1,5 +1,6 @@
-"""Defines the reduction operations and the types that each of them supports."""
+"""Defines the reduction operations: the supported types, the arithmetic, and flat views of tensors."""
 
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -9,45 +10,20 @@ from samestep.base.errors import UsageError
 
 Op: TypeAlias = Literal["sum", "mean", "product", "min", "max"]
 OPS: tuple[Op, ...] = get_args(Op)
+Folding: TypeAlias = Callable[[list[Tensor], Tensor], object]
+"""Combines several tensors, and writes the result into the last argument, which may be one of them."""
+
+COMBINE: Mapping[Op, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "mean": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+"""The function of two tensors of each operation; `finish` turns the sum of a mean into the mean."""
 
 
-def headroom(op: Op, dtype: torch.dtype, size: int) -> int:
-    """Return the divisor before a reduction, with which the sum cannot overflow if the result does not.
-
-    It is more than 1 only for means in half precision. It is a power of two, so that only bits too small for
-    the type are lost; the remaining divisor, after the sum, is between a half and 1.
-
-    Args:
-        op: the operation.
-        dtype: type of the tensors.
-        size: number of ranks.
-    """
-    is_half = dtype.is_floating_point and dtype.itemsize < 4
-    return 1 << (size - 1).bit_length() if op == "mean" and is_half else 1
-
-
-def as_they_lie(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor with resolved conjugate and negative bits: the tensor itself, or a copy.
-
-    torch may represent a conjugate by the memory of the original tensor and a flag.
-    """
-    own = tensor.detach()
-    if own.is_conj() or own.is_neg():
-        own = own.resolve_conj().resolve_neg()
-    return own.contiguous()
-
-
-def refuse_root(root: int, size: int) -> None:
-    """Refuse a rank that does not exist.
-
-    Raises:
-        UsageError: `root` is not one of the `size` ranks.
-    """
-    if not 0 <= root < size:
-        raise UsageError(f"there is no rank {root} among {size}: they are 0 .. {size - 1}.")
-
-
-def refuse(op: Op, dtype: torch.dtype) -> None:
+def check_operation(op: Op, dtype: torch.dtype) -> None:
     """Refuse an operation that has no result of this type.
 
     Raises:
@@ -62,3 +38,64 @@ def refuse(op: Op, dtype: torch.dtype) -> None:
         )
     if op in ("min", "max") and dtype.is_complex:
         raise UsageError(f"{dtype} has no order, so no {op!r}: reduce torch.view_as_real(tensor).")
+
+
+def check_root(root: int, size: int) -> None:
+    """Refuse a rank that does not exist.
+
+    Raises:
+        UsageError: `root` is not one of the `size` ranks.
+    """
+    if not 0 <= root < size:
+        raise UsageError(f"there is no rank {root} among {size}: they are 0 .. {size - 1}.")
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Return whether a type is a floating-point type below single precision."""
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
+def headroom(op: Op, dtype: torch.dtype, size: int) -> int:
+    """Return the divisor before a reduction over `size` ranks, such that no partial sum overflows.
+
+    It is more than 1 only for means in half precision. It is a power of two, so that only bits too small for
+    the type are lost; the remaining divisor, after the sum, is between a half and 1.
+    """
+    return 1 << (size - 1).bit_length() if op == "mean" and is_half(dtype) else 1
+
+
+def accumulator(flat: Tensor, divisor: int = 1) -> Tensor:
+    """Return the tensor to sum in: a single-precision copy of a half-precision tensor, else `flat` itself.
+
+    `divisor` is from `headroom`; it is 1 wherever `flat` itself is returned.
+    """
+    total = flat.float() if is_half(flat.dtype) else flat
+    return total.div_(divisor) if divisor > 1 else total
+
+
+def finish(total: Tensor, op: Op, size: int, divisor: int = 1) -> None:
+    """Turn the sum of a mean over `size` ranks, each divided by `divisor` before, into the mean, in place."""
+    if op == "mean":
+        total.div_(size / divisor)
+
+
+def as_contiguous(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor with resolved conjugate and negative bits: the tensor itself, or a copy.
+
+    torch may represent a conjugate by the memory of the original tensor and a flag.
+    """
+    own = tensor.detach()
+    if own.is_conj() or own.is_neg():
+        own = own.resolve_conj().resolve_neg()
+    return own.contiguous()
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor in one dimension: a view where it is contiguous, else a copy."""
+    return as_contiguous(tensor).view(-1)
+
+
+def put_back(own: Tensor, tensor: Tensor) -> None:
+    """Copy what `as_contiguous` or `flattened` returned to `tensor`, unless it is a view of it."""
+    if own.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(own.view(tensor.shape))

@@ -1,5 +1,6 @@
 """Implements a world over torch.distributed's default process group: each rank is a process."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -7,17 +8,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base import env
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.launchers.detect import detect
-from samestep.ranks.world.deadlock import Blocked
-from samestep.ranks.world.operation import Op, as_they_lie, headroom, refuse
-from samestep.ranks.world.protocol import DerivedWorld, NothingPending, Pending, World
+from samestep.ranks.hang.peer_waits import PeerWaits
+from samestep.ranks.world.operation import Op, as_contiguous, check_operation, headroom, put_back
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
 from samestep.ranks.world.solo import SoloWorld
 
 T = TypeVar("T")
+_waits = itertools.count()
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,  # Gloo has no mean
@@ -27,29 +30,29 @@ _OPS = {
 }
 
 
-class _AllOf:
+class _Messages:
     """Messages under way, each with its other rank; `world` counts them until `wait` has returned."""
 
-    def __init__(self, world: "ProcessGroupWorld", works: Sequence[tuple[Pending, int | None]]) -> None:
+    def __init__(self, world: "ProcessGroupWorld", works: Sequence[tuple[Work, int | None]]) -> None:
         self._world, self._works = world, works
         world.under_way += 1
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
+        """See `Work.wait`."""
         for work, peer in self._works:
             self._world.await_message(work, op="exchange", peer=peer)
         self._world.under_way -= bool(self._works)
         self._works = ()
 
 
-class _Reducing:
+class _Collective:
     """Collective under way."""
 
-    def __init__(self, world: "ProcessGroupWorld", work: Pending) -> None:
+    def __init__(self, world: "ProcessGroupWorld", work: Work) -> None:
         self._world, self._work = world, work
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
+        """See `Work.wait`."""
         with self._world.waiting("all_reduce"):
             self._work.wait()
 
@@ -57,10 +60,7 @@ class _Reducing:
 class ProcessGroupWorld(DerivedWorld):
     """One rank of torch.distributed's default group, which must exist.
 
-    Args:
-        place: place of this rank; its rank and size must be the group's.
-        device: the device this rank computes on.
-        owned: whether `close` destroys the group; False if other code created it.
+    `close` destroys the group unless other code created it (`owned`).
     """
 
     def __init__(self, place: Place, device: torch.device, *, owned: bool = True) -> None:
@@ -75,7 +75,7 @@ class ProcessGroupWorld(DerivedWorld):
         self._owned = owned
         self.under_way = 0
         """Number of exchanges under way that have not been waited for."""
-        self._blocked = Blocked(place) if dist.get_backend() == "gloo" else None
+        self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
 
     @property
     def timeout_s(self) -> float:
@@ -95,11 +95,11 @@ class ProcessGroupWorld(DerivedWorld):
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
-    ) -> Pending:
+    ) -> Work:
         """See `World.exchange`."""
         if send is None and receive is None:
-            return NothingPending()
-        if self._blocked is None:
+            return CompletedWork()
+        if self._waits is None:
             return self._exchange_together(send, receive, dst, src)
         # torch's isend and irecv make many checks before they call these functions, at every message.
         group, works, peer = dist.group.WORLD, [], src
@@ -111,13 +111,13 @@ class ProcessGroupWorld(DerivedWorld):
                 peer = dst
                 works.append((group.send([_plain(send)], dst, 0), dst))
         except RuntimeError as error:
-            self._blocked.explain(("exchange", peer, 0, False), error)
+            self._waits.explain_start("exchange", peer, error)
             raise
-        return _AllOf(self, works)
+        return _Messages(self, works)
 
     def _exchange_together(
         self, send: Tensor | None, receive: Tensor | None, dst: int | None, src: int | None
-    ) -> Pending:
+    ) -> Work:
         """Begin both halves at once: NCCL would wait for the first before it began the second."""
         halves: list[tuple[Any, Tensor, int | None]] = []
         if receive is not None:
@@ -125,11 +125,11 @@ class ProcessGroupWorld(DerivedWorld):
         if send is not None:
             halves.append((dist.isend, _bytes(send), dst))
         begun = dist.batch_isend_irecv([dist.P2POp(*half) for half in halves])
-        return _AllOf(self, [(work, halves[0][2]) for work in begun])
+        return _Messages(self, [(work, halves[0][2]) for work in begun])
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
-        refuse(op, tensor.dtype)
+        check_operation(op, tensor.dtype)
         room = headroom(op, tensor.dtype, self.place.size)
         with _as_contiguous(tensor) as own:
             if room > 1:
@@ -139,13 +139,13 @@ class ProcessGroupWorld(DerivedWorld):
             if op == "mean":
                 own.div_(self.place.size / room)
 
-    def all_reduce_later(self, tensor: Tensor) -> Pending:
+    def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`."""
         if not tensor.is_contiguous():
             self.all_reduce(tensor)
-            return NothingPending()
+            return CompletedWork()
         with self.waiting("all_reduce"):
-            return _Reducing(self, dist.all_reduce(tensor, async_op=True))
+            return _Collective(self, dist.all_reduce(tensor, async_op=True))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
@@ -179,49 +179,46 @@ class ProcessGroupWorld(DerivedWorld):
         return values
 
     def waiting(self, op: str) -> AbstractContextManager[None]:
-        """Return the context in which to wait for all ranks; see `Blocked.waiting`."""
-        return nullcontext() if self._blocked is None else self._blocked.waiting(op)
+        """Return the context in which to wait for all ranks; see `PeerWaits.waiting`."""
+        return nullcontext() if self._waits is None else self._waits.waiting(op)
 
     def _message(self, begin: Callable[..., Any], tensor: Tensor, *, op: str, peer: int) -> None:
         """Start a message and wait until it is over."""
         try:
             work = begin(tensor, peer)
         except RuntimeError as error:
-            if self._blocked is not None:
-                self._blocked.explain((op, peer, 0, False), error)
+            if self._waits is not None:
+                self._waits.explain_start(op, peer, error)
             raise
         self.await_message(work, op=op, peer=peer)
 
-    def await_message(self, work: Pending | None, *, op: str, peer: int | None) -> None:
-        """Return when a message is over. The run's watchdog finds this function by its name and arguments.
+    def await_message(self, work: Work | None, *, op: str, peer: int | None) -> None:
+        """Return when a message is over.
 
-        Args:
-            work: the message.
-            op: ``send``, ``recv`` or ``exchange``.
-            peer: the other rank.
+        `op` is ``send``, ``recv`` or ``exchange``, and `peer` the other rank.
 
         Raises:
             OutOfStep: ranks send to each other, and none receives.
             PeerLost: a rank is gone, or did not join the operation in time.
         """
         assert work is not None  # this rank is in the group
-        blocked = self._blocked
-        if blocked is None:
+        waits = self._waits
+        if waits is None:
             work.wait()
             return
-        wait = blocked.begin(op, peer, alone=op != "exchange" and not self.under_way)
+        call = waits.begin(op, peer, alone=op != "exchange" and not self.under_way)
         try:
             work.wait()
         except RuntimeError as error:
-            blocked.explain(wait, error)
+            waits.explain(call, error)
             raise
         finally:
-            blocked.end()
+            waits.end()
 
     def close(self) -> None:
         """Destroy the process group if this world owns it."""
-        if self._blocked is not None:
-            self._blocked.close()
+        if self._waits is not None:
+            self._waits.close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -232,10 +229,9 @@ class ProcessGroupWorld(DerivedWorld):
 @contextmanager
 def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     """Yield a contiguous tensor, and copy it back after the block: Gloo treats any memory as contiguous."""
-    own = as_they_lie(tensor)
+    own = as_contiguous(tensor)
     yield own
-    if own.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(own)
+    put_back(own, tensor)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -279,3 +275,18 @@ def _device_of_group() -> torch.device:
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def wait_for_main(world: World) -> None:
+    """Return once rank 0 has called this; without a collective, which would keep the GPUs of the others busy.
+
+    All ranks call this; those of torch.distributed wait on the CPU.
+    """
+    if not isinstance(world, ProcessGroupWorld):
+        world.barrier()
+        return
+    key, store = f"samestep/main-is-here/{next(_waits)}", _get_default_store()
+    if world.place.is_main:
+        store.set(key, "")
+    else:
+        store.wait([key])

@@ -15,15 +15,15 @@ from samestep.ranks.world.operation import Op
 T = TypeVar("T")
 
 
-class Pending(Protocol):
+class Work(Protocol):
     """Collective under way; its tensors may be read once `wait` has returned."""
 
     def wait(self) -> object:
         """Block until the result is complete."""
 
 
-class NothingPending:
-    """Pending operation that is already complete."""
+class CompletedWork:
+    """Work that is already complete."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -58,7 +58,7 @@ class World(Protocol):
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
-    ) -> Pending:
+    ) -> Work:
         """Begin to send `send` to rank `dst` and to receive `receive` from rank `src`, both at once.
 
         Ranks that send to each other do not wait for each other. Either half may be None. The tensors
@@ -71,10 +71,10 @@ class World(Protocol):
         A mean in half precision does not overflow if the mean itself fits.
         """
 
-    def all_reduce_later(self, tensor: Tensor) -> Pending:
+    def all_reduce_later(self, tensor: Tensor) -> Work:
         """Begin to sum `tensor` over all ranks, in place; the result is complete after `wait`."""
 
-    def average_later(self, tensor: Tensor) -> Pending:
+    def average_later(self, tensor: Tensor) -> Work:
         """Begin to average `tensor` over all ranks, in place; the result is complete after `wait`.
 
         Each rank divides before the sum, so that the sum does not overflow in half precision.
@@ -131,7 +131,7 @@ class DerivedWorld:
         warn_renamed("World.receive(source=)", "World.recv(src=)")
         self.recv(tensor, src=source)
 
-    def average_later(self: World, tensor: Tensor) -> Pending:
+    def average_later(self: World, tensor: Tensor) -> Work:
         """See `World.average_later`."""
         tensor.div_(self.place.size)
         return self.all_reduce_later(tensor)
@@ -186,6 +186,65 @@ class DerivedWorld:
         """See `World.print`."""
         if self.place.is_main:
             print(*values, flush=True)  # noqa: T201 - all ranks print here
+
+
+class RelayedWorld(DerivedWorld):
+    """World that forwards every call to another one, `inner`; subclasses override the calls that differ."""
+
+    def __init__(self, inner: World) -> None:
+        self.inner = inner
+        self.place, self.device = inner.place, inner.device
+
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`."""
+        return self.inner.timeout_s
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """See `World.send`."""
+        self.inner.send(tensor, dst)
+
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """See `World.recv`."""
+        self.inner.recv(tensor, src)
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
+    ) -> Work:
+        """See `World.exchange`."""
+        return self.inner.exchange(send, receive, dst=dst, src=src)
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        self.inner.all_reduce(tensor, op=op)
+
+    def all_reduce_later(self, tensor: Tensor) -> Work:
+        """See `World.all_reduce_later`."""
+        return self.inner.all_reduce_later(tensor)
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
+        """See `World.broadcast`."""
+        self.inner.broadcast(tensor, src)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        return self.inner.all_gather(tensor)
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        self.inner.barrier()
+
+    def broadcast_object(self, value: T, src: int = 0) -> T:
+        """See `World.broadcast_object`."""
+        return self.inner.broadcast_object(value, src)
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`."""
+        return self.inner.all_gather_objects(value)
+
+    def close(self) -> None:
+        """See `World.close`."""
+        self.inner.close()
 
 
 def _share(world: World, result: Any, failure: BaseException | None) -> tuple[Any, BaseException | None]:

@@ -7,19 +7,14 @@ from torch import Tensor
 
 from samestep.base.errors import WorldError
 from samestep.base.place import Place
-from samestep.ranks.world.operation import Op, refuse
-from samestep.ranks.world.protocol import DerivedWorld, NothingPending, Pending
+from samestep.ranks.world.operation import Op, check_operation
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
 
 T = TypeVar("T")
 
 
 class SoloWorld(DerivedWorld):
-    """World of a job with one rank. It has no process group and no cost.
-
-    Args:
-        device: the device this process computes on.
-        place: its place; must be of size 1.
-    """
+    """World of a job with one rank. It has no process group and no cost."""
 
     def __init__(self, *, device: torch.device | str = "cpu", place: Place | None = None) -> None:
         self.place = place if place is not None else Place()
@@ -42,21 +37,21 @@ class SoloWorld(DerivedWorld):
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
-    ) -> Pending:
+    ) -> Work:
         """Refuse to send or receive: there is no other rank."""
         if send is not None:
             raise WorldError(f"cannot send to rank {dst}: this is a world of one")
         if receive is not None:
             raise WorldError(f"cannot receive from rank {src}: this is a world of one")
-        return NothingPending()
+        return CompletedWork()
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Leave `tensor` as it is."""
-        refuse(op, tensor.dtype)
+        check_operation(op, tensor.dtype)
 
-    def all_reduce_later(self, tensor: Tensor) -> Pending:  # noqa: ARG002 - the protocol's signature
+    def all_reduce_later(self, tensor: Tensor) -> Work:  # noqa: ARG002 - the protocol's signature
         """Leave `tensor` as it is."""
-        return NothingPending()
+        return CompletedWork()
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """Leave `tensor` as it is."""

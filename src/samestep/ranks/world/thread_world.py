@@ -15,17 +15,10 @@ from samestep.base.errors import OutOfStep
 from samestep.base.place import Place
 from samestep.ranks.world.current import entered
 from samestep.ranks.world.mailboxes import Hub
-from samestep.ranks.world.operation import Op, headroom, refuse, refuse_root
-from samestep.ranks.world.protocol import DerivedWorld, NothingPending, Pending
+from samestep.ranks.world.operation import COMBINE, Op, check_operation, check_root, headroom
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
 
 T = TypeVar("T")
-_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": torch.add,
-    "mean": torch.add,
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-}
 
 
 class ThreadWorld(DerivedWorld):
@@ -39,7 +32,7 @@ class ThreadWorld(DerivedWorld):
         self.place = place
         self.device = torch.device("cpu")
         self._hub = hub
-        self._begun: deque[Later] = deque()
+        self._begun: deque[_AllReduce] = deque()
 
     @property
     def timeout_s(self) -> float:
@@ -58,33 +51,33 @@ class ThreadWorld(DerivedWorld):
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
-    ) -> Pending:
+    ) -> Work:
         """See `World.exchange`."""
         if send is not None and dst is not None:
             self._hub.put(self.place.rank, dst, "tensor", send.detach().clone())
         if receive is None or src is None:
-            return NothingPending()
-        return Coming(self, receive, src)
+            return CompletedWork()
+        return _Message(self, receive, src)
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
-        refuse(op, tensor.dtype)
+        check_operation(op, tensor.dtype)
         room = headroom(op, tensor.dtype, self.place.size)
         tensors = self._exchange(tensor.detach() / room if room > 1 else tensor.detach().clone())
         total = tensors[0].clone()
         for rank, other in enumerate(tensors[1:], start=1):
             self._same_form(total, other, rank)
-            total = _COMBINE[op](total, other)
+            total = COMBINE[op](total, other)
         if op == "mean":
             total = total / (self.place.size / room)
         _overwrite(tensor, total)
 
-    def all_reduce_later(self, tensor: Tensor) -> Pending:
+    def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`; reads and writes `tensor` as late as possible."""
-        self._begun.append(Later(self, tensor))
+        self._begun.append(_AllReduce(self, tensor))
         return self._begun[-1]
 
-    def finish_through(self, last: "Later") -> None:
+    def finish_through(self, last: "_AllReduce") -> None:
         """Run the all-reduces that were begun, in their order, up to `last`."""
         while last in self._begun:
             begun = self._begun.popleft()
@@ -92,7 +85,7 @@ class ThreadWorld(DerivedWorld):
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        refuse_root(src, self.place.size)
+        check_root(src, self.place.size)
         message = self._from(src, tensor.detach().clone())
         self._same_form(tensor, message, src)
         _overwrite(tensor, message)
@@ -153,18 +146,18 @@ class ThreadWorld(DerivedWorld):
             )
 
 
-class Coming:
+class _Message:
     """Message that is still in the mailbox; messages of one rank are waited for in order."""
 
     def __init__(self, world: ThreadWorld, tensor: Tensor, src: int) -> None:
         self._world, self._tensor, self._src = world, tensor, src
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
+        """See `Work.wait`."""
         self._world.recv(self._tensor, self._src)
 
 
-class Later:
+class _AllReduce:
     """All-reduce that has begun.
 
     Its tensor does not change before `wait` is called. A real back end runs at any moment in between;
@@ -176,7 +169,7 @@ class Later:
         self._world = world
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
+        """See `Work.wait`."""
         self._world.finish_through(self)
 
 

@@ -12,7 +12,7 @@ barrier does not matter. Another barrier, which is not timed, ends the block.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias, TypeVar
 
@@ -28,10 +28,16 @@ MOST_CALLS = 200
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 
 
-def round_order(names: Sequence[T], number: int) -> list[T]:
-    """Return the order of round `number`: each round begins with another name."""
-    first = number % len(names)
-    return [*names[first:], *names[:first]]
+def rounds_within(seconds: float, each: float) -> int:
+    """Return how many rounds of `each` seconds are measured in `seconds`."""
+    return max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / each)))
+
+
+def in_rounds(names: Sequence[T], rounds: int) -> Iterator[T]:
+    """Yield all names in each round, which begins with another name than the round before."""
+    for number in range(rounds):
+        first = number % len(names)
+        yield from (*names[first:], *names[:first])
 
 
 def timed_interleaved(
@@ -77,11 +83,9 @@ def timed_interleaved(
         if number and max(counts.values()) == 1:
             break
     if rounds is None:
-        whole = sum(taken[name] * counts[name] for name in calls)
-        rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / whole)))
+        rounds = rounds_within(seconds, sum(taken[name] * counts[name] for name in calls))
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds):
-        for name in round_order(list(calls), number):
-            times[name].append(block(name))
+    for name in in_rounds(list(calls), rounds):
+        times[name].append(block(name))
     every = world.all_gather_objects(times)
     return {name: slowest([of_rank[name] for of_rank in every]) for name in calls}

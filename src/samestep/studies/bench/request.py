@@ -9,6 +9,8 @@ from samestep.base.units import LONGEST_S, bytes_of
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
 SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel")
 """Gradient synchronizers that `bench step` measures."""
+ALONE = "alone"
+"""Its name for steps without synchronization."""
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 SMALLEST, LARGEST = 4, 256 << 20
 """The default range of sizes in bytes, in powers of 4."""

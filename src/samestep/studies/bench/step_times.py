@@ -10,14 +10,14 @@ import torch
 
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.interleaving import round_order
+from samestep.studies.bench.interleaving import in_rounds, rounds_within
 from samestep.studies.bench.measurement import finisher
-from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem, Trainee
+from samestep.studies.bench.request import ALONE
+from samestep.studies.bench.synchronizers import WAYS, Problem, Trainee
 
 WARM_UP = 2
 """Steps before a block is timed: the first all-reduces of `bucketed` do not overlap."""
 BLOCK_S, MOST_STEPS = 0.5, 20
-LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,8 @@ def measure(
     waits = {name: [] for name in names}
     counts = {name: max(1, min(MOST_STEPS, round(BLOCK_S / first[name]))) for name in names}
     whole = sum(first[name] * (counts[name] + WARM_UP) for name in names)
-    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / whole)))
-    for number in range(rounds):
-        for name in round_order(names, number):
-            times[name].append(block(name, counts[name]))
+    for name in in_rounds(names, rounds_within(seconds, whole)):
+        times[name].append(block(name, counts[name]))
     return [_row(world, problem, name, times, waits[name]) for name in names]
 
 

@@ -17,9 +17,9 @@ from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.collectives.algorithms import ALL_REDUCE
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.world.main_barrier import wait_for_main
-from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.ranks.world.process_group import ProcessGroupWorld, wait_for_main
 from samestep.ranks.world.protocol import World
+from samestep.studies.bench.request import ALONE
 from samestep.training.models.registry import build
 
 CLASSES = 10
@@ -199,7 +199,6 @@ def gpus_fed(
 
 
 Way = Callable[[Trainee, World], AbstractContextManager[Step]]
-ALONE = "alone"
 WAYS: Mapping[str, Way] = {
     ALONE: _alone,
     "naive": _by("naive"),

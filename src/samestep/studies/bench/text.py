@@ -1,4 +1,4 @@
-"""Formats the results of a collective as tables and one sentence."""
+"""Formats the results of a benchmark as tables, one sentence, and a chart."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.bench.cost_fit import crossovers, fit
 from samestep.studies.bench.figures import Row, bus_factor
-from samestep.studies.bench.plot import times_chart
-from samestep.studies.bench.request import Request
+from samestep.studies.bench.request import ALONE, Request
 from samestep.studies.report.line_charts import PointChart
+from samestep.studies.report.page import text_table
+from samestep.studies.report.scales import DataPoint
 
 if TYPE_CHECKING:
     from samestep.studies.bench.measurement import Report
+    from samestep.studies.bench.step_times import StepRow
 
 ANSWERED = (64 << 10, 25 << 20)
 """The sizes in the summary sentence, where measured: a small one, and DDP's bucket."""
@@ -78,7 +80,7 @@ def table(rows: Sequence[Row]) -> list[str]:
             )
         )
         shown = row.bytes
-    return aligned([_HEAD, *body], left={1})
+    return text_table(_HEAD, body)
 
 
 def fits(times: Times) -> list[str]:
@@ -91,7 +93,7 @@ def fits(times: Times) -> list[str]:
         line = fit(by_size)
         rate = f"{1 / line.beta / 1e9:.3g} GB/s" if line.beta else "-"
         body.append((name, seconds_text(line.alpha), f"{line.beta * 1e9:.3g} ns/B", rate))
-    return aligned([head, *body], left={0})
+    return text_table(head, body)
 
 
 def fastest(times: Times) -> str:
@@ -118,13 +120,58 @@ def _compared(times: Times, nbytes: int) -> str:
     return f"{first} is {how} {other} at {at}: {seconds_text(here[first])}, not {seconds_text(here[other])}"
 
 
-def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
-    """Return the lines of a table; columns in `left` are left-aligned, others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if number in left else f"{cell:>{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+def times_chart(
+    times: Mapping[str, Mapping[int, float]], *, copying: Mapping[int, float], title: str, name: str
+) -> PointChart:
+    """Return a chart with logarithmic axes.
+
+    Args:
+        times: seconds of each algorithm by bytes.
+        copying: seconds of copying the fewest bytes that must move, at each size, while all ranks copy.
+        title: title of the chart.
+        name: name of its files.
+    """
+    return PointChart(
+        title=title,
+        name=name,
+        x="size",
+        y="time",
+        lines={
+            algorithm: [DataPoint(nbytes, seconds, seconds, seconds) for nbytes, seconds in by_size.items()]
+            for algorithm, by_size in times.items()
+        },
+        ideal=lambda nbytes: copying[int(nbytes)],
+        ideal_name="copying memory",
+        x_text=lambda nbytes: bytes_text(int(nbytes)),
+        base=10,
+        tick=seconds_text,
+        text=seconds_text,
+        height=400,
+    )
+
+
+def step_table(rows: Sequence["StepRow"]) -> list[str]:
+    """Return the lines of a table, the fastest synchronizer first."""
+    body = [
+        (
+            row.sync,
+            seconds_text(row.step_s),
+            "-" if row.exposed_sync_s is None else seconds_text(row.exposed_sync_s),
+            f"{row.efficiency:.0%}",
+        )
+        for row in sorted(rows, key=lambda row: -row.efficiency)
     ]
+    return text_table(("synchronizer", "step", "exposed", "efficiency"), body)
+
+
+def step_answer(rows: Sequence["StepRow"]) -> str:
+    """Return one sentence on the cost of the best synchronizer, and of torch's DDP where measured."""
+    ways = {row.sync: row for row in rows if row.sync != ALONE}
+    best = max(ways.values(), key=lambda row: row.efficiency)
+    answer = (
+        f"{best.sync} keeps {best.workers} workers at {best.efficiency:.0%} of their speed without "
+        "communication"
+    )
+    if "ddp" not in ways or best.sync == "ddp":
+        return answer
+    return f"{answer}, torch's DDP at {ways['ddp'].efficiency:.0%}"

@@ -10,8 +10,8 @@ from samestep.base.machine.description import package_version
 from samestep.base.units import bytes_text
 from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import problems
-from samestep.observe.clock.accelerator_versions import toolkit_versions
 from samestep.ranks.world.device import BACKENDS
+from samestep.ranks.world.device_description import toolkit_versions
 from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings
 from samestep.studies.doctor.context import Context
 from samestep.studies.doctor.results import Result, Row, joined, numbers_text, problem, rows

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from samestep.ranks.hang.report import format_ranks
 from samestep.studies.doctor import links
 from samestep.studies.doctor.links import Address
 from samestep.studies.doctor.pair_measurement import Link, LinkServer
 from samestep.studies.doctor.rank_conflicts import conflicts
 from samestep.studies.doctor.report import Owned, Report
-from samestep.studies.doctor.results import Finding, RankResult, Result, ResultStore, problem, ranks_text
+from samestep.studies.doctor.results import Finding, RankResult, Result, ResultStore, problem
 
 _MEASURE_S = 25.0
 _GRACE_S = 10.0
@@ -136,7 +137,7 @@ def _about_all(
         yield (), finding
     if absent := [rank for rank in range(size) if rank not in hosts]:
         text = (
-            f"{ranks_text(absent)} of {size} did not join the checks. Read their output: they must start, "
+            f"{format_ranks(absent)} of {size} did not join the checks. Read their output: they must start, "
             "run samestep doctor, and reach rank 0 within the time of --wait."
         )
         yield (), problem(text)

@@ -18,8 +18,8 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 
-from samestep.ranks.rendezvous.authenticated_client import connect
 from samestep.ranks.rendezvous.authenticated_server import Callers, Server
+from samestep.ranks.rendezvous.authentication import connect
 
 _TOKEN = 16
 _CHUNK = 256 * 1024

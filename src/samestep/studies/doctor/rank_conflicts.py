@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from samestep.ranks.hang.report import format_ranks
 from samestep.ranks.world.device import shared_device
-from samestep.studies.doctor.results import Finding, RankResult, grouped, note, problem, ranks_text
+from samestep.studies.doctor.results import Finding, RankResult, grouped, note, problem
 
 # Ranks that differ in the first cannot, or must not, train together. Those that differ in the others
 # sometimes can.
@@ -72,7 +73,7 @@ def _about_cpus(here: Sequence[RankResult], host: str) -> Iterator[Finding]:
             count = min(count, max(usable))
         if count and len(members) > 1 and threads > count:
             yield problem(
-                f"On {host}, {ranks_text([one.rank for one in members])} compute with {threads} threads on "
+                f"On {host}, {format_ranks([one.rank for one in members])} compute with {threads} threads on "
                 f"{count} CPU(s): they wait for each other. Request more from the scheduler (srun "
                 "--cpus-per-task), let the launcher bind each rank to its own CPUs, or set a lower "
                 "OMP_NUM_THREADS."
@@ -82,5 +83,5 @@ def _about_cpus(here: Sequence[RankResult], host: str) -> Iterator[Finding]:
 def _differing(values: Mapping[int, Any]) -> str:
     """Return which ranks have which value; an empty text if all have the same."""
     groups = grouped(values)
-    listed = ", ".join(f"{value or 'none'} on {ranks_text(ranks)}" for value, ranks in groups.items())
+    listed = ", ".join(f"{value or 'none'} on {format_ranks(ranks)}" for value, ranks in groups.items())
     return listed if len(groups) > 1 else ""

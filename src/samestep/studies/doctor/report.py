@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from samestep.ranks.hang.report import format_ranks
 from samestep.studies.doctor import links
 from samestep.studies.doctor.pair_measurement import Link
-from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, numbers_text, ranks_text, rows
+from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, numbers_text, rows
 
 Owned: TypeAlias = tuple[Sequence[int], Finding]
 """The ranks that a finding is about, and the finding; no ranks if it is about all together."""
@@ -81,7 +82,7 @@ def finding_lines(findings: Sequence[Owned], hosts: Mapping[int, str]) -> Iterat
     for ranks, finding in sorted(merged(findings), key=lambda one: not one[1].hurts):
         where = {hosts[rank] for rank in ranks if rank in hosts}
         on = f" on {where.pop()}" if len(where) == 1 < len(set(hosts.values())) else ""
-        about = f" ({ranks_text(ranks)}{on})" if ranks and len(hosts) > 1 else ""
+        about = f" ({format_ranks(ranks)}{on})" if ranks and len(hosts) > 1 else ""
         yield f"{'problem' if finding.hurts else 'note'}{about}: {finding.text}"
 
 
@@ -112,7 +113,7 @@ def _folded(values: Mapping[int, Sequence[str]]) -> list[str]:
     lines = _folded_variables(values)
     for value, ranks in () if lines else groups.items():
         first, *rest = value or ("none",)
-        lines += [f"{ranks_text(ranks)}: {first}", *(f"  {line}" for line in rest)]
+        lines += [f"{format_ranks(ranks)}: {first}", *(f"  {line}" for line in rest)]
     return lines
 
 
@@ -125,7 +126,7 @@ def _folded_variables(values: Mapping[int, Sequence[str]]) -> list[str]:
     lines = []
     for name in names:
         groups = grouped({rank: table.get(name) for rank, table in tables.items()})
-        text = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
+        text = ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in groups.items())
         text = text if len(text) <= _LISTED else f"{text[:_LISTED]} ..."
         lines.append(f"{name}={text if len(groups) > 1 else next(iter(groups))}")
     return lines

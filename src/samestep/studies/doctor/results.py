@@ -93,15 +93,6 @@ def matrix(
     return lines
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks in words.
-
-    >>> ranks_text([0]), ranks_text([0, 1, 7])
-    ('rank 0', 'ranks 0-1, 7')
-    """
-    return f"rank{'' if len(ranks) == 1 else 's'} {numbers_text(ranks)}"
-
-
 def numbers_text(numbers: Sequence[int]) -> str:
     """Return numbers as ranges.
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from samestep.base.env import Environment
 from samestep.base.errors import Error
 from samestep.base.machine.description import machine
+from samestep.launchers.binding import undo_default_binding
+from samestep.launchers.compute_threads import without_default_threads
 from samestep.launchers.detect import LOOPBACK, detect
-from samestep.launchers.mpi_hosts import introduced
-from samestep.launchers.side_effects import unbind, without_unasked_threads
-from samestep.launchers.torchrun_env import refuse_pods
+from samestep.launchers.lost_environment import refuse_pods
+from samestep.launchers.mpi_hosts import with_main_host
 from samestep.ranks.world.banner import describe
 from samestep.ranks.world.device import DeviceFacts, available_here, facts_here
 from samestep.studies.doctor.checks import CHECKS, Check, run_check, with_timeout
@@ -102,9 +103,9 @@ def _devices() -> tuple[DeviceFacts | None, Result]:
 def _context(environment: Environment, options: Options, devices: DeviceFacts | None) -> Context:
     started = detect(environment)
     refuse_pods(environment, started)
-    unbind(environment, started.launcher)  # as ranks that join do
-    variables = without_unasked_threads(environment, started.launcher)
-    detected = introduced(detect(variables), variables)
+    undo_default_binding(environment, started.launcher)  # as ranks that join do
+    variables = without_default_threads(environment, started.launcher)
+    detected = with_main_host(detect(variables), variables)
     context = predict(variables, detected, machine(), devices=devices, available=available_here)
     return replace(context, environment=environment, run_folder=options.run_folder)
 

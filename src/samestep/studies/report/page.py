@@ -1,4 +1,4 @@
-"""Builds a self-contained HTML page from sections and tables."""
+"""Builds a self-contained HTML page from sections and tables, and tables of text."""
 
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
@@ -53,6 +53,24 @@ def bullets(texts: Sequence[str], kind: str) -> str:
     if not texts:
         return ""
     return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
+
+
+def numeric_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns whose cells are numbers, with or without a unit, or empty, or a hyphen."""
+    columns = range(len(rows[0])) if rows else ()
+    return [k for k in columns if all(row[k][:1].isdigit() or row[k] in ("", "-") for row in rows)]
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table as lines, with right-aligned numeric columns."""
+    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
+    right = numeric_columns(rows)
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return "  ".join(cell.rjust(width) if k in right else cell.ljust(width) for k, (cell, width) in cells)
+
+    return [line(row).rstrip() for row in (head, *rows)]
 
 
 def _row(row: Row, kind: str, right: Collection[int]) -> str:

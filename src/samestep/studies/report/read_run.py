@@ -10,7 +10,8 @@ from typing import Any
 
 from samestep.base import step_phases
 from samestep.base.errors import UsageError
-from samestep.base.regular_files import read_lines, read_text
+from samestep.base.regular_files import read_text
+from samestep.base.typed_json import read_json_lines
 from samestep.base.untrusted_documents import TOML_BYTES, parse_json, parse_toml
 
 PHASES = step_phases.OF_LOOP
@@ -118,13 +119,7 @@ def _rows(
     """
     if not path.exists():
         return
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            row = parse_json(line)
-        except ValueError:
-            if not line.endswith("\n"):
-                return
-            raise UsageError(f"{path} is damaged: line {number} is not JSON.") from None
+    for number, row in read_json_lines(path):
         where = f"line {number}"
         _check(path, where, row, (*counts, *figures))
         yield row | _numbers(path, where, row, counts, (*figures, *more))

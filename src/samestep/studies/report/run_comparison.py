@@ -2,23 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 
 from samestep import __version__
 from samestep.studies.report.figures import curves
 from samestep.studies.report.page import page, section, table
-from samestep.studies.report.read_run import Run, names, read_run
+from samestep.studies.report.read_run import Run, names
 from samestep.studies.report.run_summary import headline, shares
-from samestep.studies.report.write import write_text
-
-
-def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page that shows the runs in `folders` side by side, and return its path.
-
-    Raises:
-        UsageError: one is not a run folder, a file is damaged, or the page cannot be written.
-    """
-    return write_text(out, render([read_run(folder) for folder in folders]))
 
 
 def render(runs: Sequence[Run]) -> str:

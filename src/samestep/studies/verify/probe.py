@@ -22,9 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, attached_to, wrapping
-from samestep.hooks.tensor_tree import leaves
+from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
-from samestep.observe.sanitize.input_digests import data_in
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from samestep.autopilot.files.overlay_calls import writing_to
 from samestep.autopilot.replicated_script import run_replicated, undo_replication
 from samestep.autopilot.script.options import DEFAULTS, Options
-from samestep.autopilot.script.rank_output import silenced
+from samestep.autopilot.script.rank_output import silenced, writing_to
 from samestep.autopilot.script.seeds import equal_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error
@@ -72,7 +71,7 @@ class TracedRun:
         self.folder.mkdir(parents=True)
         job = Job(program=self.program, workers=self.size, grace_s=3.0)
         entry = entry_of(self.program, around=self._as_worker, watch=self.watch)
-        outcome = local_backend.run(job, entry, local=self.size, tell=lambda *_: None)
+        outcome = local_backend.run(job, entry, local=self.size, on_round_end=lambda *_: None)
         if outcome.interrupted_by:
             raise KeyboardInterrupt
         return RunRecord(

@@ -15,13 +15,13 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.split.random_draws import BatchDraw, SplitDraws, sample_dim
+from samestep.autopilot.split.draw_plans import BatchDraw, sample_dim
+from samestep.autopilot.split.random_draws import SplitDraws
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached, wrapping
-from samestep.hooks.tensor_tree import leaves
+from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, subscribed
-from samestep.observe.sanitize.input_digests import data_in
 
 _ROWS = 61
 """Rows of a table; samples that share a row get equal noise, which is harmless."""

@@ -1,16 +1,118 @@
-"""Decides when checkpoints are written and writes them in the background on rank 0."""
+"""Decides when checkpoints are written, and writes them in a background thread on rank 0."""
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from samestep.base.errors import CheckpointError
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.background import Writer
+from samestep.training.checkpoint.checkpoint_folders import make, tidy
+from samestep.training.checkpoint.newest import folder_of, free_folder
 from samestep.training.checkpoint.random_state import gather_random_state
-from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.retention import Retention, prune
+from samestep.training.checkpoint.save import write_staged
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.checkpoint.staging import Stage
+from samestep.training.settings import RunOptions
+
+_NICENESS = 10
+"""Niceness of the writing thread, below the training's priority. At the lowest priority it could be suspended
+while it holds the GIL, and the training would wait for it."""
+
+
+class Writer:
+    """A background writer for the checkpoints of one run, one at a time; used on one rank.
+
+    `save` copies the state and returns. A thread then hashes and writes it, waits for the disk, renames the
+    folder, and deletes old checkpoints. The interpreter waits for that thread at its end, so a script that
+    ends or fails after `save` still has its checkpoint. A failed write leaves the earlier checkpoints as they
+    are and sets `failure`; the next `save` tries again. A failed deletion of old ones sets `warning`.
+
+    Args:
+        folder: of the ``step-N`` folders; made if missing, and cleaned of a killed writer's drafts.
+        keep: the retention rule.
+
+    Raises:
+        CheckpointError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, keep: Retention) -> None:
+        self._folder = folder
+        self._keep = keep
+        self.failure: str | None = None
+        """Why the last write failed; None if it succeeded."""
+        self.warning: str | None = None
+        """A description of the folders that were not deleted or belong to others; None if there are none."""
+        self._stage = Stage()
+        self._thread: threading.Thread | None = None
+        try:
+            make(folder)
+            self.warning = tidy(folder)
+        except OSError as error:
+            raise CheckpointError(f"cannot write checkpoints to {folder}: {error.strerror}.") from error
+
+    def save(self, snapshot: Snapshot, *, score: float | None = None) -> None:
+        """Copy the current state of a run, and start to write it as ``step-N``.
+
+        Waits for the previous checkpoint if that is still being written. Replaces one of the same step.
+
+        Args:
+            snapshot: its state has the number of completed steps.
+            score: for `Retention.best`; higher is better.
+
+        Raises:
+            CheckpointError: it contains something that cannot be saved.
+        """
+        self.wait()
+        step = snapshot.state["step"]
+        if score is not None:
+            snapshot = replace(snapshot, state={**snapshot.state, "score": score})
+        staged = self._stage.take(snapshot)
+        self._thread = threading.Thread(target=self._write, args=(staged, step), name=f"checkpoint {step}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and free the memory of the copies."""
+        self.wait()
+        self._stage = Stage()
+
+    def _write(self, snapshot: Snapshot, step: int) -> None:
+        """Write, commit, then prune; store errors instead of raising them, because this is a thread."""
+        _lower_priority()
+        folder = folder_of(self._folder, step)
+        try:
+            folder = free_folder(self._folder, step)
+            self._stage.settle()
+            write_staged(snapshot, folder)
+            self.failure = None
+        except CheckpointError as error:
+            self.failure = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - no failed checkpoint ends a training
+            self.failure = f"cannot write the checkpoint {folder}: {type(error).__name__}: {error}."
+            return
+        try:
+            self.warning = prune(self._folder, self._keep, newest=step)
+        except Exception as error:  # noqa: BLE001 - the new one is on disk
+            self.warning = f"old checkpoints in {self._folder} cannot be listed: {error}."
+
+
+def _lower_priority() -> None:
+    """Lower the priority of this thread, on systems with a priority per thread."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 class CheckpointManager:
@@ -64,14 +166,8 @@ class CheckpointManager:
         random = gather_random_state(self._world, step=snapshot.state["step"])
         self._latest = time.monotonic()
         if self._writer is not None:
-            self._writer.save(
-                step=snapshot.state["step"],
-                model=snapshot.model,
-                optimizer={**snapshot.optimizer, "random": random},
-                state=snapshot.state,
-                average=snapshot.average,
-                score=score,
-            )
+            whole = replace(snapshot, optimizer={**snapshot.optimizer, "random": random})
+            self._writer.save(whole, score=score)
             self._report_troubles(self._writer.failure, self._writer.warning)
 
     def finish(self) -> None:

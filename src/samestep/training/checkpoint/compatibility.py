@@ -36,10 +36,6 @@ _ELEMENTWISE = frozenset(
 def mismatch(weights: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """Return one line on how two state dicts differ in names and shapes; None if they do not.
 
-    Args:
-        weights: the saved state dict.
-        wanted: the model's.
-
     >>> import torch
     >>> mismatch({"a": torch.zeros(2), "c": torch.zeros(1)}, {"a": torch.zeros(3), "b": torch.zeros(1)})
     'missing: b; unexpected: c; of another shape: a (2,), in the model (3,)'

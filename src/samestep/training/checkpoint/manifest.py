@@ -4,22 +4,37 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import read_bytes
+from samestep.base.typed_json import FormatError, read_as
 from samestep.base.untrusted_documents import parse_json
-from samestep.training.checkpoint.hashed_files import Seal
-from samestep.training.checkpoint.layout import FILES, MANIFEST, REQUIRED
+from samestep.training.checkpoint.snapshot import FILES, MANIFEST, REQUIRED
 
 FORMAT = 1
 """Version of the layout that `samestep.training.checkpoint.save` describes; readers refuse later versions."""
 _LARGEST = 1 << 16
 """Maximum bytes of a manifest, which has about 800."""
-_MOST_BYTES = 1 << 63
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _size_problem(count: int) -> str:
+    return "" if 0 <= count < 1 << 63 else "is not a size"
+
+
+def _sha256_problem(text: str) -> str:
+    return "" if _SHA256.fullmatch(text) else "is not a sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Size and checksum of a file."""
+
+    bytes: Annotated[int, _size_problem]
+    sha256: Annotated[str, _sha256_problem]
 
 
 def manifest_text(files: Mapping[str, Seal]) -> str:
@@ -29,7 +44,7 @@ def manifest_text(files: Mapping[str, Seal]) -> str:
     return json.dumps({"format": FORMAT, "files": listed, "sha256": seal}, indent=2) + "\n"
 
 
-def read_manifest(folder: Path) -> dict[str, Seal]:
+def read_manifest(folder: Path) -> Mapping[str, Seal]:
     """Return the size and checksum of each file of a checkpoint.
 
     Raises:
@@ -59,25 +74,13 @@ def read_manifest(folder: Path) -> dict[str, Seal]:
     return files
 
 
-def _seals(manifest: Mapping[str, Any]) -> dict[str, Seal] | None:
+def _seals(manifest: Mapping[str, Any]) -> Mapping[str, Seal] | None:
     """Return the files that a manifest lists, or None if it has another form."""
     try:
-        seals = {name: Seal(**entry) for name, entry in manifest["files"].items()}
-    except (AttributeError, KeyError, TypeError):
+        files: Mapping[str, Seal] = read_as(Mapping[str, Seal], manifest.get("files"), "files")
+    except FormatError:
         return None
-    return seals if all(map(_is_seal, seals.values())) else None
-
-
-def _is_seal(seal: Seal) -> bool:
-    """Return whether the values have their types, which the manifest's own checksum does not ensure."""
-    num_bytes: object = seal.bytes
-    sha256: object = seal.sha256
-    return (
-        type(num_bytes) is int
-        and 0 <= num_bytes < _MOST_BYTES
-        and type(sha256) is str
-        and _SHA256.fullmatch(sha256) is not None
-    )
+    return files
 
 
 def _no_manifest(folder: Path) -> str:

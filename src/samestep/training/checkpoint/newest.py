@@ -1,17 +1,23 @@
-"""Finds the newest usable checkpoint in a folder."""
+"""Finds the newest usable checkpoint in a folder, and broadcasts it to ranks that cannot read its files."""
 
+import itertools
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import lies_at
-from samestep.training.checkpoint.atomic_folders import restore
-from samestep.training.checkpoint.layout import MANIFEST, STATE
-from samestep.training.checkpoint.owned_checkpoints import OwnedFolders
+from samestep.parallel.gradients.initial_agreement import broadcast_tensors
+from samestep.ranks.world.protocol import World
+from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, restore
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.checkpoint.snapshot import MANIFEST, STATE, Snapshot
 
 _NAME = re.compile(r"step-(?P<step>0|[1-9][0-9]*)(?:\.(?P<count>[1-9][0-9]*))?")
 _SET_ASIDE = re.compile(r"left-step-\d+(\.\d+)?")
@@ -40,11 +46,18 @@ def free_folder(parent: Path, step: int) -> Path:
     Raises:
         OSError: `parent` cannot be read or written.
     """
-    own, path, count = OwnedFolders.claim(parent), folder_of(parent, step), 1
-    while lies_at(path) and own.not_owned(path.name) is not None:
-        count += 1
-        path = parent / f"step-{step}.{count}"
-    return path
+    own = OwnedFolders.claim(parent)
+    name = free_name(
+        folder_of(parent, step).name,
+        lambda name: lies_at(parent / name) and own.not_owned(name) is not None,
+    )
+    return parent / name
+
+
+def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return the first of `name`, ``name.2``, ``name.3``, ... that is not taken."""
+    names = itertools.chain([name], (f"{name}.{count}" for count in itertools.count(2)))
+    return next(one for one in names if not is_taken(one))
 
 
 def step_of(name: str) -> int | None:
@@ -138,3 +151,89 @@ def _read_as_named(path: Path) -> Snapshot | str:
     if step_of(path.name) != step:  # names decide which one is the newest
         return f"{path} contains step {step}: it was renamed. Restore its name."
     return snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorSpec:
+    """The shape, strides and dtype of a tensor that is broadcast."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> SelectedCheckpoint | None:
+    """Return `newest_valid` of `folder` on every rank; called by all ranks, and read by rank 0.
+
+    Only rank 0 needs access to the folder.
+
+    Args:
+        world: the ranks.
+        folder: of the checkpoints.
+        missing_ok: return None if no folder has the name of a checkpoint.
+    """
+    read_here: list[Snapshot] = []
+
+    def choose() -> tuple[Path, tuple[tuple[Path, str], ...]] | None:
+        if missing_ok and is_bare(folder):
+            return None
+        chosen = newest_valid(folder)
+        read_here.append(chosen.snapshot)
+        return chosen.path, chosen.refused
+
+    found = world.on_main(choose)
+    snapshot = broadcast_snapshot(world, next(iter(read_here), None))
+    return None if found is None or snapshot is None else SelectedCheckpoint(found[0], snapshot, found[1])
+
+
+def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | None:
+    """Return rank 0's snapshot on every rank; called by all ranks."""
+    if world.place.size == 1:
+        return snapshot
+    mine = _parts(snapshot) if snapshot is not None and world.place.is_main else None
+    specs = world.broadcast_object(None if mine is None else _mapped(mine, _spec_of))
+    if specs is None:
+        return None
+    theirs = mine if mine is not None else _mapped(specs, _empty)
+    broadcast_tensors(world, list(_tensors(theirs)))
+    return snapshot if mine is not None else Snapshot(*theirs)
+
+
+def _parts(snapshot: Snapshot) -> list[Any]:
+    return [snapshot.model, snapshot.optimizer, snapshot.state, snapshot.average]
+
+
+def _spec_of(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    # `empty_like` keeps the strides of a dense tensor, and returns dense ones otherwise.
+    like = torch.empty_like(value, device="meta")
+    return _TensorSpec(value.shape, like.stride(), value.dtype)
+
+
+def _empty(value: Any) -> Any:
+    if not isinstance(value, _TensorSpec):
+        return value
+    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to each leaf of nested dicts, lists and tuples."""
+    if isinstance(value, Mapping):
+        items = {key: _mapped(item, change) for key, item in value.items()}
+        return type(value)(items) if isinstance(value, dict) else items
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in `value`, in the same order on all ranks."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError, OutOfStep
+from samestep.hooks.random_draws import RngState
 from samestep.ranks.world.protocol import World
 
 _NUMPY_WORDS = 624
@@ -20,11 +21,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
     It consists of tensors and plain values, as a checkpoint requires.
     """
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, words, gauss_next = random.getstate()
+    now = RngState.now(device)
+    name, keys, position, has_gauss, gauss = now.numpy
+    version, words, gauss_next = now.python
     return {
-        "cpu": torch.get_rng_state(),
-        "device": None if device.type == "cpu" else _device_state(device),
+        "cpu": now.cpu,
+        "device": None if now.device is None else now.device[1],
         "python": {"version": version, "words": torch.tensor(words), "gauss_next": gauss_next},
         "numpy": {
             "name": str(name),
@@ -41,12 +43,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
     The generator of `device` is unchanged if `state` was saved without a device.
     """
-    torch.set_rng_state(state["cpu"])
-    if device.type != "cpu" and state["device"] is not None:
-        _set_device_state(state["device"], device)
-    python, numpy = state["python"], state["numpy"]
-    random.setstate(_python_state(python))
-    np.random.set_state(_numpy_state(numpy))
+    on_device = None if device.type == "cpu" or state["device"] is None else (device, state["device"])
+    RngState(state["cpu"], on_device, _python_state(state["python"]), _numpy_state(state["numpy"])).restore()
 
 
 def _python_state(state: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -60,9 +58,6 @@ def _numpy_state(state: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def check_random_states(states: Any) -> None:
     """Refuse random states that generators cannot load or use; changes nothing.
-
-    Args:
-        states: of all ranks, from a checkpoint.
 
     Raises:
         CheckpointError: names the rank.
@@ -125,17 +120,6 @@ def restore_random_state(world: World, states: Sequence[Mapping[str, Any]]) -> b
         return False
     set_random_state(states[world.place.rank], world.device)
     return True
-
-
-def _device_state(device: torch.device) -> Tensor:
-    module = torch.get_device_module(device)
-    state: Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
-    return state
-
-
-def _set_device_state(state: Tensor, device: torch.device) -> None:
-    module = torch.get_device_module(device)
-    module.set_rng_state(state) if device.type == "mps" else module.set_rng_state(state, device)
 
 
 def _text(position: Mapping[str, int]) -> str:

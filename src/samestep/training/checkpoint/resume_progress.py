@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.base.errors import CheckpointError
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 _COUNTS = ("seed", "epoch", "samples", "step", "samples_total", "loss_count")
 _FIGURES = ("loss_sum", "seconds", "best")
@@ -31,11 +31,7 @@ class TrainingSize:
 
 
 def check_progress(state: Mapping[str, Any], size: TrainingSize) -> None:
-    """Check that `state` is possible in a training of this size.
-
-    Args:
-        state: of the checkpoint, with every key that a training needs.
-        size: of the training that resumes from it.
+    """Check that `state`, which has every key that a training needs, is possible in a training of this size.
 
     Raises:
         CheckpointError: names the value, or the setting that differs.

@@ -9,12 +9,11 @@ from typing import Any
 
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.regular_files import lies_at
-from samestep.training.checkpoint.atomic_folders import delete, flush
-from samestep.training.checkpoint.layout import MANIFEST, MARK
+from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, delete, flush
 from samestep.training.checkpoint.manifest import read_manifest
-from samestep.training.checkpoint.newest import checkpoints_in, step_of
-from samestep.training.checkpoint.owned_checkpoints import OwnedFolders
+from samestep.training.checkpoint.newest import checkpoints_in, free_name, step_of
 from samestep.training.checkpoint.read import read_state
+from samestep.training.checkpoint.snapshot import MANIFEST, MARK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +133,7 @@ def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]
             if (why := own.not_owned(name)) is not None:
                 skipped.append(f"{name} ({why})")
                 continue
-            moved.append(folder / _free_name(folder, f"left-{name}"))
+            moved.append(folder / free_name(f"left-{name}", lambda free: lies_at(folder / free)))
             own.rename(name, moved[-1].name)
         flush(folder)
     except OSError as error:
@@ -147,11 +146,3 @@ def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]
         f"not renamed in {folder}, though after step {than}: {', '.join(skipped)}. A later start can choose "
         "one of them as the newest checkpoint: move them away."
     )
-
-
-def _free_name(folder: Path, name: str) -> str:
-    free, count = name, 1
-    while lies_at(folder / free):
-        count += 1
-        free = f"{name}.{count}"
-    return free

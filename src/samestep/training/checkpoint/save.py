@@ -9,43 +9,106 @@ A checkpoint is a folder::
       average.safetensors   averaged weights, if the run has them
       state.json            progress of the training: step, seed, epoch, samples, ...
       manifest.json         size and sha256 of the files above; written last
-      .samestep             the mark of the run that made the folder; see `owned_checkpoints`
+      .samestep             the mark of the run that made the folder; see `checkpoint_folders`
+
+Tensors are written in the safetensors format (https://huggingface.co/docs/safetensors) while they are hashed;
+the library's own writer needs a file, which would have to be read back for its checksum.
 """
 
+import hashlib
 import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from types import TracebackType
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.atomic_folders import whole_or_absent
-from samestep.training.checkpoint.hashed_files import Seal, SealedFile
-from samestep.training.checkpoint.layout import AVERAGE, MANIFEST, MODEL, MOST_STATE, OPTIMIZER, STATE
-from samestep.training.checkpoint.manifest import FORMAT, manifest_text
-from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
-from samestep.training.checkpoint.tensors import write_tensors
+from samestep.parallel.gradients.weight_checksum import tensor_bytes
+from samestep.training.checkpoint.checkpoint_folders import whole_or_absent
+from samestep.training.checkpoint.manifest import FORMAT, Seal, manifest_text
+from samestep.training.checkpoint.snapshot import (
+    AVERAGE,
+    MANIFEST,
+    MODEL,
+    MOST_STATE,
+    OPTIMIZER,
+    STATE,
+    Snapshot,
+)
+
+_PIECE = 1 << 20
+"""Bytes hashed and written at a time, small enough to stay in the CPU cache."""
 
 
-def write(snapshot: Snapshot, folder: Path) -> Path:
-    """Write `snapshot` as checkpoint `folder`; called on one rank.
+class SealedFile:
+    """A new file that is hashed while it is written, so that it need not be read back.
+
+    It is a context manager; after the block `seal` is final and the bytes are on disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("xb")
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+        self._failed: OSError | None = None
+
+    @property
+    def seal(self) -> Seal:
+        """Size and digest of what has been written so far."""
+        return Seal(self._bytes, self._digest.hexdigest())
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append `data`, any buffer, in pieces, so that other threads can run in between."""
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                self._digest.update(piece)
+                self._stream.write(piece)
+        except OSError as error:
+            self._failed = error
+            raise
+        self._bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Flush the stream's buffer to the system."""
+        self._stream.flush()
+
+    def __enter__(self) -> "SealedFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._stream.flush()
+                os.fsync(self._stream.fileno())
+        finally:
+            # Closing would raise the error of a full disk again.
+            with suppress(OSError):
+                self._stream.close()
+        if self._failed is not None and error is not self._failed:
+            raise self._failed  # torch.save's own error only names an incomplete archive
+
+
+def write_staged(snapshot: Snapshot, folder: Path) -> Path:
+    """Write a snapshot that a `Stage` has taken as checkpoint `folder`; called on one rank.
 
     Args:
         snapshot: tied weights are written once per name.
         folder: replaced when the new checkpoint is complete and on disk, if it exists and is this run's.
 
     Raises:
-        CheckpointError: the folder cannot be written, exists and is not this run's, or the snapshot contains
-            something that cannot be read back.
+        CheckpointError: the folder cannot be written, or exists and is not this run's.
     """
-    stage = Stage()
-    staged = stage.take(snapshot)
-    stage.settle()
-    return write_staged(staged, folder)
-
-
-def write_staged(snapshot: Snapshot, folder: Path) -> Path:
-    """Write a snapshot that a `Stage` has taken; see `write`."""
     try:
         with whole_or_absent(folder) as draft:
             seals = _write_files(snapshot, draft)
@@ -77,3 +140,91 @@ def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
         file.write(text)
     seals[STATE] = file.seal
     return seals
+
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of dtypes in the format; some versions of the library do not read all of them."""
+_ALIGNMENT = 8
+"""Alignment of the data in bytes."""
+
+
+def write_tensors(file: SealedFile, tensors: Mapping[str, Tensor]) -> None:
+    """Write CPU tensors to `file` as one safetensors file; tied ones once per name.
+
+    ::
+
+        8 bytes     length of the header, little-endian
+        header      JSON: {name: {"dtype", "shape", "data_offsets": [from, to]}}, padded with spaces
+        data        the tensors in row-major order, without gaps
+
+    Raises:
+        CheckpointError: see `check_dtype`.
+    """
+    # Wide types first, as in the library, so that each tensor is aligned to its element size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        check_dtype(name, tensor.dtype)
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    file.write(_header(entries))
+    for name in order:
+        file.write(tensor_bytes(tensors[name]))
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Refuse a dtype that cannot be read back.
+
+    Raises:
+        CheckpointError: the format has no such dtype, or the installed library does not read it.
+    """
+    if dtype not in _NAMES:
+        raise CheckpointError(f"{name} is a {dtype}, which safetensors does not support. Convert it.")
+    if not _is_read_back(dtype):
+        raise CheckpointError(
+            f"{name} is a {dtype}, which safetensors {safetensors.__version__} does not read. Update it, or "
+            "convert the tensor."
+        )
+
+
+@cache
+def _is_read_back(dtype: torch.dtype) -> bool:
+    """Return whether the library reads a tensor of one element with the dtype it was written with."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    header = _header({"t": {"dtype": _NAMES[dtype], "shape": [1], "data_offsets": [0, size]}})
+    try:
+        return safetensors.torch.load(header + bytes(size))["t"].dtype == dtype
+    except Exception:  # noqa: BLE001 - versions raise different exceptions
+        return False
+
+
+def _header(entries: Mapping[str, object]) -> bytes:
+    """Return the first two parts of a file."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from samestep.base.errors import CheckpointError, Error
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint import lineage
-from samestep.training.checkpoint.atomic_folders import make, tidy
-from samestep.training.checkpoint.broadcast import choose_on_all
+from samestep.training.checkpoint.checkpoint_folders import make, tidy
 from samestep.training.checkpoint.compatibility import mismatch, optimizer_mismatch
-from samestep.training.checkpoint.newest import folder_of, free_folder
+from samestep.training.checkpoint.newest import choose_on_all, folder_of, free_folder, step_of
 from samestep.training.checkpoint.random_state import (
     check_random_states,
     gather_random_state,
@@ -29,6 +28,9 @@ from samestep.training.checkpoint.save import write_staged
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.checkpoint.staging import Stage
 from samestep.training.checkpoint.third_party import serial_names
+
+_begun: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The checkpoint of a model, by the model's first parameter, which wrapping and compiling do not change."""
 
 
 class Stateful(Protocol):
@@ -103,11 +105,11 @@ def save(  # noqa: PLR0913 - a training has that many parts
             },
             state={"step": step, **position, "extra": extra},
         )
-        last = lineage.last_step_of_lineage(model, Path(folder), step=step)
+        last = _last_step_of_lineage(model, Path(folder), step=step)
         return _write_among(folder_of(Path(folder), step), snapshot, last=last, keep=keep)
 
     path, notes = world.on_main(write_here)
-    lineage.end(model)
+    _end_lineage(model)
     if notes:
         world.on_main(lambda: _warn(notes))
     return path
@@ -167,7 +169,7 @@ def load(  # noqa: PLR0913 - a training has that many parts
             loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
         own_names = serial_names(model.state_dict())
         model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
-    lineage.begin(model, chosen.path)
+    _begin_lineage(model, chosen.path)
     saved = snapshot.optimizer.get("random", [])
     notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
     if not restore_random_state(world, saved):
@@ -182,11 +184,7 @@ def load(  # noqa: PLR0913 - a training has that many parts
 def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None) -> tuple[Path, list[str]]:
     """Write a checkpoint of a script beside its others; return its path and the warnings.
 
-    Args:
-        path: of the checkpoint.
-        snapshot: its contents.
-        last: checkpoints after this step are set aside, so that the next load finds this lineage.
-        keep: number of checkpoints that stay.
+    Checkpoints after step `last` are set aside, so that the next load finds this lineage.
     """
     retention = None if keep is None else Retention(last=keep, best=False)
     stage = Stage()
@@ -266,3 +264,33 @@ def _check_values(path: Path, snapshot: Snapshot) -> None:
 def _warn(notes: list[str]) -> None:
     for note in notes:
         warnings.warn(note, stacklevel=5)  # the script's call, by way of `on_main`
+
+
+def _begin_lineage(model: nn.Module, checkpoint: Path) -> None:
+    """Record that the weights of `model` are those of `checkpoint`."""
+    for key in _first_parameter(model):
+        _begun[key] = checkpoint.resolve()
+
+
+def _end_lineage(model: nn.Module) -> None:
+    """Delete the record: the checkpoint just written is the last one of the lineage."""
+    for key in _first_parameter(model):
+        if key in _begun:
+            del _begun[key]
+
+
+def _last_step_of_lineage(model: nn.Module, folder: Path, *, step: int) -> int:
+    """Return the last step in `folder` whose checkpoint belongs to the lineage of the coming `step`.
+
+    This is the step that the model was loaded from, if it was loaded from `folder`, else `step` itself.
+    Checkpoints after it belong to an abandoned lineage, or are damaged.
+    """
+    for key in _first_parameter(model):
+        if key in _begun and _begun[key].parent == folder.resolve():
+            begun = step_of(_begun[key].name)
+            return step if begun is None else min(step, begun)
+    return step
+
+
+def _first_parameter(model: nn.Module) -> list[nn.Parameter]:
+    return list(model.parameters())[:1]

@@ -1,4 +1,4 @@
-"""Defines the contents of a checkpoint."""
+"""Defines the contents of a checkpoint and the names of its files; `save` describes the files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +8,16 @@ from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
 from samestep.training.checkpoint.compatibility import mismatch
+
+MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.pt", "average.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
+REQUIRED = frozenset({MODEL, OPTIMIZER, STATE})
+FILES = REQUIRED | {AVERAGE, MANIFEST}
+"""The manifest and all files that it can list."""
+MARK = ".samestep"
+"""Names the run that made the folder; written first, and ignored by readers."""
+MOST_STATE = 1 << 25
+"""Maximum bytes of ``state.json``; parsed, it takes up to 20 times as much memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.archive import PLAIN
+from samestep.training.checkpoint.read import PLAIN
+from samestep.training.checkpoint.save import check_dtype
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.tensors import check_dtype
 
 _PINNED = frozenset({"cuda", "xpu"})
 """Device types that copy asynchronously to pinned memory."""

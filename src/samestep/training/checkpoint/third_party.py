@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import open_regular
-from samestep.training.checkpoint.archive import ZIP, refuse_inflated
 from samestep.training.checkpoint.compatibility import mismatch
 from samestep.training.checkpoint.newest import newest_valid
+from samestep.training.checkpoint.read import ZIP, refuse_inflated
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module")
 """Keys under which scripts save a state dict besides other values; the first existing one is used."""
@@ -113,7 +113,8 @@ def _without_shared_prefix(weights: Mapping[str, Any], wanted: set[str]) -> Mapp
 def _contents(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         chosen = newest_valid(path)
-        _warn_of_refused(chosen.refused)
+        for refused, reason in chosen.refused:
+            warnings.warn(f"{refused.name} is not used: {reason}", stacklevel=3)  # the call of `load_state`
         return chosen.snapshot.model
     try:
         with open_regular(path) as stream:
@@ -135,12 +136,6 @@ def _contents(path: Path) -> Mapping[str, Any]:
     if isinstance(contents, Mapping):
         return contents
     raise CheckpointError(f"{path} contains a {type(contents).__name__}, not a state dict.")
-
-
-def _warn_of_refused(refused: Iterable[tuple[Path, str]]) -> None:
-    """Warn about newer checkpoints that cannot be used."""
-    for path, reason in refused:
-        warnings.warn(f"{path.name} is not used: {reason}", stacklevel=4)  # the call of `load_state`
 
 
 def _not_plain(path: Path, reported: str) -> str:

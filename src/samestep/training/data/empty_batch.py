@@ -29,14 +29,9 @@ def empty_batch(collate: Callable[[list[Any]], Any], sample: Any, *, why: str = 
 
     Sizes 2 and 4 are used because some functions squeeze a batch of 1, and others make pairs.
 
-    Args:
-        collate: makes a batch of samples.
-        sample: a sample of the data set.
-        why: the reason for an empty batch, at the start of the error message.
-
     Raises:
         UsageError: the batch is neither tensors, arrays nor lists, tuples and dicts of them, or nothing in
-            it grows with the samples.
+            it grows with the samples; begins with `why`.
     """
     two, four = (collate([deepcopy(sample) for _ in range(count)]) for count in (2, 4))
     extrapolate = _Extrapolation()

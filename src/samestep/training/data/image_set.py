@@ -1,31 +1,29 @@
-"""Defines a data set of images in memory, as one uint8 tensor."""
+"""Defines data sets of labeled images, in memory or read on demand, and checks their labels and sizes."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from samestep.base.errors import DataError
-from samestep.training.data.lazy import LazyImages, check_subset
+from samestep.base.errors import DataError, UsageError
+from samestep.base.machine.description import machine
+from samestep.base.units import bytes_text
 
 Split: TypeAlias = Literal["train", "test"]
+ReadImage: TypeAlias = Callable[[int], Tensor]
+"""Maps an index to the image, uint8 (channels, height, width)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageSet:
-    """Labeled images in the memory of one device.
-
-    Raises:
-        DataError: the shapes or dtypes of images and labels are wrong.
-    """
+class _Described:
+    """The fields of labeled images, wherever they are."""
 
     name: str
     split: Split
-    images: Tensor
-    """(samples, channels, height, width), uint8, as published."""
-    labels: Tensor
-    """(samples,), int64: indices into `classes`."""
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     """Mean per channel of the *training* split, with `white` scaled to 1.0."""
@@ -33,6 +31,26 @@ class ImageSet:
     """Standard deviation, as `mean`."""
     white: int = 255
     """The largest possible value of a pixel."""
+
+    def _check_subset(self, count: int, total: int) -> None:
+        if not 1 <= count <= total:
+            raise UsageError(
+                f"a subset of {count} samples: {self.name} {self.split} has {total}. Use 1 .. {total}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageSet(_Described):
+    """Labeled images in the memory of one device.
+
+    Raises:
+        DataError: the shapes or dtypes of images and labels are wrong.
+    """
+
+    images: Tensor
+    """(samples, channels, height, width), uint8, as published."""
+    labels: Tensor
+    """(samples,), int64: indices into `classes`."""
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -65,9 +83,104 @@ class ImageSet:
         Raises:
             UsageError: there are fewer samples.
         """
-        check_subset(count, self)
+        self._check_subset(count, len(self))
         return replace(self, images=self.images[:count], labels=self.labels[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LazyImages(_Described):
+    """Labeled images that do not fit into memory, each read on demand."""
+
+    read: ReadImage
+    """Reads one image; runs in loader processes."""
+    labels: Sequence[int]
+    """Indices into `classes`."""
+    shape: tuple[int, int, int]
+    """Channels, height and width of every image as `read` returns it."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return one image and its label.
+
+        Raises:
+            DataError: the image has another shape than the data set.
+        """
+        image = self.read(index)
+        if image.dtype != torch.uint8 or tuple(image.shape) != self.shape:
+            raise DataError(
+                f"{self.name} {self.split}: image {index} is {image.dtype} {tuple(image.shape)}, "
+                f"expected uint8 {self.shape}"
+            )
+        return image, self.labels[index]
+
+    def subset(self, count: int) -> "LazyImages":
+        """Return the first `count` samples; see `ImageSet.subset`."""
+        self._check_subset(count, len(self))
+        return replace(self, labels=self.labels[:count])
 
 
 Images: TypeAlias = ImageSet | LazyImages
 """Either type of image set: in memory, or read on demand."""
+
+_LONGEST = 40
+"""Maximum characters of a label in a message."""
+
+
+def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where: object) -> NDArray[np.int64]:
+    """Return labels as an array.
+
+    Raises:
+        DataError: a label is not an integer from 0 to the last class; names the first one.
+    """
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "ui" and labels.ndim == 1:
+        wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+        index = int(wrong[0]) if len(wrong) else None
+    else:
+        index = next((k for k, one in enumerate(labels) if not _is_class(one, classes)), None)
+    if index is None:
+        return np.asarray(labels, dtype=np.int64)
+    found = str(labels[index])[:_LONGEST]
+    raise DataError(
+        f"{where}: the label of image {index} is {found}, and classes are numbered from 0 to {classes - 1}. "
+        "Use the published file, or correct the label."
+    )
+
+
+def _is_class(label: Any, classes: int) -> bool:
+    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
+    return is_number and bool(0 <= label < classes)
+
+
+MAX_SIDE = 8192
+"""Maximum side of images in pixels; a square RGB image of this side has 192 MiB."""
+MAX_CLASSES = 2**20
+"""Maximum number of classes."""
+
+
+def checked_side(side: int, spec: str) -> int:
+    """Return the side of square images, in pixels.
+
+    Raises:
+        UsageError: it is larger than `MAX_SIDE`.
+    """
+    if side > MAX_SIDE:
+        raise UsageError(f"--data {spec}: images have {side} pixels a side; use {MAX_SIDE} or fewer.")
+    return side
+
+
+def check_fits(spec: str, *, images: int, labels: int, classes: int) -> None:
+    """Refuse images that do not fit into this machine's memory.
+
+    Raises:
+        UsageError: they do not fit, or there are too many classes; names the sizes.
+    """
+    if classes > MAX_CLASSES:
+        raise UsageError(f"--data {spec} has {classes:,} classes; use {MAX_CLASSES:,} or fewer.")
+    there = machine().memory_bytes
+    if images + labels > there:
+        raise UsageError(
+            f"--data {spec} needs {bytes_text(images + labels)} for its images, and this machine has "
+            f"{bytes_text(there)} of memory. Use fewer or smaller images."
+        )

@@ -1,19 +1,33 @@
-"""Draws this rank's part of global batches from a data set in memory."""
+"""Draws this rank's parts of global batches from images in memory or on disk.
 
-from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+All ranks compute the same order and take their part of each batch, so that the samples of a step do not
+depend on the number of ranks. Images on disk are read by torch's DataLoader; the batches are the same.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
+from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.parallel.sharding.global_batches import micro_batches
+from samestep.base.signals import WARNINGS
+from samestep.launchers.binding import processors_of_rank
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
-from samestep.training.data.augmentation import Augment
-from samestep.training.data.image_set import ImageSet
-from samestep.training.data.normalise import Normalize
-from samestep.training.data.sample_random import sample_words
+from samestep.training.data.augmentation import Augment, sample_words
+from samestep.training.data.image_set import Images, ImageSet, LazyImages
+from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,47 +55,64 @@ class Batch:
         return len(self.labels)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loader:
-    """A loader that draws whole batches on the device of the images.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """The options of a loader; the same on every rank."""
 
-    All ranks compute the same order and take their part of each batch, so that the samples of a step do not
-    depend on the number of ranks. Use ``shuffle=False`` for evaluation; each sample then occurs exactly once.
-
-    Raises:
-        UsageError: a full batch has fewer samples than ranks.
-    """
-
-    images: ImageSet
-    """On the device of the training."""
-    _: KW_ONLY
     batch_size: int
     """Samples per step, over all ranks."""
-    place: Place = field(default_factory=Place)
-    shuffle: bool = True
-    augment: Augment | None = None
-    dtype: torch.dtype = torch.float32
-    """Dtype of the batches' images."""
     accumulate: int = 1
     """Micro-batches per step."""
-    drop_last: bool = False
-    plan: Plan = field(init=False, repr=False)
-    _normalize: Normalize = field(init=False, repr=False)
+    shuffle: bool = True
+    """Whether each epoch has its own random order; without it, each sample occurs in published order."""
+    augment: Augment | None = None
+    """Augments batches of uint8 images."""
+    dtype: torch.dtype = torch.float32
+    """Dtype of the batches' images."""
 
-    def __post_init__(self) -> None:
-        plan = Plan(
-            count=len(self.images),
-            batch_size=self.batch_size,
-            place=self.place,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
+
+class ImageLoader:
+    """A loader of this rank's parts of global batches, which are normalized and augmented on `device`.
+
+    Loader processes persist between epochs. A resumed epoch skips its used samples without reading them.
+
+    Args:
+        images: in memory, which are all moved to `device`, or on disk.
+        options: the options of the loader.
+        place: of this rank.
+        device: of the batches.
+        workers: loader processes of this rank, for images on disk; None is its share of the cores.
+
+    Raises:
+        UsageError: a full batch has fewer samples than ranks. DataError in an epoch: an image cannot be read.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        options: LoaderOptions,
+        *,
+        place: Place | None = None,
+        device: torch.device = _CPU,
+        workers: int | None = None,
+    ) -> None:
+        place = Place() if place is None else place
+        self._options, self._device = options, device
+        self._plan = Plan(
+            count=len(images), batch_size=options.batch_size, place=place, shuffle=options.shuffle
         )
-        object.__setattr__(self, "plan", plan)
-        object.__setattr__(self, "_normalize", Normalize(self.images, self.dtype, self.images.images.device))
+        # (x / white - mean) / std = x * scale - shift, in two passes over the batch
+        mean, std = (
+            torch.tensor(one, dtype=torch.float64).view(1, -1, 1, 1) for one in (images.mean, images.std)
+        )
+        self._scale = (1 / (images.white * std)).to(device, options.dtype)
+        self._shift = (mean / std).to(device, options.dtype)
+        self._in_memory = images.to(device) if isinstance(images, ImageSet) else None
+        self._on_disk = None if isinstance(images, ImageSet) else _DiskReader(images, place, device, workers)
 
     def __len__(self) -> int:
         """Return the steps per epoch, the same on every rank."""
-        return len(self.plan)
+        return len(self._plan)
 
     def epoch(self, position: Position | None = None) -> Iterator[Batch]:
         """Yield the batches from `position` (by default the first epoch's start) to the end of its epoch.
@@ -93,25 +124,117 @@ class Loader:
             UsageError: `position` is beyond the end of this data set.
         """
         position = Position() if position is None else position
-        steps = self.plan.steps(position)
-        order = torch.from_numpy(self.plan.order(position)).to(self.images.images.device)
-        words = None if self.augment is None else sample_words(order, position)
-        for step, micro in micro_batches(steps, self.accumulate):
-            part = self.plan.share(micro)
-            here = slice(part.start, part.stop)
-            ids = order[here]
+        parts = list(self._plan.parts(position, accumulate=self._options.accumulate))
+        order = torch.from_numpy(self._plan.order(position))
+        if self._in_memory is not None:
+            order = order.to(self._device)
+        words = None if self._options.augment is None else sample_words(order, position)
+        drawn = self._read([order[part.start : part.stop] for part in parts])
+        for part, (ids, images, labels) in zip(parts, drawn, strict=True):
             yield Batch(
-                images=self._images(ids, None if words is None else words[here]),
-                labels=self.images.labels.index_select(0, ids),
-                weight=self.plan.weight(micro, of=step.count),
-                global_count=micro.count,
+                images=self._prepared(images, None if words is None else words[part.start : part.stop]),
+                labels=labels.to(self._device, non_blocking=True),
+                weight=part.weight,
+                global_count=part.global_count,
                 ids=ids,
-                after=step.after,
-                last_of_step=micro.stop == step.stop,
+                after=part.after,
+                last_of_step=part.last_of_step,
             )
 
-    def _images(self, ids: Tensor, words: Tensor | None) -> Tensor:
-        images = self.images.images.index_select(0, ids)
-        if self.augment is not None and words is not None:
-            images = self.augment(images, words)
-        return self._normalize(images)
+    def _read(self, ids: list[Tensor]) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Return ids, images and labels of each batch."""
+        if self._on_disk is not None:
+            return self._on_disk.read(ids)
+        data = self._in_memory
+        assert data is not None
+        return ((one, data.images.index_select(0, one), data.labels.index_select(0, one)) for one in ids)
+
+    def _prepared(self, images: Tensor, words: Tensor | None) -> Tensor:
+        """Return uint8 images on the device of the batches, augmented and normalized."""
+        images = images.to(self._device, non_blocking=True)
+        if self._options.augment is not None and words is not None:
+            images = self._options.augment(images, words.to(self._device, non_blocking=True))
+        return images.to(self._options.dtype).mul_(self._scale).sub_(self._shift)
+
+
+class _DiskReader:
+    """Reads batches of images by torch's DataLoader, whose processes read ahead."""
+
+    def __init__(self, images: LazyImages, place: Place, device: torch.device, workers: int | None) -> None:
+        self._ids = _Ids()
+        workers = loading_processes(place, device) if workers is None else workers
+        self._loader: DataLoader[Any] = DataLoader(
+            range(len(images)),  # type: ignore[arg-type]  # the ids; `_ReadBatch` reads a batch of them
+            batch_sampler=self._ids,
+            collate_fn=_ReadBatch(images),
+            num_workers=workers,
+            worker_init_fn=_ignore_stop_signals,
+            persistent_workers=workers > 0,
+            pin_memory=device.type in ("cuda", "xpu"),
+        )
+
+    def read(self, ids: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the ids, images and labels of each batch."""
+        self._ids.batches = [one.tolist() for one in ids]
+        for one, batch in zip(ids, self._loader, strict=True):
+            yield one, *raise_if_failed(batch)
+
+
+class _Ids(Sampler[list[int]]):
+    """The samples of each batch of the next epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReadBatch:
+    """A collate function that reads the images of a batch; returns the error if one cannot be read."""
+
+    images: LazyImages
+
+    def __call__(self, ids: list[int]) -> tuple[Tensor, Tensor] | FailedBatch:
+        try:
+            read = [self.images[index] for index in ids]
+        except UsageError as error:
+            return FailedBatch(error)
+        images = [image for image, _ in read]
+        labels = torch.tensor([label for _, label in read], dtype=torch.int64)
+        empty = torch.empty((0, *self.images.shape), dtype=torch.uint8)
+        return torch.stack(images) if images else empty, labels
+
+
+def loading_processes(place: Place, device: torch.device) -> int:
+    """Return the default number of loader processes of one rank: its share of the cores.
+
+    It is half of that share if the rank computes on the CPU as well.
+    """
+    share = processors_of_rank(place.local_size)
+    return share if device.type != "cpu" else max(1, share // 2)
+
+
+def _ignore_stop_signals(_: int) -> None:
+    """Make a loader process ignore stop signals to its process group, because its rank finishes the step.
+
+    SIGTERM from its rank still ends it: multiprocessing sends that when the rank exits. If the rank dies,
+    torch's watchdog ends it. On macOS the sender of a signal is unknown, so SIGTERM keeps torch's handler.
+    """
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
+    rank = multiprocessing.parent_process()
+    if sys.platform != "darwin" and rank is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for all threads, which start later
+        threading.Thread(target=_exit_on_sigterm, args=[rank.pid], daemon=True).start()
+
+
+def _exit_on_sigterm(sender: int | None) -> None:
+    if sys.platform != "darwin":
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != sender:
+            pass
+        os._exit(0)

@@ -58,10 +58,6 @@ def _check_opcodes(content: bytes) -> None:
 def load_arrays(content: bytes, where: str) -> Any:
     """Return the arrays and plain values in a pickle; strings of Python 2 are returned as bytes.
 
-    Args:
-        content: the pickle.
-        where: name of its file, for messages.
-
     Raises:
         DataError: it contains anything else, or is damaged. No code of it is executed.
     """

@@ -1,13 +1,20 @@
-"""Locates, reads and verifies the files of published data sets."""
+"""Locates, downloads, reads and verifies the files of published data sets."""
 
+import gzip
 import hashlib
-from collections.abc import Iterable, Sequence
+import io
+import logging
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
 
 from samestep.base.errors import DataError
 from samestep.base.regular_files import read_bytes
-from samestep.training.data.decompress import Damaged, TooLarge, decompressed
 
 _SUFFIXES = ("", ".gz", ".xz")
 _OVERHEAD = 1 << 20
@@ -37,12 +44,7 @@ class PublishedFile:
 
 
 def locate(files: Sequence[PublishedFile], data_dir: Path, folders: Iterable[str]) -> list[Path]:
-    """Return the paths of copies of `files` under `data_dir`.
-
-    Args:
-        files: the published files.
-        data_dir: the value of ``--data-dir``.
-        folders: searched folders, relative to `data_dir`, in order of preference.
+    """Return the paths of copies of `files` in the first of `folders`, relative to `data_dir`, that has them.
 
     Raises:
         DataError: the folder or some files are missing; names the files and the searched folders.
@@ -63,9 +65,7 @@ def locate(files: Sequence[PublishedFile], data_dir: Path, folders: Iterable[str
 def read(path: Path, *, most: int) -> bytes:
     """Return the decompressed content of a file; its first bytes determine the compression.
 
-    Args:
-        path: the file.
-        most: maximum decompressed bytes.
+    Some kilobytes can expand to gigabytes, so not more than `most` bytes are decompressed.
 
     Raises:
         DataError: it cannot be read, is damaged, or has more bytes.
@@ -74,17 +74,19 @@ def read(path: Path, *, most: int) -> bytes:
         data = read_bytes(path, most=most + _OVERHEAD)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
+    decode = next((decode for magic, decode in _DECODERS.items() if data.startswith(magic)), None)
     try:
-        return decompressed(data, most=most)
-    except TooLarge:
-        raise DataError(
-            f"{path} contains more than the {most:,} published bytes ({len(data):,} bytes on disk). Delete "
-            "it and download it again."
-        ) from None
-    except Damaged as error:
+        content = data if decode is None else decode(data, most + 1)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError, MemoryError) as error:
         raise DataError(
             f"{path} is damaged or truncated ({error}; {len(data):,} bytes). Download it again."
         ) from None
+    if len(content) > most:
+        raise DataError(
+            f"{path} contains more than the {most:,} published bytes ({len(data):,} bytes on disk). Delete "
+            "it and download it again."
+        )
+    return content
 
 
 def verify(content: bytes, file: PublishedFile, path: Path) -> None:
@@ -104,3 +106,115 @@ def verify(content: bytes, file: PublishedFile, path: Path) -> None:
 def _first_existing(file: PublishedFile, places: list[Path]) -> Path | None:
     candidates = (place / name for place in places for name in file.spellings)
     return next((path for path in candidates if path.is_file()), None)
+
+
+_XZ_MEMORY = 256 << 20
+"""Memory limit of the xz decoder in bytes; ``xz -9`` needs 65 MiB, and a file can request 4 GiB."""
+
+
+def _gzip(data: bytes, most: int) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        return file.read(most)
+
+
+def _xz(data: bytes, most: int) -> bytes:
+    """Return at most `most` bytes of one or more concatenated streams."""
+    content = b""
+    while data and len(content) < most:
+        decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        content += decoder.decompress(data, most - len(content))
+        if len(content) < most and not decoder.eof:
+            raise EOFError("it ends before the end of its stream")
+        data = decoder.unused_data
+    return content
+
+
+_DECODERS: dict[bytes, Callable[[bytes, int], bytes]] = {b"\x1f\x8b": _gzip, b"\xfd7zXZ\x00": _xz}
+
+
+_TIMEOUT_S = (3.05, 30.0)  # to connect to one address, and between two pieces of the answer
+_LOCK_TIMEOUT_S = 1800.0
+_log = logging.getLogger("samestep")
+
+
+def fetch(file: PublishedFile, mirrors: Sequence[str], folder: Path) -> Path:
+    """Return the path of `file` in `folder`, after downloading it if it is missing.
+
+    Any number of processes can call it at once: the first one downloads under a lock, and the others wait.
+    The file has its name only when it is complete and has the published checksum. `mirrors` are URLs of
+    folders that contain it, each with a final slash, in order of preference.
+
+    Raises:
+        DataError: no mirror could be reached or had the right file, or `folder` cannot be written.
+    """
+    path = folder / (file.name + file.suffix)
+    if path.exists():
+        return path
+    lock = FileLock(folder / f".{path.name}.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _acquire(lock, path)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path.name} to {folder}: {error.strerror}. Set XDG_CACHE_HOME to a writable "
+            "folder, or give --data-dir DIR."
+        ) from None
+    try:
+        return _download(file, mirrors, path)  # pooch checks again whether it exists
+    finally:
+        lock.release()
+
+
+def _acquire(lock: FileLock, path: Path) -> None:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.warning("waiting for another process to download %s (lock: %s)", path, lock.lock_file)
+        try:
+            lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        except Timeout:
+            raise DataError(
+                f"another process has been downloading {path} for {_LOCK_TIMEOUT_S / 60:.0f} min and holds "
+                f"{lock.lock_file}. End it, or give --data-dir DIR."
+            ) from None
+
+
+def _download(file: PublishedFile, mirrors: Sequence[str], path: Path) -> Path:
+    failures = []
+    for mirror in mirrors:
+        failure = _retrieve(mirror + path.name, file, path)
+        if failure is None:
+            return path
+        failures.append(f"{urlsplit(mirror).netloc}: {failure}")
+    raise DataError(
+        f"cannot download {path.name} ({'; '.join(failures)}). Without network, copy the files here and give "
+        "their folder with --data-dir DIR."
+    )
+
+
+def _retrieve(address: str, file: PublishedFile, path: Path) -> str | None:
+    """Download to `path`, through a temporary file next to it; return the reason if that fails."""
+    import pooch
+
+    pooch.get_logger().setLevel(logging.WARNING)  # no progress lines in the program's output
+    try:
+        pooch.retrieve(
+            address,
+            known_hash=f"sha256:{file.sha256}",
+            fname=path.name,
+            path=path.parent,
+            downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S),
+        )
+    except (OSError, ValueError) as error:  # requests' errors are OSErrors, a wrong hash is a ValueError
+        return _reason(error)
+    return None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return a short reason, because the text of a network error has several lines."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"HTTP {response.status_code}"
+    if isinstance(error, ValueError):
+        return "not the published file (its sha256 differs)"
+    return error.strerror or type(error).__name__

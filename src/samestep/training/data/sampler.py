@@ -14,10 +14,31 @@ from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
 
-class ShareBatchSampler(Sampler[list[int]]):
-    """A batch sampler that yields this rank's part of each global batch, as a list that can be empty.
+class Passes:
+    """The passes over a data set: each is the next epoch, unless `begin_at` or `set_epoch` is called."""
 
-    Each pass is the next epoch with its own order, unless `begin_at` or `set_epoch` is called.
+    def __init__(self, seed: int) -> None:
+        self.upcoming = Position(seed)
+        """Position at which the next pass starts."""
+
+    def begin(self) -> Position:
+        """Start the next pass; return its position."""
+        start = self.upcoming
+        self.upcoming = start.next_epoch()
+        return start
+
+    def begin_at(self, position: Position) -> None:
+        """Start the next pass at `position`."""
+        self.upcoming = position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
+        if epoch != self.upcoming.epoch:
+            self.upcoming = Position(self.upcoming.seed, epoch)
+
+
+class ShareBatchSampler(Sampler[list[int]], Passes):
+    """A batch sampler that yields this rank's part of each global batch, as a list that can be empty.
 
     Args:
         plan: the steps, and this rank's part of them.
@@ -25,9 +46,8 @@ class ShareBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, plan: Plan, *, seed: int) -> None:
+        Passes.__init__(self, seed)
         self.plan = plan
-        self.upcoming = Position(seed)
-        """Position at which the next pass starts."""
 
     def __len__(self) -> int:
         """Return the steps per epoch, the same on every rank."""
@@ -36,21 +56,15 @@ class ShareBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         # A generator starts the pass with its first batch: a DataLoader with workers makes two iterators
         # and draws from the second.
-        start = self.upcoming
-        self.upcoming = start.next_epoch()
+        start = self.begin()
         order = self.plan.order(start)
-        for part in map(self.plan.share, self.plan.steps(start)):
+        for part in self.plan.parts(start):
             yield order[part.start : part.stop].tolist()
 
     def begin_at(self, position: Position) -> None:
-        """Start the next pass at `position`."""
-        self.plan.steps(position)  # refuses a position beyond the end
-        self.upcoming = position
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
-        if epoch != self.upcoming.epoch:
-            self.upcoming = Position(self.upcoming.seed, epoch)
+        """See `Passes.begin_at`; refuses a position beyond the end of the data set."""
+        self.plan.parts(position)
+        super().begin_at(position)
 
 
 class UnpaddedSampler(Sampler[int]):
@@ -112,9 +126,7 @@ class UnpaddedSampler(Sampler[int]):
     @property
     def local_batch_size(self) -> int:
         """Samples of this rank in a full global batch, for the DataLoader's `batch_size`."""
-        plan = self._shares.plan
-        first = next(plan.steps(Position()))
-        return len(plan.share(first))
+        return len(next(self._shares.plan.parts(Position())))
 
     def __len__(self) -> int:
         """Return the number of this rank's samples per epoch."""

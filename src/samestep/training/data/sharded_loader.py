@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -11,24 +11,10 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.empty_batch import empty_batch
 from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
-from samestep.training.data.sampler import ShareBatchSampler
+from samestep.training.data.sampler import Passes, ShareBatchSampler
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of samples."""
-
-
-class Passes(Protocol):
-    """The passes over a data set that a loader draws from."""
-
-    @property
-    def upcoming(self) -> Position:
-        """Position at which the next pass starts."""
-
-    def begin_at(self, position: Position) -> None:
-        """Start the next pass at `position`."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
 
 
 class StepBatch(NamedTuple):
@@ -116,15 +102,7 @@ class ShardedLoader(DataLoader[Any]):
 
 
 class IndexedLoader(ShardedLoader):
-    """A `ShardedLoader` of a map-style data set.
-
-    Args:
-        dataset: the samples.
-        plan: the steps, and this rank's part of each.
-        seed: determines the orders.
-        collate: makes a batch of samples.
-        options: other arguments of `DataLoader`.
-    """
+    """A `ShardedLoader` of a map-style data set; see `shard` for its options."""
 
     def __init__(
         self, dataset: Dataset[Any], plan: Plan, *, seed: int, collate: Collate, **options: Any
@@ -142,10 +120,9 @@ class IndexedLoader(ShardedLoader):
         return self._track(self._drawn())
 
     def _drawn(self) -> Iterator[StepBatch]:
-        plan = self._shares.plan
-        steps = plan.steps(self._shares.upcoming)
-        for step, batch in zip(steps, super().__iter__(), strict=True):
-            yield StepBatch(raise_if_failed(batch), plan.weight(step), step.count, step.after)
+        parts = self._shares.plan.parts(self._shares.upcoming)
+        for part, batch in zip(parts, super().__iter__(), strict=True):
+            yield StepBatch(raise_if_failed(batch), part.weight, part.global_count, part.after)
 
     @property
     def remaining(self) -> int:

@@ -8,13 +8,13 @@ each. Here every process must read the whole stream, and the same one.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
 from samestep.hooks import declarations
+from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, instead, put
 from samestep.parallel.sharding.position import Position
 
@@ -32,33 +32,26 @@ class SingleReader:
     def __init__(self, start: Position) -> None:
         words = np.random.SeedSequence([start.seed, start.epoch]).generate_state(3, np.uint64)
         torch_seed, python_seed, numpy_seed = (int(word) for word in words)
-        self._inside: tuple[Any, ...] = (
+        self._inside = RngState(
             torch.Generator().manual_seed(torch_seed).get_state(),
+            None,
             random.Random(python_seed).getstate(),
             np.random.RandomState(numpy_seed % 2**32).get_state(legacy=True),
-            None,
         )
+        self._info: Any = None
 
     def __enter__(self) -> None:
         self._swap()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._swap()
 
     def _swap(self) -> None:
-        torch_state, python_state, numpy_state, info = self._inside
-        outside = (
-            torch.get_rng_state(),
-            random.getstate(),
-            np.random.get_state(legacy=True),
-            put(declarations.WORKER_INFO, info),  # `get_worker_info` reads it, and nothing sets it
-        )
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        outside = RngState.now()
+        self._inside.restore()
         self._inside = outside
+        # `get_worker_info` reads it, and nothing sets it.
+        self._info = put(declarations.WORKER_INFO, self._info)
 
 
 @contextmanager

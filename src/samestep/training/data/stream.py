@@ -5,13 +5,16 @@ assigned to it. Thereby the samples of step k are the same with any number of ra
 all ranks have the same number of steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from copy import copy
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from samestep.base.errors import Error, PeerLost, UsageError
@@ -21,7 +24,7 @@ from samestep.parallel.sharding.share import share, weight
 from samestep.ranks.world.protocol import World
 from samestep.training.data.empty_batch import empty_batch
 from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
-from samestep.training.data.sample_digest import sample_digest
+from samestep.training.data.sampler import Passes
 from samestep.training.data.sharded_loader import Collate, ShardedLoader, StepBatch
 from samestep.training.data.single_reader import SingleReader, worker_info
 
@@ -29,14 +32,7 @@ from samestep.training.data.single_reader import SingleReader, worker_info
 class StreamLoader(ShardedLoader):
     """A `ShardedLoader` of an `IterableDataset`; ``len`` and `remaining` need one with a length.
 
-    Args:
-        dataset: the stream; the same on every rank.
-        batch_size: samples per step, over all ranks.
-        seed: seeds the global generators in the stream, together with the epoch.
-        drop_last: omit a last batch that is not full.
-        world: the ranks.
-        collate: makes a batch of samples.
-        options: other arguments of `DataLoader`.
+    See `shard` for its options.
 
     Raises:
         UsageError: in the first step, on all ranks: ranks or loader processes read different streams, or an
@@ -54,8 +50,7 @@ class StreamLoader(ShardedLoader):
         collate: Collate,
         **options: Any,
     ) -> None:
-        self._stream = _Stream(dataset, batch_size, world.place, collate, drop_last=drop_last)
-        self._stream.upcoming = Position(seed)
+        self._stream = _Stream(dataset, batch_size, world.place, collate, seed=seed, drop_last=drop_last)
         self._world = world
         if options.get("worker_init_fn") is not None:
             options["worker_init_fn"] = _WithUserDataset(options["worker_init_fn"])
@@ -106,20 +101,12 @@ class StreamLoader(ShardedLoader):
         _check_same_stream([each for each, _ in gathered])
 
     def __len__(self) -> int:
-        """Return the steps per epoch.
-
-        Raises:
-            TypeError: the stream has no length.
-        """
+        """Return the steps per epoch; raise TypeError if the stream has no length."""
         return self._stream.steps(Position())
 
     @property
     def remaining(self) -> int:
-        """See `ShardedLoader.remaining`.
-
-        Raises:
-            TypeError: the stream has no length.
-        """
+        """See `ShardedLoader.remaining`; raises TypeError if the stream has no length."""
         return self._stream.steps(self.position)
 
 
@@ -136,7 +123,7 @@ class _Part(NamedTuple):
     """Checksum of the pass's first sample, in the first part of a loader process; else empty."""
 
 
-class _Stream(IterableDataset[_Part | FailedBatch]):
+class _Stream(IterableDataset[_Part | FailedBatch], Passes):
     """This rank's parts of the global batches, read in this process or in several loader processes."""
 
     def __init__(
@@ -146,36 +133,31 @@ class _Stream(IterableDataset[_Part | FailedBatch]):
         place: Place,
         collate: Collate,
         *,
+        seed: int,
         drop_last: bool,
     ) -> None:
+        Passes.__init__(self, seed)
         self.dataset = dataset
         self._batch_size = batch_size
         self._place = place
         self._collate = collate
         self._drop_last = drop_last
         self._probe = self._may_end_empty()
-        self.upcoming = Position()
         # Persistent loader processes have copies of this object, and read the start of each epoch from
         # this shared memory.
         self._start = torch.zeros(3, dtype=torch.uint64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self) -> Position:
-        """Start the next pass; return its position."""
-        start = self.upcoming
+        """See `Passes.begin`; sends the position to the loader processes."""
+        start = super().begin()
         self._start.copy_(torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64))
-        self.upcoming = start.next_epoch()
         return start
 
     def begin_at(self, position: Position) -> None:
-        """See `Passes.begin_at`."""
+        """See `Passes.begin_at`; refuses a position beyond the end of a stream with a length."""
         if isinstance(self.dataset, Sized) and position.samples > len(self.dataset):
             raise _beyond(position, len(self.dataset))
-        self.upcoming = position
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `Passes.set_epoch`."""
-        if epoch != self.upcoming.epoch:
-            self.upcoming = Position(self.upcoming.seed, epoch)
+        super().begin_at(position)
 
     def steps(self, position: Position) -> int:
         """Return the steps from `position` to the end of its epoch."""
@@ -255,11 +237,7 @@ def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Ite
 
 
 def _check_same_stream(firsts: Sequence[Sequence[str]]) -> None:
-    """Compare the first samples that each rank's loader processes have read.
-
-    Raises:
-        UsageError: they differ within a rank or between two.
-    """
+    """Raise UsageError if the first samples of a rank's loader processes differ, or those of two ranks."""
     for rank, theirs in enumerate(firsts):
         if len(set(theirs)) > 1:
             raise UsageError(
@@ -276,11 +254,7 @@ def _check_same_stream(firsts: Sequence[Sequence[str]]) -> None:
 
 
 class _WithUserDataset:
-    """A `worker_init_fn` for which `get_worker_info` has the user's data set, as in the serial script.
-
-    Args:
-        init: the user's `worker_init_fn`.
-    """
+    """A `worker_init_fn` for which `get_worker_info` has the user's data set, as in the serial script."""
 
     def __init__(self, init: Callable[[int], object]) -> None:
         self._init = init
@@ -302,3 +276,32 @@ def _beyond(position: Position, count: int) -> UsageError:
 
 def _identity(part: _Part | FailedBatch) -> _Part | FailedBatch:
     return part
+
+
+def sample_digest(sample: Any) -> str:
+    """Return a checksum of the tensors, arrays, numbers and strings in `sample`.
+
+    An object of any other class contributes only the name of its class.
+    """
+    digest = hashlib.sha256()
+    _add(digest, sample)
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", value: Any) -> None:
+    digest.update(f"{type(value).__qualname__} ".encode())
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested:
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        value = value.detach().cpu().resolve_conj().resolve_neg().flatten()
+        value = value.clone(memory_format=torch.contiguous_format)  # a strided view is not contiguous
+        digest.update(value.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+    elif isinstance(value, bytes):
+        digest.update(value)
+    elif isinstance(value, str | int | float | complex | np.generic):
+        digest.update(repr(value).encode())
+    elif isinstance(value, list | tuple | Mapping):
+        for part in value.items() if isinstance(value, Mapping) else value:
+            _add(digest, part)
+    digest.update(b";")

@@ -1,14 +1,44 @@
 """Bundles the objects that the training loop calls: sink, display, checkpoints, stop request, profiler."""
 
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
+from samestep.base.signals import handled
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
-from samestep.training.loop.progress import Display, NullDisplay
-from samestep.training.loop.stopping import StopRequest
+from samestep.training.loop.progress import Display
 from samestep.training.output.profile import Profiler
-from samestep.training.output.run_folder import NullSink, Sink
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.output.run_folder import Sink
+from samestep.training.settings import RunOptions
+
+
+class StopRequest:
+    """The latest stop signal that this process has received; true once there is one."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Record a signal; installed as its handler."""
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def stop_request(names: Sequence[str]) -> Iterator[StopRequest]:
+    """Record the signals called `names`, such as ``TERM``, within the block, instead of ending the process.
+
+    Ranks that are threads receive no signals, so their request stays false.
+    """
+    request = StopRequest()
+    with handled([signal.Signals[f"SIG{name}"] for name in names], request.record):
+        yield request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +60,9 @@ class Callbacks:
     def disabled(cls, world: World, *, sink: Sink | None = None) -> "Callbacks":
         """Return callbacks that store, show and trace nothing, except that `sink` receives the rows."""
         return cls(
-            sink=NullSink() if sink is None else sink,
-            display=NullDisplay(),
+            sink=Sink() if sink is None else sink,
+            display=Display(),
             checkpoints=CheckpointManager(world, RunOptions(), folder=None),
             stop=StopRequest(),
-            profiler=Profiler.off(),
+            profiler=Profiler(None, Path(), world, total=0),
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 
 def in_memory_format(model: nn.Module, settings: Settings) -> nn.Module:

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from samestep.base.errors import OutOfStep
 from samestep.ranks.world.protocol import World
 from samestep.training.data.loader import Batch
+from samestep.training.loop.metrics import TorchMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,6 @@ class Interrupted(Exception):  # noqa: N818 - reads as the event it is
     """A rank received a stop signal during evaluation; raised on all ranks, without a score."""
 
 
-class Metrics(Protocol):
-    """Further metrics over a data set, updated with one local batch at a time."""
-
-    def reset(self) -> None:
-        """Forget all samples."""
-
-    def update(self, scores: Tensor, labels: Tensor) -> None:
-        """Add this rank's scores of a batch, (local, classes), and its labels, (local,)."""
-
-    def compute(self, world: World) -> dict[str, float]:
-        """Return each metric over the samples of all ranks; called by all ranks."""
-
-
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -71,13 +59,13 @@ def evaluate(
     total: int,
     world: World,
     autocast: AbstractContextManager[object] | None = None,
-    metrics: Metrics | None = None,
+    metrics: TorchMetrics | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score:
-    """Score `model` on this rank's local batches and sum over all ranks.
+    """Score `model`, in evaluation mode, on this rank's local batches, and sum over all ranks.
 
     Args:
-        model: evaluated in evaluation mode; afterwards each module is back in its former mode.
+        model: its modules are back in their former modes afterwards.
         batches: this rank's local batches; all can be empty.
         total: samples in the data set.
         world: the ranks.

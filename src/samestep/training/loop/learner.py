@@ -6,18 +6,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.base.errors import CheckpointError
 from samestep.training.checkpoint.compatibility import optimizer_mismatch
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.loop.compiling import in_memory_format
-from samestep.training.loop.optimizers import build_optimizer
+from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
-from samestep.training.loop.schedules import build_schedule
 from samestep.training.loop.weight_average import Average
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 _MOST = 2.0**127
 """A loss scale of this or more is not a float32."""
@@ -70,14 +69,6 @@ class Learner:
     def evaluated(self) -> nn.Module:
         """The model to evaluate: the averaged one if there is an average."""
         return self.model if self.average is None else self.average.model
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the weights, with the serial model's keys."""
-        return self.model.state_dict()
-
-    def averaged(self) -> dict[str, Tensor] | None:
-        """Return the averaged weights, with the same keys; None without an average."""
-        return None if self.average is None else self.average.state_dict()
 
     def optimization_state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule and loss scale."""

@@ -45,13 +45,13 @@ class TorchMetrics:
                 part.distributed_available_fn = _never  # no communication of its own
 
     def reset(self) -> None:
-        """See `Metrics.reset`."""
+        """Forget all samples."""
         self._samples = 0
         for metric in self._metrics.values():
             metric.reset()
 
     def update(self, scores: Tensor, labels: Tensor) -> None:
-        """See `Metrics.update`."""
+        """Add this rank's scores of a batch, (local, classes), and its labels, (local,)."""
         self._samples += len(labels)
         with torch.autocast(scores.device.type, enabled=False):
             probabilities = scores.softmax(1)
@@ -61,7 +61,7 @@ class TorchMetrics:
                 metric.update(probabilities, labels)
 
     def compute(self, world: World) -> dict[str, float]:
-        """See `Metrics.compute`; resets the metrics.
+        """Return each metric over the samples of all ranks, and reset it; called by all ranks.
 
         Raises:
             UsageError: a metric returns neither a number nor a row of numbers.

@@ -1,73 +1,39 @@
 """Shows the progress of a training: a bar on a terminal, and one line per evaluation."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from samestep.observe.clock.phase_clock import PHASES
+from samestep.base.step_phases import OF_LOOP
 from samestep.training.loop.evaluate import Score
 
 
-class Display(Protocol):
-    """Shows the progress of a training."""
+class Display:
+    """Shows the progress of a training; this one shows nothing, on every rank but the first."""
 
     def __enter__(self) -> "Display":
         """Start the display."""
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the display and restore the terminal."""
 
     def advance(self, *, step: int, loss: float, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Show that `step` steps are done, the last with this loss; `ranks` are those of `Sink.ranks`."""
 
     def epoch_done(self, epoch: int, *, score: Score, loss: float | None, seconds: float) -> None:
-        """Show the score after an epoch, counted from 1.
-
-        Args:
-            epoch: the last trained epoch.
-            score: on the test set.
-            loss: the mean training loss since the last evaluation.
-            seconds: of all training so far.
-        """
+        """Show the score after an epoch, counted from 1, and the mean loss since the last evaluation."""
 
     def note(self, text: str) -> None:
         """Print one line."""
 
 
-class NullDisplay:
-    """A display that shows nothing, for every rank but the first."""
-
-    def __enter__(self) -> "NullDisplay":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def advance(self, *, step: int, loss: float, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """See `Display.advance`."""
-
-    def epoch_done(self, epoch: int, *, score: Score, loss: float | None, seconds: float) -> None:
-        """See `Display.epoch_done`."""
-
-    def note(self, text: str) -> None:
-        """See `Display.note`."""
-
-
-class ConsoleDisplay:
+class ConsoleDisplay(Display):
     """A progress bar if the console is a terminal, and one line per evaluation.
 
-    Args:
-        steps: steps of the whole training.
-        epochs: epochs of the whole training.
-        console: on stderr, because stdout is for results.
-        per_rank: whether a line for each worker follows each evaluation's line.
+    The console is on stderr, because stdout is for results. With `per_rank`, a line for each worker follows.
     """
 
     def __init__(self, *, steps: int, epochs: int, console: Console, per_rank: bool = False) -> None:
@@ -87,13 +53,11 @@ class ConsoleDisplay:
         )
         self._task = self._bar.add_task("training", total=steps, loss=float("nan"))
 
-    def __enter__(self) -> "ConsoleDisplay":
+    def __enter__(self) -> Display:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def advance(self, *, step: int, loss: float, ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -128,12 +92,12 @@ class _RankSums:
     def __init__(self) -> None:
         self._steps = 0
         self._samples = 0.0
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds = dict.fromkeys(OF_LOOP, 0.0)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a window of steps, given as a row of `Sink.ranks`."""
         steps = row["steps"]
-        lengths = {name: row[name] * steps for name in PHASES}
+        lengths = {name: row[name] * steps for name in OF_LOOP}
         self._steps += steps
         self._samples += row["samples_per_second"] * sum(lengths.values())
         for name, seconds in lengths.items():

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.observe.clock.phase_clock import StepClock
+from samestep.observe.clock.loop_clock import LoopClock
 from samestep.parallel.gradients.replicate import Replicas
 from samestep.training.data.loader import Batch
-from samestep.training.loop.loss import share_of_loss
 from samestep.training.loop.precision import Precision
 from samestep.training.loop.weight_average import Average
 
@@ -33,7 +33,7 @@ class Step(ABC):
     optimizer: Optimizer
     schedule: LRScheduler | None
     precision: Precision
-    clock: StepClock
+    clock: LoopClock
     average: Average | None = None
     clip_norm: float | None = None
     label_smoothing: float = 0.0
@@ -106,3 +106,25 @@ class ReplicatedStep(Step):
         self._update()
         loss, self._loss = self._loss, None
         return loss
+
+
+def share_of_loss(scores: Tensor, labels: Tensor, weight: float, *, label_smoothing: float = 0.0) -> Tensor:
+    """Return this rank's part of the mean cross-entropy over the global batch, times the number of ranks.
+
+    The ranks' gradients are averaged, so uneven local batches are weighted here, before any accumulation.
+    An empty local batch has passed through the model as well, because global batch norm needs all ranks;
+    the sum of its scores is 0, whereas 0 times a mean over nothing is NaN.
+
+    Args:
+        scores: (local, classes); converted to float32 or wider.
+        labels: (local,), int64.
+        weight: local * N / global; see `Batch.weight`.
+        label_smoothing: weight of the uniform distribution in the targets. Source: Szegedy et al.,
+            "Rethinking the Inception architecture for computer vision", CVPR 2016.
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if not len(labels):
+        empty: Tensor = scores.sum()
+        return empty
+    loss = F.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    return loss if weight == 1.0 else loss * weight

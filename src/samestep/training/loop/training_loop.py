@@ -2,34 +2,35 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from time import perf_counter
 from typing import Any, NoReturn
 
 from torch import nn
 
 from samestep.base.errors import CheckpointError, Error, Preempted
 from samestep.base.last_step import record_step
-from samestep.observe.clock.phase_clock import OTHER, step_clock
+from samestep.base.step_phases import OTHER
+from samestep.observe.clock.loop_clock import loop_clock
 from samestep.parallel.exact.identity import check_resumable, identity
+from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.parallel.sharding.position import Position
-from samestep.parallel.weights_digest import weights_sha256
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.random_state import check_random_states, restore_random_state
 from samestep.training.checkpoint.resume_progress import TrainingSize, check_progress
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.data.augmentation import parse_augment
 from samestep.training.data.image_set import Images
-from samestep.training.data.loading import Draw, batches_of
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.evaluate import Interrupted, Metrics, Score, evaluate
+from samestep.training.loop.evaluate import Interrupted, Score, evaluate
 from samestep.training.loop.learner import Learner
+from samestep.training.loop.metrics import TorchMetrics
 from samestep.training.loop.parallel_step import synchronized_step, training_batches
 from samestep.training.loop.precision import Precision
 from samestep.training.loop.step import Step
-from samestep.training.loop.stopwatch import Stopwatch
 from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal
-from samestep.training.settings.run_options import RunOptions
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import RunOptions, Settings
 
 EVALUATION_BATCH = 1000
 """Samples per evaluation step at most, over all workers."""
@@ -69,23 +70,25 @@ class Training:
         settings: Settings,
         world: World,
         options: RunOptions | None = None,
-        metrics: Metrics | None = None,
+        metrics: TorchMetrics | None = None,
     ) -> None:
         settings.check_workers(world.place.size)
         self.settings, self.world, self.options = settings, world, options or RunOptions()
         self.metrics = metrics
         dtype = Precision.of(settings.precision, world.device).images
-        training_draw = Draw(
+        training_options = LoaderOptions(
             batch_size=settings.batch_size,
             accumulate=settings.accumulate,
             augment=parse_augment(settings.augment),
             dtype=dtype,
         )
-        test_draw = Draw(batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype)
+        test_options = LoaderOptions(
+            batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype
+        )
         workers = self.options.loader_workers
-        self.batches = training_batches(train_set, training_draw, settings, world, workers=workers)
-        self.test_batches = batches_of(
-            test_set, test_draw, place=world.place, device=world.device, workers=workers
+        self.batches = training_batches(train_set, training_options, settings, world, workers=workers)
+        self.test_batches = ImageLoader(
+            test_set, test_options, place=world.place, device=world.device, workers=workers
         )
         self.test_total = len(test_set)
         self.size = TrainingSize(settings, len(train_set))
@@ -97,7 +100,7 @@ class Training:
             workers=1 if settings.exact else world.place.size,
             steps_per_epoch=len(self.batches),
         )
-        self.clock = step_clock(world.device)
+        self.clock = loop_clock(world.device)
         self.journal = Journal(world, self.clock)
         self.position = Position(settings.seed)
         self.best = 0.0
@@ -106,7 +109,8 @@ class Training:
         self._evaluation_due = False
         """Whether a stop signal has skipped an evaluation that is due."""
         self._score: Score | None = None
-        self._stopwatch = Stopwatch()
+        self._seconds, self._began = 0.0, 0.0
+        """Time of all steps, without the pauses between them, and the start of the running ones."""
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from `snapshot`, with any number of workers; called before `run`, by all ranks.
@@ -139,7 +143,7 @@ class Training:
         self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
-        self._stopwatch.seconds, self.best = state["seconds"], state["best"]
+        self._seconds, self.best = state["seconds"], state["best"]
         self._evaluation_due = state.get("unjudged", False)
         restore_random_state(self.world, snapshot.optimizer["random"])
 
@@ -183,7 +187,7 @@ class Training:
             self._evaluate_and_save(callbacks, late=False)
         self.clock.start()
         while self.position.epoch < self.settings.epochs:
-            self._stopwatch.start()
+            self._began = perf_counter()
             self._epoch(step, callbacks)
             stop, late = self._end_window(callbacks)
             self._after_epoch(callbacks, stop=stop, late=late)
@@ -215,7 +219,7 @@ class Training:
             self._save_and_stop(callbacks)
         if late or callbacks.checkpoints.due(self.journal.steps):
             callbacks.checkpoints.save(self._snapshot())
-        self._stopwatch.start()  # the pause is part of no step
+        self._began = perf_counter()  # the pause is part of no step
         self.clock.mark(OTHER)
 
     def _after_epoch(self, callbacks: Callbacks, *, stop: bool, late: bool) -> None:
@@ -240,7 +244,7 @@ class Training:
         self._score, self._evaluation_due = score, False
         self.best = max(self.best, score.accuracy)
         callbacks.sink.evaluation(self._row(score, train_loss))
-        callbacks.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._stopwatch.seconds)
+        callbacks.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._seconds)
         if late or best or epoch == self.settings.epochs or callbacks.checkpoints.due(self.journal.steps):
             callbacks.checkpoints.save(self._snapshot(), score=score.accuracy)
         self.clock.start()  # the evaluation is part of no step
@@ -248,7 +252,9 @@ class Training:
     def _end_window(self, callbacks: Callbacks) -> tuple[bool, bool]:
         """Store and show the window's steps; return whether to stop, and whether a checkpoint is due."""
         window = self.journal.end_window(bool(callbacks.stop), callbacks.checkpoints.late)
-        self._stopwatch.stop()  # the window has waited for the device, so the steps are complete
+        self._seconds += (
+            perf_counter() - self._began
+        )  # the window has waited for the device, so the steps are complete
         if window.rows:
             callbacks.sink.steps(window.rows)
             callbacks.sink.ranks(window.ranks)
@@ -267,14 +273,15 @@ class Training:
         raise Preempted(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
 
     def _snapshot(self) -> Snapshot:
+        average = self.learner.average
         return Snapshot(
-            model=self.learner.tensors(),
+            model=self.learner.model.state_dict(),
             optimizer=self.learner.optimization_state(),
-            average=self.learner.averaged(),
+            average=None if average is None else average.state_dict(),
             state={
                 **asdict(self.position),
                 **self.journal.state_dict(),
-                "seconds": self._stopwatch.seconds,
+                "seconds": self._seconds,
                 "best": self.best,
                 "unjudged": self._evaluation_due,
                 "world_size": self.world.place.size,
@@ -288,7 +295,7 @@ class Training:
             "step": self.journal.steps,
             "epoch": self.position.epoch,
             "samples": self.journal.samples,
-            "seconds": self._stopwatch.seconds,
+            "seconds": self._seconds,
             "train_loss": train_loss,
             **score.as_dict(),
         }
@@ -301,9 +308,9 @@ class Training:
             loss=score.loss,
             epochs=self.settings.epochs,
             steps=self.journal.steps,
-            seconds=self._stopwatch.seconds,
-            samples_per_second=self.journal.samples / self._stopwatch.seconds,
-            weights_sha256=weights_sha256(self.learner.tensors()),
+            seconds=self._seconds,
+            samples_per_second=self.journal.samples / self._seconds,
+            weights_sha256=weights_sha256(self.learner.model.state_dict()),
             world_size=self.world.place.size,
             step_s=self.journal.median_phases(),
             metrics=score.metrics,

@@ -9,9 +9,7 @@ from torch import nn
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import machine
 from samestep.base.units import bytes_text, count_text, whole
-from samestep.training.models.convnet import ConvNet
-from samestep.training.models.resnet import LAYOUTS, ResNet, Stem
-from samestep.training.models.resnet9 import ResNet9
+from samestep.training.models.networks import LAYOUTS, ConvNet, ResNet, ResNet9, Stem
 
 Shape: TypeAlias = tuple[int, int, int]
 """Channels, height and width of an image."""

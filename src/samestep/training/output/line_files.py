@@ -14,14 +14,7 @@ MOST_KEPT = 16 << 20
 
 @dataclass(slots=True)
 class _Backlog:
-    """The lines of one file that are not written yet.
-
-    Args:
-        text: the lines.
-        lines: their number.
-        lost: number of further lines, which were dropped because `text` was full.
-        reason: why they could not be written.
-    """
+    """The lines of one file that are not written yet."""
 
     text: bytearray = field(default_factory=bytearray)
     lines: int = 0

@@ -1,12 +1,12 @@
 """Traces some steps with ``torch.profiler`` on every rank, for ``--profile A:B``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from samestep.base.errors import Error, Preempted, UsageError
+from samestep.base.errors import Preempted, UsageError
+from samestep.training.output.run_folder import explaining
 
 if TYPE_CHECKING:
     from torch.profiler import profile, record_function
@@ -19,10 +19,6 @@ TOP = 30
 
 def steps_of(span: str, *, total: int | None = None) -> range:
     """Return the steps of ``A:B``: A to B-1, counted from 1.
-
-    Args:
-        span: the flag's value.
-        total: steps of the whole training, if known.
 
     Raises:
         UsageError: `span` has another form, or goes beyond the end of the training.
@@ -64,13 +60,6 @@ class Profiler:
         self._done = done
         self._profile: profile | None = None
         self._mark: record_function | None = None
-
-    @classmethod
-    def off(cls) -> "Profiler":
-        """Return a profiler that traces nothing."""
-        from samestep.ranks.world.solo import SoloWorld
-
-        return cls(None, Path(), SoloWorld(), total=0)
 
     def __enter__(self) -> "Profiler":
         self.step_done(self._done)
@@ -146,13 +135,5 @@ class Profiler:
             table = traced.key_averages().table(sort_by=by, row_limit=TOP)
             (self._folder / "summary.txt").write_text(table, encoding="utf-8")
 
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """Raise an `Error` that names the folder and the remedy if a file cannot be written."""
-        try:
-            yield
-        except OSError as failed:
-            raise Error(
-                f"cannot write the profile to {self._folder}: {failed.strerror}. Fix that, then continue "
-                f"with --resume {self._folder.parent}."
-            ) from failed
+    def _explaining(self) -> AbstractContextManager[None]:
+        return explaining(self._folder, f"Fix that, then continue with --resume {self._folder.parent}.")

@@ -22,7 +22,7 @@ class Result:
     samples_per_second: float
     """Training samples over `seconds`."""
     weights_sha256: str
-    """Of the final state dict, see `samestep.parallel.weights_digest`."""
+    """Of the final state dict, see `samestep.parallel.gradients.weight_checksum`."""
     world_size: int
     step_s: dict[str, float]
     """Median seconds of each phase of a step, on this rank."""
@@ -36,9 +36,8 @@ class Result:
     def summary(self) -> str:
         """Return the result as two lines of text; one if this start took no step."""
         workers, epochs, steps = (
-            _count(self.world_size, "worker"),
-            _count(self.epochs, "epoch"),
-            _count(self.steps, "step"),
+            f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+            for number, noun in ((self.world_size, "worker"), (self.epochs, "epoch"), (self.steps, "step"))
         )
         reached = (
             f"{workers}: {self.accuracy:.2%} of the test set right ({self.correct}/{self.total}) after "
@@ -54,7 +53,3 @@ class Result:
             if seconds / step_s >= 0.005
         )
         return f"{reached}\na step takes {step_s * 1e3:.2f} ms: {parts}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

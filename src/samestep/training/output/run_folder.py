@@ -17,7 +17,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import tomli_w
 
@@ -36,8 +36,8 @@ _LINE = 1 << 24
 """Maximum bytes of a line; a line has about 300."""
 
 
-class Sink(Protocol):
-    """Receives the rows and the result of a run; rank 0 stores them, other ranks drop them."""
+class Sink:
+    """Receives the rows and the result of a run; this one drops them, on every rank but the first."""
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Store one row per step."""
@@ -55,26 +55,7 @@ class Sink(Protocol):
         """Release everything; a run without a result can be resumed."""
 
 
-class NullSink:
-    """A sink that stores nothing, for every rank but the first."""
-
-    def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """See `Sink.steps`."""
-
-    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """See `Sink.ranks`."""
-
-    def evaluation(self, row: Mapping[str, Any]) -> None:
-        """See `Sink.evaluation`."""
-
-    def finish(self, result: Result) -> None:
-        """See `Sink.finish`."""
-
-    def close(self) -> None:
-        """See `Sink.close`."""
-
-
-class RunFolder:
+class RunFolder(Sink):
     """The files of one run.
 
     Configuration, sessions and result raise an `Error` that names a file that cannot be written. Lines of
@@ -181,7 +162,7 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
         path = self.path / "config.toml"
-        with _explaining(path, "Choose another --out."):
+        with explaining(path, "Choose another --out."):
             write_whole(path, [tomli_w.dumps(dict(config))], identity=claim(self.path))
 
     def begin(self, session: Mapping[str, Any]) -> None:
@@ -189,15 +170,15 @@ class RunFolder:
 
         A killed run has rows after its last checkpoint; those steps are repeated.
         """
-        with _explaining(self.path, self._remedy):
+        with explaining(self.path, self._remedy):
             identity = claim(self.path)
             remove_file_drafts(self.path, identity)
         for name in _BY_STEP:
             path = self.path / name
-            with _explaining(path, self._remedy):
+            with explaining(path, self._remedy):
                 _truncate(path, after=session["step"], identity=identity)
         path = self.path / "sessions.jsonl"
-        with _explaining(path, self._remedy), path.open("a", encoding="utf-8") as stream:
+        with explaining(path, self._remedy), path.open("a", encoding="utf-8") as stream:
             stream.write(json_line({**session, "provenance": provenance()}))
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -215,7 +196,7 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write ``result.json``."""
         path = self.path / "result.json"
-        with _explaining(path, self._remedy):
+        with explaining(path, self._remedy):
             record = {**result.as_dict(), "provenance": provenance()}
             write_json(path, record, identity=claim(self.path))
 
@@ -232,7 +213,7 @@ class RunFolder:
 
 
 @contextmanager
-def _explaining(path: Path, remedy: str) -> Iterator[None]:
+def explaining(path: Path, remedy: str) -> Iterator[None]:
     """Raise an `Error` that names `path` and the remedy if the block cannot write."""
     try:
         yield

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.observe.clock.phase_clock import OTHER, PHASES, Phases, StepClock
+from samestep.base.step_phases import OF_LOOP, OTHER
+from samestep.observe.clock.loop_clock import LoopClock
 from samestep.ranks.world.protocol import World
 
 WINDOW_S = 1.0
@@ -55,18 +56,14 @@ class Journal:
     A window ends about once a second, at the same step on all ranks: they compute its length from the
     figures of the window before, which are equal on all ranks. Apart from gradients this is the only
     communication of a training, so requests that concern all ranks (stop, write a checkpoint) are part of it.
-
-    Args:
-        world: the ranks.
-        clock: of the steps.
     """
 
-    def __init__(self, world: World, clock: StepClock) -> None:
+    def __init__(self, world: World, clock: LoopClock) -> None:
         self._world = world
         self._clock = clock
         self._window: list[StepRecord] = []
         self._due = 1
-        self._phases = {name: array("d") for name in PHASES}
+        self._phases = {name: array("d") for name in OF_LOOP}
         self._loss_sum = 0.0
         self._loss_count = 0
         self.steps = 0
@@ -131,11 +128,11 @@ class Journal:
         self._loss_sum, self._loss_count = state["loss_sum"], state["loss_count"]
 
     def _reduce(
-        self, window: list[StepRecord], requests: tuple[bool, ...], timed: list[Phases]
+        self, window: list[StepRecord], requests: tuple[bool, ...], timed: list[dict[str, float]]
     ) -> tuple[list[float], tuple[bool, ...], list[list[float]]]:
         """Return the losses, whether any rank made each request, and each rank's phase times and samples."""
         place, device = self._world.place, self._world.device
-        mine = [sum(phases[name] for phases in timed) for name in (*PHASES, OTHER)]
+        mine = [sum(phases[name] for phases in timed) for name in (*OF_LOOP, OTHER)]
         mine.append(sum(entry.local_count for entry in window))
         table = torch.zeros(place.size, len(mine), dtype=torch.float64)
         table[place.rank] = torch.tensor(mine, dtype=torch.float64)
@@ -166,17 +163,15 @@ class Journal:
                 "steps": len(window),
                 "rank": rank,
                 "samples_per_second": samples / max(sum(seconds), 1e-9),
-                **{
-                    name: round(length / len(window), 7) for name, length in zip(PHASES, seconds, strict=True)
-                },
+                **{name: round(s / len(window), 7) for name, s in zip(OF_LOOP, seconds, strict=True)},
                 OTHER: round(other / len(window), 7),
             }
             for rank, (*seconds, other, samples) in enumerate(per_rank)
         ]
 
 
-def _row(step: int, entry: StepRecord, loss: float, phases: Phases) -> dict[str, Any]:
-    seconds = {name: phases[name] for name in PHASES}
+def _row(step: int, entry: StepRecord, loss: float, phases: Mapping[str, float]) -> dict[str, Any]:
+    seconds = {name: phases[name] for name in OF_LOOP}
     return {
         "step": step,
         "epoch": entry.epoch,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from samestep.base import env
 from samestep.base.errors import Error
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Config
 from samestep.observe.clock.step_clock import ScriptClock
@@ -45,17 +44,10 @@ def clocked(
         the result; None if the training ended at the requested number of steps.
 
     Raises:
-        UsageError: this rank's file cannot be made, or exists already.
-        Error: steps could not be written, and the training ended at the requested number of steps.
+        Error: this rank's file cannot be made or exists already, or the requested steps were not written.
     """
-    again = bool(env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT"))
-    file = ClockFile(clocking, world.place, "recipe", again=again, config=config)
-    clock = ScriptClock(
-        file,
-        clocking,
-        stop=_stop,
-        samples_per_epoch=samples_per_epoch,
-    )
+    file = ClockFile(clocking, world.place, "recipe", config=config)
+    clock = ScriptClock(file, clocking, stop=_stop, samples_per_epoch=samples_per_epoch)
     try:
         with clock.attached():
             result = train(lambda: clock.loading() or nullcontext())
@@ -78,12 +70,7 @@ def _stop() -> None:
 
 
 class BatchesInContext:
-    """Epochs of local batches, each drawn within the context that `loading` returns.
-
-    Args:
-        batches: the epochs.
-        loading: called for each batch.
-    """
+    """Epochs of local batches, each drawn within the context that `loading` returns."""
 
     def __init__(self, batches: LocalBatches, loading: Loading) -> None:
         self._batches, self._loading = batches, loading

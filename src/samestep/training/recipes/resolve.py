@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,62 @@ from samestep.training.data.sets.registry import load
 from samestep.training.loop.compiling import compiled
 from samestep.training.loop.metrics import check_metrics
 from samestep.training.models.registry import build
-from samestep.training.output.loggers.observed import check_loggers
+from samestep.training.output.loggers.logger import check_loggers
 from samestep.training.output.profile import steps_of
-from samestep.training.recipes.config import part_of
 from samestep.training.recipes.registry import find
-from samestep.training.recipes.request import Request, configuration
+from samestep.training.recipes.request import Request, configuration, part_of
 from samestep.training.recipes.unused_flags import (
     refuse_recipes_nesterov,
     refuse_unused,
     refuse_unused_by_data,
 )
-from samestep.training.settings.batch_per_worker import batch_per_worker
-from samestep.training.settings.run_options import RunOptions
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import RunOptions, Settings
+
+LR_SCALES = ("none", "linear", "sqrt")
+"""The rules by which the learning rate depends on the number of workers.
+
+linear: Goyal et al., "Accurate, large minibatch SGD", 2017 (arXiv:1706.02677); sqrt: Krizhevsky, "One weird
+trick for parallelizing convolutional neural networks", 2014 (arXiv:1404.5997).
+"""
+
+_SOURCES = {"linear": "linear: Goyal et al., 2017", "sqrt": "square root: Krizhevsky, 2014"}
+
+
+@dataclass(frozen=True, slots=True)
+class PerWorkerBatch:
+    """The global batch and learning rate of a batch per worker."""
+
+    batch_size: int
+    """The global batch."""
+    lr: float
+    label: str | None
+    """A sentence on how it differs from the serial training; None if it is the serial one."""
+
+
+def batch_per_worker(batch: int, *, scale: str, lr: float, workers: int) -> PerWorkerBatch:
+    """Return the global batch and learning rate if each worker takes `batch` samples per step.
+
+    `scale` is one of `LR_SCALES`, and `lr` the learning rate of one worker.
+
+    Raises:
+        UsageError: `batch` is below 1, or `scale` is unknown.
+    """
+    if batch < 1:
+        raise UsageError(f"--batch-per-worker is {batch}; use 1 or more.")
+    if scale not in LR_SCALES:
+        raise UsageError(f"--lr-scale {scale!r} is not one of {', '.join(LR_SCALES)}.")
+    total = batch * workers
+    scaled = lr * {"none": 1, "linear": workers, "sqrt": sqrt(workers)}[scale]
+    if workers == 1:
+        return PerWorkerBatch(total, scaled, label=None)
+    rate = f"stays {lr:g}" if scale == "none" else f"becomes {scaled:g} from {lr:g} ({_SOURCES[scale]})"
+    return PerWorkerBatch(
+        total,
+        scaled,
+        label=f"Not the serial training: {batch} samples on each of {workers} workers make a global batch of "
+        f"{total}, so there are fewer steps and the result depends on the number of workers. "
+        f"The learning rate {rate}.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +118,6 @@ class ResolvedConfig:
 
 def resolve(request: Request, *, workers: int) -> ResolvedConfig:
     """Return the configuration for a request, completely checked before anything is written or started.
-
-    Args:
-        request: the flags.
-        workers: number of workers.
 
     Raises:
         UsageError: the recipe is unknown, a setting is out of range, data is missing or damaged, or the run
@@ -132,10 +172,6 @@ def resolve(request: Request, *, workers: int) -> ResolvedConfig:
 def check_compiler(resolved: ResolvedConfig, device: torch.device | str = "cpu") -> None:
     """Check that ``--compile`` works on `device`, if it is set.
 
-    Args:
-        resolved: the configuration.
-        device: of the training.
-
     Raises:
         UsageError: a compiler is missing, or this Python is too new for it.
     """
@@ -160,14 +196,7 @@ def default_folder(recipe: str) -> Path:
 def _per_worker(
     request: Request, settings: Settings, workers: int, *, label: str | None
 ) -> tuple[Settings, str | None]:
-    """Apply ``--batch-per-worker`` and ``--lr-scale``; return the settings and their label.
-
-    Args:
-        request: the flags.
-        settings: of the recipe and the configuration file.
-        workers: number of workers.
-        label: of `settings`; see `ResolvedConfig.label`.
-    """
+    """Apply ``--batch-per-worker`` and ``--lr-scale``; return the settings and their label."""
     if request.batch_per_worker is None:
         if request.lr_scale is not None:
             raise UsageError("--lr-scale needs --batch-per-worker: with a global batch nothing is scaled.")

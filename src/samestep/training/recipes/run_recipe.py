@@ -12,26 +12,24 @@ from torch import nn
 from samestep.base import env
 from samestep.base.last_step import record_step
 from samestep.ranks.collectives.algorithm_choice import AUTO, Crossovers
-from samestep.ranks.collectives.chosen_algorithms import settled
+from samestep.ranks.collectives.algorithms import settled
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.broadcast import choose_on_all
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
-from samestep.training.checkpoint.layout import AVERAGE, MODEL
-from samestep.training.checkpoint.newest import SelectedCheckpoint, is_bare, newest_valid
+from samestep.training.checkpoint.newest import SelectedCheckpoint, choose_on_all, is_bare, newest_valid
 from samestep.training.checkpoint.retention import adopt, set_aside_later
+from samestep.training.checkpoint.snapshot import AVERAGE, MODEL
 from samestep.training.checkpoint.third_party import load_state
-from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.callbacks import Callbacks, stop_request
 from samestep.training.loop.evaluate import Score
 from samestep.training.loop.metrics import metrics_of
 from samestep.training.loop.precision import machine_has_bf16
-from samestep.training.loop.progress import ConsoleDisplay, Display, NullDisplay
-from samestep.training.loop.stopping import stop_request
+from samestep.training.loop.progress import ConsoleDisplay, Display
 from samestep.training.loop.training_loop import Training
 from samestep.training.models.registry import build
-from samestep.training.output.loggers.observed import with_loggers
+from samestep.training.output.loggers.logger import with_loggers
 from samestep.training.output.profile import Profiler
 from samestep.training.output.result import Result
-from samestep.training.output.run_folder import NullSink, RunFolder, Sink
+from samestep.training.output.run_folder import RunFolder, Sink
 from samestep.training.output.run_lock import RESTART_S, RunLock
 from samestep.training.recipes.clocked import BatchesInContext, Loading
 from samestep.training.recipes.resolve import ResolvedConfig
@@ -55,10 +53,7 @@ def prepare(resolved: ResolvedConfig) -> None:
 def run_recipe(world: World, resolved: ResolvedConfig, loading: Loading | None = None) -> Result:
     """Train on the ranks of `world`; called by every rank, and returns the result on every rank.
 
-    Args:
-        world: the ranks.
-        resolved: the configuration.
-        loading: returns the context in which a batch is drawn, if batches are timed.
+    `loading` returns the context in which a batch is drawn, if batches are timed.
 
     Raises:
         Preempted: a rank received a stop signal; a checkpoint is written.
@@ -202,7 +197,7 @@ def _outputs(
         opened.append((sink, display))
 
     world.on_main(open_here)
-    return next(iter(opened), (NullSink(), NullDisplay()))
+    return next(iter(opened), (Sink(), Display()))
 
 
 def _set_aside_later(checkpoints: Path, training: Training, chosen: SelectedCheckpoint | None) -> str | None:

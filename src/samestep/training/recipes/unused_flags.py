@@ -9,9 +9,9 @@ from typing import Any
 from samestep.base.errors import UsageError
 from samestep.base.setting_fields import flag
 from samestep.training.data.image_set import Images, ImageSet
-from samestep.training.recipes.recipe import Recipe
+from samestep.training.recipes.registry import Recipe
 from samestep.training.recipes.request import Request
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 _SCORING = ("batch_size", "precision", "channels_last", "loader_workers", "metric")
 """Settings that ``--eval-only`` uses."""
@@ -22,12 +22,7 @@ _NO_FILES = ("digits", "synthetic")
 
 
 def refuse_unused(request: Request, settings: Settings) -> None:
-    """Refuse flags that have no effect beside the others.
-
-    Args:
-        request: the flags.
-        settings: the resolved settings.
-    """
+    """Refuse flags that have no effect beside the others."""
     if request.weights is not None:
         _refuse_where_nothing_is_trained(request)
     chosen = {
@@ -44,12 +39,7 @@ def refuse_unused(request: Request, settings: Settings) -> None:
 
 
 def refuse_recipes_nesterov(asked: Mapping[str, Any], recipe: Recipe) -> None:
-    """Refuse another optimizer for a recipe with Nesterov momentum, unless ``--no-nesterov`` is given.
-
-    Args:
-        asked: the settings that override the recipe's.
-        recipe: the recipe.
-    """
+    """Refuse another optimizer for a recipe with Nesterov momentum, unless ``--no-nesterov`` is given."""
     settings = {"nesterov": recipe.settings.nesterov, "momentum": recipe.settings.momentum, **asked}
     if "nesterov" in asked or not settings["nesterov"]:
         return  # `Settings` checks the user's own choice
@@ -62,13 +52,7 @@ def refuse_recipes_nesterov(asked: Mapping[str, Any], recipe: Recipe) -> None:
 
 
 def refuse_unused_by_data(request: Request, data: str, images: Images) -> None:
-    """Refuse flags about files for a data set without files, and loading processes for one in memory.
-
-    Args:
-        request: the flags.
-        data: the name of the data set.
-        images: the data set.
-    """
+    """Refuse flags about files for a data set without files, and loading processes for one in memory."""
     if request.data_dir is not None and data.partition(":")[0] in _NO_FILES:
         raise UsageError(f"--data-dir has no effect with {data}, which has no files: omit it.")
     if "loader_workers" in request.changes and isinstance(images, ImageSet):

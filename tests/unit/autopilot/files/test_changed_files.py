@@ -25,14 +25,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from samestep.autopilot.files.file_calls import redirected
+from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files, redirected
 from samestep.autopilot.files.folder_listings import ReplayedListings
 from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_calls import KeptCalls
 from samestep.autopilot.files.kept_originals import OriginalKeeper
-from samestep.autopilot.files.overlay_calls import OverlayCalls
 from samestep.autopilot.files.overlay_files import Overlay
-from samestep.autopilot.files.suppressed_writes import WritesFileError, changing_no_files
 from support.file_sequences import Switch, tree
 
 
@@ -67,9 +64,9 @@ def test_a_rank_reads_the_same_as_a_serial_run(switch, tmp_path, monkeypatch, sc
     overlay = Overlay(
         tmp_path / "overlay", Journal(journal), ReplayedListings(Journal(journal), patience_s=0)
     )
-    overlay._listings._journal = overlay.lookup.journal
-    main = KeptCalls(OriginalKeeper(Journal(journal), tmp_path / "common"))
-    ranks = [("rank 0", main), ("rank 1", OverlayCalls(overlay))]
+    overlay._listings._journal = overlay._lookup.journal
+    main = OriginalKeeper(Journal(journal), tmp_path / "common")
+    ranks = [("rank 0", main), ("rank 1", overlay)]
     for name, calls in [("serial", None), *ranks[:: -1 if leads else 1]]:
         monkeypatch.chdir(tmp_path / ("serial" if name == "serial" else "ranks"))
         with switch.to(calls):
@@ -425,7 +422,7 @@ def test_functions_in_modules_are_restored():
 class Handler:
     """Takes the calls that open files, and executes them as they are."""
 
-    def file_io(self, original, *args, **kwargs):
+    def accessed(self, original, access, args, kwargs):
         return original(*args, **kwargs)
 
 

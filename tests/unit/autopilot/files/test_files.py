@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_calls import originals_kept
 from samestep.autopilot.files.kept_originals import OriginalKeeper
-from samestep.autopilot.files.overlay_calls import overlaid
 from samestep.autopilot.files.overlay_files import Overlay
 
 
@@ -36,7 +35,7 @@ def real_files():
 
 
 def test_a_rank_reads_its_own_files(world):
-    with overlaid(world[1]):
+    with redirected(world[1]):
         os.makedirs("out/deep")
         Path("out/deep/a.txt").write_text("1")
         with open("out/deep/a.txt", "a") as file:
@@ -66,7 +65,7 @@ def test_a_rank_reads_its_own_files(world):
 
 
 def test_descriptors(world):
-    with overlaid(world[1]):
+    with redirected(world[1]):
         read, write = os.pipe()
         with open(write, "w") as file:
             file.write("1")
@@ -75,7 +74,7 @@ def test_descriptors(world):
 
 
 def test_files_from_before_the_run_are_changed_in_a_copy(world):
-    with overlaid(world[1]):
+    with redirected(world[1]):
         assert Path("before.txt").read_text() == "before"
         with open("before.txt", "r+") as file:
             file.write("BE")
@@ -98,7 +97,7 @@ def test_files_from_before_the_run_are_changed_in_a_copy(world):
 def test_a_folder_that_is_created_again_is_empty(world):
     Path("old").mkdir()
     Path("old/x").write_text("x")
-    with overlaid(world[1]):
+    with redirected(world[1]):
         shutil.rmtree("old")
         assert not os.path.isdir("old")
         os.mkdir("old")
@@ -109,12 +108,12 @@ def test_a_folder_that_is_created_again_is_empty(world):
 
 def test_files_of_rank_0_are_hidden(world, tmp_path):
     journal, shadow = world
-    with originals_kept(OriginalKeeper(journal, tmp_path / "common")):
+    with redirected(OriginalKeeper(journal, tmp_path / "common")):
         os.makedirs("out")
         Path("out/model.pt").write_text("rank 0")
         with open("before.txt", "a") as file:
             file.write(" and since")
-    with overlaid(shadow):
+    with redirected(shadow):
         assert not os.path.exists("out")
         assert os.listdir() == ["before.txt"]
         with pytest.raises(FileNotFoundError):
@@ -132,7 +131,7 @@ def test_files_of_rank_0_are_hidden(world, tmp_path):
 
 
 def test_temporary_files_and_devices(world):
-    with overlaid(world[1]):
+    with redirected(world[1]):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "q").write_text("t")
             assert (Path(folder) / "q").read_text() == "t"
@@ -147,7 +146,7 @@ def test_temporary_files_and_devices(world):
 
 def test_all_functions_are_restored(world):
     before = open, os.stat, os.mkdir, torch.save, shutil.rmtree
-    with overlaid(world[1]):
+    with redirected(world[1]):
         assert os.stat is not before[1]
     assert (open, os.stat, os.mkdir, torch.save, shutil.rmtree) == before
 
@@ -180,7 +179,7 @@ class Racing(Journal):
 )
 def test_a_file_that_rank_0_creates_during_a_lookup_is_hidden(world, tmp_path, look):
     shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
-    with overlaid(shadow):
+    with redirected(shadow):
         assert not look()
         os.mkdir("out")
         assert os.listdir("out") == []
@@ -188,12 +187,12 @@ def test_a_file_that_rank_0_creates_during_a_lookup_is_hidden(world, tmp_path, l
 
 def test_a_file_that_rank_0_creates_during_an_open_is_hidden(world, tmp_path):
     shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
-    with overlaid(shadow), pytest.raises(FileNotFoundError):
+    with redirected(shadow), pytest.raises(FileNotFoundError):
         Path("out/model.pt").read_text()
 
 
 def test_sockets_of_multiprocessing_are_shared(world):
-    with overlaid(world[1]):
+    with redirected(world[1]):
         folder = tempfile.mkdtemp(prefix="pymp-")
         try:
             with Listener(f"{folder}/listener"):

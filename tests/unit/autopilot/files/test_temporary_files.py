@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.overlay_calls import overlaid
 from samestep.autopilot.files.overlay_files import Overlay
 
 
@@ -37,7 +37,7 @@ def lines_of(path):
 
 
 def test_a_started_program_finds_temporary_files(overlay, temporary):
-    with overlaid(overlay), tempfile.TemporaryDirectory() as folder:
+    with redirected(overlay), tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "deep" / "source.c"
         source.parent.mkdir()
         source.write_text("int main")
@@ -47,7 +47,7 @@ def test_a_started_program_finds_temporary_files(overlay, temporary):
         assert lines_of(source.with_name("other.c")) == "int main"
     assert not list(temporary.iterdir())
 
-    with overlaid(overlay), tempfile.NamedTemporaryFile("w", suffix=".c") as file:
+    with redirected(overlay), tempfile.NamedTemporaryFile("w", suffix=".c") as file:
         file.write("int main")
         file.flush()
         assert lines_of(Path(file.name)) == "int main"
@@ -55,7 +55,7 @@ def test_a_started_program_finds_temporary_files(overlay, temporary):
 
 
 def test_other_and_moved_files_stay_in_the_overlay(overlay, temporary, tmp_path):
-    with overlaid(overlay):
+    with redirected(overlay):
         made = Path(tempfile.mkdtemp(dir=tmp_path))
         with tempfile.NamedTemporaryFile("w", dir=tmp_path, delete=False) as file:
             file.write("weights")

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from samestep.base.place import Place
-from samestep.launch.local import descriptors
+from samestep.launch.local import forking
 from samestep.launch.local.child import Start, not_started
 
 INFINITY = resource.RLIM_INFINITY
@@ -28,7 +28,7 @@ def test_the_soft_limit_rises_to_what_the_workers_need_and_the_hard_one_allows(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
 
-    before = descriptors.make_room(workers)
+    before = forking.raise_file_limit(workers)
 
     if then is None:
         assert (before, limits) == (None, [now])
@@ -36,7 +36,7 @@ def test_the_soft_limit_rises_to_what_the_workers_need_and_the_hard_one_allows(
     soft, hard = limits[-1]
     assert (before, hard) == (now, now[1])
     assert soft >= then
-    descriptors.restore(before)
+    forking.restore_file_limit(before)
     assert limits[-1] == now
 
 
@@ -44,7 +44,7 @@ def test_closing_minds_only_what_is_open():
     read, write = os.pipe()
     os.close(write)
 
-    descriptors.close([read, write])
+    forking.close_files([read, write])
 
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(read)

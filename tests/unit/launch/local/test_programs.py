@@ -10,7 +10,7 @@ from samestep.launch.local import programs
 from samestep.launch.local.child import Start
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import entry_of, has_met
-from samestep.launch.local.worker_report import Word
+from samestep.launch.local.worker_report import ReportPipe
 
 C10D = "torch.distributed.distributed_c10d"
 
@@ -51,7 +51,7 @@ def test_any_trace_of_a_group_is_believed(traces, trace):
 
 def test_a_worker_begins_its_program_once_the_kernels_are_settled(monkeypatch):
     done = []
-    monkeypatch.setattr(programs, "_draw_apart", lambda: None)
+    monkeypatch.setattr(programs, "_seed_generators", lambda: None)
     monkeypatch.setattr(programs, "settle_math_kernels", lambda: done.append("settled"))
 
     def watch(*_):
@@ -59,6 +59,6 @@ def test_a_worker_begins_its_program_once_the_kernels_are_settled(monkeypatch):
         return Ending()
 
     entry_of(Program(target="train.py"), watch=watch)(
-        Start(place=Place(), variables={}), Word(-1, os.getpid(), (0, 0))
+        Start(place=Place(), variables={}), ReportPipe(-1, os.getpid(), (0, 0))
     )
     assert done == ["settled", "program"]

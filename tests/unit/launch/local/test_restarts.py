@@ -1,11 +1,9 @@
 """Restarts pause ever longer without progress, and stop where the same failure returns."""
 
-import time
-
 import pytest
 
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.restarts import Restarts, pause
+from samestep.launch.local.restarts import Restarts
 
 
 def failure(**changes):
@@ -49,10 +47,3 @@ def test_the_same_failure_at_the_same_step_is_the_last(first, second, stops):
     restarts.fail(failure(**second[0]), second[1])
     assert restarts.is_same is stops
     assert restarts.left == (0 if stops else 4)
-
-
-def test_a_pause_ends_early_where_nothing_follows():
-    began = time.monotonic()
-    pause(20, end=lambda: True)
-    pause(0.01, end=lambda: False)
-    assert time.monotonic() - began < 5

@@ -21,7 +21,7 @@ def test_only_ctrl_c_of_the_foreground_is_left_to_the_keyboard(monkeypatch, numb
     signals = Signals(wakeup=-1)
     signals.take(number, None)
 
-    assert signals.are_shared is shared
+    assert signals.reach_workers is shared
 
 
 def test_without_a_terminal_nothing_is_in_the_foreground(tmp_path):

@@ -4,13 +4,13 @@ import socket
 import pytest
 
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.local_backend import reserved_port
-from samestep.launch.local.worker_report import Report, Word, received
+from samestep.launch.local.worker_report import Report, ReportPipe, received
+from samestep.ranks.rendezvous.free_port import reserved_port
 
 
 def through_a_pipe(report):
     read, write = os.pipe()
-    Word.of(write).send(report)
+    ReportPipe.of(write).send(report)
     with os.fdopen(read, "rb") as pipe:
         return bytearray(pipe.read())
 
@@ -50,9 +50,9 @@ FAILED = Ending(exit_code=1, error="ValueError", message="no", traceback="Traceb
 
 def test_what_is_foretold_comes_before_the_last_word():
     read, write = os.pipe()
-    word = Word.of(write)
-    word.foretell(FAILED)
-    word.send(Report(ending=FAILED, result=3))
+    pipe = ReportPipe.of(write)
+    pipe.send_provisional(FAILED)
+    pipe.send(Report(ending=FAILED, result=3))
     with os.fdopen(read, "rb") as pipe:
         data = bytearray(pipe.read())
 
@@ -62,12 +62,12 @@ def test_what_is_foretold_comes_before_the_last_word():
 
 def test_a_program_that_closed_the_pipe_tells_its_error_itself(capsys):
     read, write = os.pipe()
-    word = Word.of(write)
+    pipe = ReportPipe.of(write)
     os.close(write)
-    word.foretell(FAILED)
+    pipe.send_provisional(FAILED)
     assert capsys.readouterr().err == ""
 
-    word.send(Report(ending=FAILED))
+    pipe.send(Report(ending=FAILED))
 
     assert capsys.readouterr().err == "Traceback: no\n"
     os.close(read)
@@ -75,12 +75,12 @@ def test_a_program_that_closed_the_pipe_tells_its_error_itself(capsys):
 
 def test_a_file_that_took_the_pipes_number_is_not_written_to(tmp_path, capsys):
     read, write = os.pipe()
-    word = Word.of(write)
+    pipe = ReportPipe.of(write)
     theirs = tmp_path / "theirs"
     with theirs.open("wb") as file:
         os.dup2(file.fileno(), write)
 
-    word.send(Report(ending=FAILED))
+    pipe.send(Report(ending=FAILED))
 
     assert theirs.read_bytes() == b""
     assert capsys.readouterr().err == "Traceback: no\n"
@@ -90,10 +90,10 @@ def test_a_file_that_took_the_pipes_number_is_not_written_to(tmp_path, capsys):
 
 def test_a_copy_forked_by_the_program_does_not_speak_for_the_worker(monkeypatch, capsys):
     read, write = os.pipe()
-    word = Word.of(write)
+    pipe = ReportPipe.of(write)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(os, "getpid", lambda: -1)
-        word.send(Report(ending=FAILED))
+        pipe.send(Report(ending=FAILED))
     os.close(write)
 
     with os.fdopen(read, "rb") as pipe:

@@ -1,13 +1,14 @@
 """Following a job: its states in words, its log as it grows, and its exit code."""
 
 import os
+from functools import partial
 
 import pytest
 
 from samestep.base.errors import Error, UsageError
-from samestep.launch.submit import slurm_commands
 from samestep.launch.submit.follow import JobStatus, follow
-from samestep.launch.submit.slurm_commands import Answer, FollowedSlurmJob, submit
+from samestep.launch.submit.shell import Answer, run_command
+from samestep.launch.submit.slurm_commands import FollowedSlurmJob, submit
 
 JOB = """\
 JobId=7 JobName=odd JobState=FAILED name
@@ -90,13 +91,12 @@ def test_the_number_of_a_job_comes_from_sbatch(tmp_path):
 
 
 def test_without_an_answer_of_sbatch_the_job_may_be_in_the_queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm_commands, "_TIMEOUT_S", 0.05)
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 10\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     with pytest.raises(UsageError, match=r"sbatch .*0\.05 s.*squeue --me"):
-        submit(tmp_path / "job")
+        submit(tmp_path / "job", ask=partial(run_command, timeout_s=0.05))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.launch.submit.job_command import Work, work
+from samestep.launch.submit.job_command import JobCommand, parse_command
 from samestep.launch.submit.mpi import MpiJob, find, script
 from samestep.launch.submit.mpi_hosts import Host, hosts_in, hosts_of
 from samestep.launch.submit.site_defaults import MpiSite
@@ -53,11 +53,11 @@ mpirun -n 3 -hosts a:2,b:2 -bind-to none -wdir '/my work' -genv MASTER_ADDR a \\
 
 def job(**changes):
     plain = {
-        "work": Work(verb="run", arguments=("train.py", "'a; b'"), name="train"),
+        "command": JobCommand(verb="run", arguments=("train.py", "'a; b'"), name="train"),
         "name": "train",
         "hosts": hosts_of("a:2,b:2"),
         "workers": 4,
-        "flavour": "openmpi",
+        "flavor": "openmpi",
         "site": MpiSite(),
         "folder": Path("/my work"),
         "python": "/usr/bin/python3",
@@ -70,18 +70,18 @@ def test_the_script_for_open_mpi_explains_each_flag():
 
 
 def test_the_script_for_mpich_explains_each_flag():
-    made = script(job(flavour="mpich", workers=3, site=MpiSite(ssh="ssh -p 2222", venv="/venv")))
+    made = script(job(flavor="mpich", workers=3, site=MpiSite(ssh="ssh -p 2222", venv="/venv")))
 
     assert [line.split() for line in made.splitlines()] == [line.split() for line in MPICH.splitlines()]
 
 
 def test_a_recipe_gets_the_rendezvous_from_hydra():
-    assert "MASTER" not in script(job(flavour="mpich", work=work(["train", "digits"])))
+    assert "MASTER" not in script(job(flavor="mpich", command=parse_command(["train", "digits"])))
 
 
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_the_user_of_ssh_is_not_part_of_the_address(flavour):
-    made = script(job(flavour=flavour, hosts=hosts_of("al@a:2,al@b:2")))
+@pytest.mark.parametrize("flavor", ["openmpi", "mpich"])
+def test_the_user_of_ssh_is_not_part_of_the_address(flavor):
+    made = script(job(flavor=flavor, hosts=hosts_of("al@a:2,al@b:2")))
 
     assert "MASTER_ADDR=a " in made or "MASTER_ADDR a " in made
     assert "al@a:2,al@b:2" in made
@@ -93,11 +93,11 @@ def test_rank_0_is_not_localhost_for_other_hosts():
     assert "MASTER" not in script(job(hosts=hosts_of("localhost:4")))
 
 
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_a_line_break_in_a_flag_does_not_end_the_comment_that_explains_it(flavour):
+@pytest.mark.parametrize("flavor", ["openmpi", "mpich"])
+def test_a_line_break_in_a_flag_does_not_end_the_comment_that_explains_it(flavor):
     site = MpiSite(interface="eth0\ntouch x", ssh="'ssh\ntouch x'")
 
-    made = script(job(flavour=flavour, site=site, folder=Path("/a\ntouch x")))
+    made = script(job(flavor=flavor, site=site, folder=Path("/a\ntouch x")))
 
     assert not any(line.startswith("touch") for line in made.splitlines())
 

@@ -3,9 +3,9 @@
 import shutil
 import subprocess
 
-from samestep.launch.submit.resources import SlurmRequest
 from samestep.launch.submit.sequence import RecordedCommand, exit_code, script
 from samestep.launch.submit.site_defaults import SlurmSite
+from samestep.launch.submit.slurm import SlurmRequest
 
 SCRIPT = """\
 #!/bin/bash

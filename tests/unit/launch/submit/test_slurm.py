@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.launch.submit.job_command import work
+from samestep.launch.submit.job_command import parse_command
 from samestep.launch.submit.site_defaults import SlurmSite, with_flags
 from samestep.launch.submit.slurm import SlurmJob, per_node, script
 
@@ -71,7 +71,7 @@ exit "$code"
 
 def job(words=("train", "digits"), **changes):
     plain = {
-        "work": work(list(words)),
+        "command": parse_command(list(words)),
         "name": "train",
         "nodes": 2,
         "per_node": 4,
@@ -175,8 +175,8 @@ def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
 
-    assert work(["run", "-n", "4", "--split", "loader", "train.py", "-n", "3"]).workers == 4
-    assert work(["run", "-n", "4", "train.py", "-n", "3"]).words(8) == [
+    assert parse_command(["run", "-n", "4", "--split", "loader", "train.py", "-n", "3"]).workers == 4
+    assert parse_command(["run", "-n", "4", "train.py", "-n", "3"]).words(8) == [
         "run",
         "-n",
         "8",
@@ -184,9 +184,9 @@ def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
         "-n",
         "3",
     ]
-    assert work(["train.py", "-n", "3"]).workers is None
-    assert work(["run", "-n4", "train.py", "-n3"]).words(8) == ["run", "-n", "8", "train.py", "-n3"]
-    assert work(["bench", "all-reduce", "--sizes", "4"]).words(2) == [
+    assert parse_command(["train.py", "-n", "3"]).workers is None
+    assert parse_command(["run", "-n4", "train.py", "-n3"]).words(8) == ["run", "-n", "8", "train.py", "-n3"]
+    assert parse_command(["bench", "all-reduce", "--sizes", "4"]).words(2) == [
         "bench",
         "all-reduce",
         "-n",
@@ -195,7 +195,7 @@ def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
         "4",
     ]
     with pytest.raises(UsageError, match=r"nowhere.py"):
-        work(["run", "--split", "loader", "nowhere.py"])
+        parse_command(["run", "--split", "loader", "nowhere.py"])
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_workers_for_which_the_job_has_no_resources_are_refused(flags, tmp_path,
     (tmp_path / "train.py").touch()
 
     with pytest.raises(UsageError, match=flags[0].partition("=")[0]):
-        work(["run", *flags, "train.py"])
-    assert work(["run", "train.py", *flags]).workers is None
+        parse_command(["run", *flags, "train.py"])
+    assert parse_command(["run", "train.py", *flags]).workers is None
 
 
 def test_a_flag_overrides_the_default_of_the_site_and_the_other_kind_of_python():

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.base.step_phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER, OTHER
 from samestep.observe.clock import cpu_contention as module
 from samestep.observe.clock import phase_instants as phases_module
-from samestep.observe.clock.clock_file import STEP_PHASES
 from samestep.observe.clock.cpu_contention import (
     ContentionEstimator,
     CpuUse,
@@ -102,46 +102,42 @@ def test_phases_still_add_up_to_the_step():
 
 def test_the_cpu_time_of_each_computing_phase_is_counted_once():
     reading = iter([CpuUse(1.0, 1.0), CpuUse(3.0, 1.5), CpuUse(4.0, 1.5), CpuUse(9.0, 9.0)])
-    phases = Phases(lambda: 0.0, lambda: next(reading))
+    phases = Phases(0.0)
     phases.switch(FORWARD)
     phases.switch(OTHER)
-    assert phases.take_readings() is None
+    assert phases.cut()[1] is None
     phases.begin_readings()
     for phase in (FORWARD, BACKWARD, EXCHANGE, OPTIMIZER):
+        phases.cpu = next(reading, phases.cpu)
         phases.switch(phase)
-    assert module.cpu_use(phases.take_readings()) == had((2.0, 0.5), (1.0, 0.0))
+    assert module.cpu_use(phases.cut()[1]) == had((2.0, 0.5), (1.0, 0.0))
     phases.begin_readings()
-    assert module.cpu_use(phases.take_readings()) == had((0.0, 0.0), (0.0, 0.0))
-    assert phases.take_readings() is None
+    assert module.cpu_use(phases.cut()[1]) == had((0.0, 0.0), (0.0, 0.0))
+    assert phases.cut()[1] is None
 
 
 def test_delays_during_communication_are_counted_once():
-    had_by = {0.0: (0, 0), 5.0: (5, 0), 10.0: (10, 0), 15.0: (11, 4)}
-    now = 0.0
-    phases = Phases(lambda: now, lambda: CpuUse(*had_by[now]))
+    phases = Phases(0.0)
     phases.begin_readings()
     phases.switch(FORWARD)
-    now = 5.0
-    phases.switch(BACKWARD)
-    now = 10.0
-    phases.switch(EXCHANGE)
-    now = 15.0
-    phases.switch(BACKWARD)
+    for now, cpu, phase in ((5.0, (5, 0), BACKWARD), (10.0, (10, 0), EXCHANGE), (15.0, (11, 4), BACKWARD)):
+        phases.instant, phases.cpu = now, CpuUse(*cpu)
+        phases.switch(phase)
     phases.switch(OTHER)
-    marks, read = phases.cut(), phases.take_readings()
+    marks, read = phases.cut()
     step = ClockedStep(0, marks, 8, evaluated=False, overlaps=True, readings=read)
-    line = step.line(HostInstants(lambda: now), ContentionEstimator())
+    line = step.line(HostInstants(lambda: 0.0), ContentionEstimator())
     assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (5, 5, 5, 15)
 
 
 def test_readings_of_a_step_that_never_ends_are_dropped(monkeypatch):
     monkeypatch.setattr(phases_module, "MAX_MARKS", 20)
-    phases = Phases(lambda: 0.0, CpuUse)
+    phases = Phases(0.0)
     phases.begin_readings()
     for _ in range(100):
         phases.switch(FORWARD)
         phases.switch(OTHER)
-    assert len(phases.take_readings()) <= 22
+    assert len(phases.cut()[1]) <= 22
 
 
 def test_a_step_that_is_not_sampled_has_the_share_of_sampled_steps():

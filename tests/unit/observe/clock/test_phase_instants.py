@@ -1,12 +1,11 @@
 """The phases of a step that never ends have bounded memory."""
 
-from itertools import count
-
 from samestep.base.step_phases import BACKWARD, DATA, OTHER, TO_DEVICE
 from samestep.observe.clock import phase_instants
-from samestep.observe.clock.cpu_contention import ContentionEstimator, CpuUse
+from samestep.observe.clock.cpu_contention import ContentionEstimator
 from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.phase_instants import ClockedStep, Phases
+from samestep.observe.clock.phase_instants import ClockedStep
+from support.clocked_scripts import ticking_phases
 
 
 def line(marks):
@@ -15,15 +14,15 @@ def line(marks):
 
 def test_marks_of_a_step_that_never_ends_are_dropped_but_not_its_time(monkeypatch):
     monkeypatch.setattr(phase_instants, "MAX_MARKS", 20)
-    seen = Phases(map(float, count()).__next__, CpuUse)
+    seen = ticking_phases()(0.0)
     for _ in range(100):
         seen.switch(DATA)
         seen.mark(TO_DEVICE)
         seen.switch(OTHER)
     seen.switch(BACKWARD)
-    marks = seen.cut()
+    marks, _ = seen.cut()
     assert len(marks) <= 22
     told = line(marks)
     assert (marks[1], told["seconds"], told[BACKWARD]) == (0.0, 302.0, 1.0)
     seen.switch(DATA)
-    assert line(seen.cut())[DATA] == 1.0
+    assert line(seen.cut()[0])[DATA] == 1.0

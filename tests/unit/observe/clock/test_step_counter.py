@@ -5,26 +5,27 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.hooks.training_events import subscribed
-from samestep.observe.clock.step_counter import Counter
-
-
-class Ticking:
-    """A clock that advances by a second at each call."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        self.seconds += 1
-        return self.seconds
+from samestep.observe.clock import step_reader
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock.step_counter import COUNTING, StepCounts
+from support.clocked_scripts import ticking_phases
 
 
 @pytest.fixture
-def counter():
-    counter = Counter(now=Ticking())
-    with subscribed(counter):
-        yield counter
+def count(monkeypatch):
+    """Return a function that runs a script, in which each change of phase takes a second, and counts."""
+
+    def run(script):
+        monkeypatch.setattr(step_reader, "Phases", ticking_phases())
+        counts = StepCounts()
+        clock = ScriptClock(counts, COUNTING, stop=lambda: None)
+        with clock.attached():
+            clock.begin()
+            script()
+        clock.end("end")
+        return counts, clock.samples
+
+    return run
 
 
 def train(step, *, accumulate=1):
@@ -55,13 +56,12 @@ def by_hand(model):
 @pytest.mark.parametrize(
     ("step", "accumulate", "steps"), [(with_sgd, 1, 3), (with_sgd, 3, 1), (by_hand, 1, 3)]
 )
-def test_steps_and_samples_are_counted(counter, step, accumulate, steps):
-    train(step, accumulate=accumulate)
-    count = counter.count
-    assert (count.steps, count.samples, count.evaluated) == (steps, 20, 7)
+def test_steps_and_samples_are_counted(count, step, accumulate, steps):
+    counts, samples = count(lambda: train(step, accumulate=accumulate))
+    assert (counts.steps, samples.all_trained, samples.all_otherwise) == (steps, 20, 7)
 
 
-def test_backwards_of_a_closure_are_part_of_its_step(counter):
+def test_backwards_of_a_closure_are_part_of_its_step(count):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -71,24 +71,51 @@ def test_backwards_of_a_closure_are_part_of_its_step(counter):
         loss.backward()
         return loss
 
-    for _ in range(2):
-        optimizer.step(closure)
-    assert counter.count.steps == 2
+    counts, _ = count(lambda: [optimizer.step(closure) for _ in range(2)])
+    assert counts.steps == 2
 
 
-def test_times_begin_with_the_end_of_the_first_step(counter):
-    train(with_sgd)
-    count = counter.count
-    # Two steps of four phases, each from one tick to the next, and one more tick at the end of each.
-    assert count.seconds == {"loading": 3, "forward": 2, "backward": 2, "optimizer": 2, "evaluation": 1}
-    assert count.total_s == 18
-    words = count.summary(is_sharded=False)
+def test_steps_without_a_call_of_a_model_are_counted(count):
+    def script():
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(4):
+            weight.square().sum().backward()
+            optimizer.step()
+
+    counts, _ = count(script)
+    assert (counts.steps, counts.timed["steps"], counts.timed["backward"]) == (4, 3, 3)
+
+
+def test_times_begin_with_the_end_of_the_first_step(count):
+    counts, samples = count(lambda: train(with_sgd))
+    # Two steps, each of four phases and of three times between them.
+    each = dict.fromkeys(("data", "forward", "backward", "optimizer"), 2)
+    assert counts.timed == {**each, "exposed_sync": 0, "seconds": 14, "steps": 2}
+    words = counts.summary(samples, is_sharded=False)
     assert words.startswith("3 steps, 20 samples in training, 7 otherwise; ")
-    assert "forward 12%" in words
+    assert "forward 14%" in words
+    assert "communication" not in words
 
 
-def test_calls_inside_a_module_are_not_counted_again(counter):
+@pytest.mark.parametrize(("every", "timed"), [(4, 6), (1, 7)])
+def test_steps_with_an_evaluation_are_timed_only_if_most_steps_have_one(count, every, timed):
+    def script():
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(1, 9):
+            model.train()(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            if number % every == 0:
+                with torch.no_grad():
+                    model.eval()(torch.ones(4, 3))
+
+    counts, _ = count(script)
+    assert counts.timed["steps"] == timed
+
+
+def test_calls_inside_a_module_are_not_counted_again(count):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model(torch.ones(4, 3))
-    assert counter.count.samples == 4
-    assert counter.count.summary(is_sharded=True) == "0 steps, 4 samples in training, 0 otherwise on worker 0"
+    counts, samples = count(lambda: model(torch.ones(4, 3)))
+    words = counts.summary(samples, is_sharded=True)
+    assert words == "0 steps, 4 samples in training, 0 otherwise on worker 0"

@@ -5,8 +5,7 @@ import torch
 
 from samestep.base.errors import CheckpointError
 from samestep.base.machine.description import machine
-from samestep.parallel.exact import kernel_digest
-from samestep.parallel.exact.identity import check_resumable, identity
+from samestep.parallel.exact.identity import _probed, check_resumable, identity, probe
 
 CPU = torch.device("cpu")
 
@@ -20,13 +19,13 @@ def test_the_processor_and_digests_of_operations_are_part_of_the_identity():
 
 
 def test_the_probe_has_the_same_bits_each_time_and_draws_nothing():
-    first = kernel_digest.probe(CPU)
-    kernel_digest._probed.cache_clear()
+    first = probe(CPU)
+    _probed.cache_clear()
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert kernel_digest.probe(CPU) == first
+        assert probe(CPU) == first
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -40,7 +40,7 @@ def plans(count, batch_size, size, **options):
 def ids(plan, position):
     """Return this rank's sample ids, step by step."""
     order = plan.order(position)
-    return [order[list(plan.share(step))].tolist() for step in plan.steps(position)]
+    return [order[part.start : part.stop].tolist() for part in plan.parts(position)]
 
 
 def epoch(count, batch_size, size, position, **options):
@@ -122,11 +122,11 @@ def test_lengths_equal_the_number_of_steps(count, batch_size, size, drop_last, d
     drop_last = drop_last and count >= batch_size
     position = Position(samples=data.draw(st.integers(0, count)))
     for plan in plans(count, batch_size, size, drop_last=drop_last):
-        shares = [plan.share(step) for step in plan.steps(Position())]
-        assert len(plan) == len(shares)
-        assert plan.remaining(position) == len(list(plan.steps(position)))
-        assert plan.local_count == sum(map(len, shares))
-        assert plan.ends_empty == (not shares[-1])
+        parts = list(plan.parts(Position()))
+        assert len(plan) == len(parts)
+        assert plan.remaining(position) == len(list(plan.parts(position)))
+        assert plan.local_count == sum(map(len, parts))
+        assert plan.ends_empty == (not parts[-1])
 
 
 @given(counts, st.integers(1, 80), sizes, seeds)
@@ -149,7 +149,7 @@ def test_resuming_anywhere_at_another_size_uses_each_sample_once(count, batch_si
     whole = epoch(count, batch_size, size, begin)
     cut = data.draw(st.integers(1, len(whole)))
     plan = Plan(count=count, batch_size=batch_size)
-    after = list(plan.steps(begin))[cut - 1].after
+    after = list(plan.parts(begin))[cut - 1].after
     if cut == len(whole):
         assert after == Position(7, 1, 0)
     else:
@@ -159,7 +159,7 @@ def test_resuming_anywhere_at_another_size_uses_each_sample_once(count, batch_si
 @given(counts, st.integers(9, 40), st.integers(9, 40), st.integers(0, 300))
 def test_resuming_with_another_batch_size_still_uses_each_sample_once(count, first, second, cut):
     begin = Position(seed=3)
-    steps = list(Plan(count=count, batch_size=first).steps(begin))[: cut % 8]
+    steps = list(Plan(count=count, batch_size=first).parts(begin))[: cut % 8]
     used = flat(epoch(count, first, 2, begin)[: len(steps)])
     after = steps[-1].after if steps else begin
     rest = flat(epoch(count, second, 3, after)) if after.epoch == 0 else []
@@ -170,12 +170,12 @@ def test_a_short_last_batch_has_empty_shares_on_some_ranks():
     steps = [ids(plan, Position()) for plan in plans(9, 4, 3, shuffle=False)]
     assert steps == [[[0, 1], [4, 5], [8]], [[2], [6], []], [[3], [7], []]]
     plan = plans(9, 4, 3)[2]
-    assert [plan.weight(step) for step in plan.steps(Position())] == [0.75, 0.75, 0.0]
+    assert [part.weight for part in plan.parts(Position())] == [0.75, 0.75, 0.0]
 
 
 def test_a_dropped_last_batch_ends_the_epoch_before_it():
     plan = Plan(count=10, batch_size=4, drop_last=True)
-    steps = list(plan.steps(Position(seed=5)))
+    steps = list(plan.parts(Position(seed=5)))
     assert [(step.start, step.stop) for step in steps] == [(0, 4), (4, 8)]
     assert steps[-1].after == Position(5, 1, 0)
     assert len(plan) == 2
@@ -198,7 +198,7 @@ def test_an_impossible_plan_is_refused_with_its_numbers(values, names):
 
 def test_a_position_beyond_the_data_set_is_refused():
     with pytest.raises(UsageError, match=r"\b11 .*\b10\b"):
-        Plan(count=10, batch_size=4).steps(Position(samples=11))
+        Plan(count=10, batch_size=4).parts(Position(samples=11))
 
 
 @pytest.mark.parametrize("values", [{"seed": -1}, {"epoch": -1}, {"samples": -1}, {"seed": 2**64}])

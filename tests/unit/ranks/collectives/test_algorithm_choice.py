@@ -10,6 +10,11 @@ from samestep.ranks.collectives.algorithms import ALL_REDUCE
 MEASURED = Measured(ranks=2, hosts=1, device="cpu")
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def test_names_equal_the_registry():
     assert set(ALGORITHMS) == set(ALL_REDUCE)
 
@@ -49,26 +54,26 @@ def test_an_invalid_choice_is_refused_with_its_value(text, value):
 
 
 def test_a_measurement_is_loaded_for_the_same_ranks_and_hosts(tmp_path):
-    path = MEASURED.save([(4, "tree"), (1 << 16, "ring")], tmp_path)
+    path = MEASURED.save([(4, "tree"), (1 << 16, "ring")])
 
     assert path.is_relative_to(tmp_path)
-    assert MEASURED.load(tmp_path) == Crossovers.parse("tree,ring:65536")
+    assert MEASURED.load() == Crossovers.parse("tree,ring:65536")
     other = Measured(ranks=2, hosts=2, device="cpu")
-    other.save([(4, "native")], tmp_path)
-    assert MEASURED.load(tmp_path).text == "tree,ring:65536"
-    assert other.load(tmp_path).text == "native"
+    other.save([(4, "native")])
+    assert MEASURED.load().text == "tree,ring:65536"
+    assert other.load().text == "native"
 
 
-def test_a_measurement_is_not_used_on_another_processor(tmp_path):
+def test_a_measurement_is_not_used_on_another_processor():
     here, there = (
         Measured(ranks=2, hosts=1, device="cpu", processor=f"Xeon(R) Gold {model} CPU @ 2.10GHz/x")
         for model in (6130, 6230)
     )
-    path = here.save([(4, "tree")], tmp_path)
+    path = here.save([(4, "tree")])
 
     assert path.name == "all-reduce-2-ranks-1-host-cpu-xeon-r-gold-6130-cpu-2.10ghz-x.json"
     with pytest.raises(UsageError, match=r"cpu \(Xeon\(R\) Gold 6230"):
-        there.load(tmp_path)
+        there.load()
 
 
 def test_the_processor_is_by_default_this_machines():
@@ -82,29 +87,27 @@ def test_the_processor_is_by_default_this_machines():
         (3, r"samestep bench all-reduce --save$"),
     ],
 )
-def test_without_a_measurement_the_error_has_the_command(tmp_path, hosts, command):
+def test_without_a_measurement_the_error_has_the_command(hosts, command):
     with pytest.raises(UsageError, match=command) as refused:
-        Measured(ranks=2, hosts=hosts, device="cpu").load(tmp_path)
+        Measured(ranks=2, hosts=hosts, device="cpu").load()
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"algorithm": "tre"}', '{"algorithm": 3}'])
-def test_an_invalid_file_is_refused_with_its_path_and_the_command(tmp_path, text):
-    path = MEASURED.save([(4, "tree")], tmp_path)
+def test_an_invalid_file_is_refused_with_its_path_and_the_command(text):
+    path = MEASURED.save([(4, "tree")])
     path.write_text(text)
 
     with pytest.raises(UsageError, match=r"/all-reduce-2-ranks.*\.json .* -n 2 --save"):
-        MEASURED.load(tmp_path)
+        MEASURED.load()
 
 
 def test_a_folder_that_is_not_writable_is_refused(tmp_path):
-    (tmp_path / "crossovers").touch()
+    (tmp_path / "samestep").touch()
 
     with pytest.raises(UsageError, match=r"^--save: .*XDG_CACHE_HOME"):
-        MEASURED.save([(4, "tree")], tmp_path)
+        MEASURED.save([(4, "tree")])
 
 
-def test_the_users_cache_follows_the_platform(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
+def test_the_users_cache_follows_the_platform(tmp_path):
     assert MEASURED.path().is_relative_to(tmp_path / "samestep")

@@ -1,4 +1,4 @@
-"""The cost models equal the steps and volumes counted in the schedules."""
+"""The costs of the page equal the steps and volumes counted in the schedules."""
 
 import re
 from collections import defaultdict, deque
@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from samestep.ranks.collectives import all_gather, broadcast, gather, naive, reduce, reduce_scatter, scatter
-from samestep.ranks.collectives.algorithms import COSTS
+from samestep.ranks.collectives import ring, rooted_collectives
+from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE
 from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING, largest_power
-from samestep.ranks.collectives.naive import NAIVE
-from samestep.ranks.collectives.ring import RING
 from samestep.ranks.collectives.schedule import rerooted
-from samestep.ranks.collectives.tree import TREE
+from support.collective_costs import COSTS
 
 
 def both(algorithm):
@@ -32,14 +30,14 @@ SCHEDULES = {
     ("all_reduce", "tree"): (both(TREE), one),
     ("all_reduce", "ring"): (both(RING), of_ranks),
     ("all_reduce", "halving_doubling"): (both(HALVING_DOUBLING), largest_power),
-    ("broadcast", "naive"): (naive.copy, one),
-    ("broadcast", "tree"): (broadcast.tree, one),
-    ("broadcast", "scatter_all_gather"): (broadcast.in_parts, of_ranks),
-    ("all_gather", "ring"): (all_gather.schedule, of_ranks),
-    ("reduce", "tree"): (reduce.schedule, one),
-    ("reduce_scatter", "ring"): (reduce_scatter.schedule, of_ranks),
-    ("gather", "tree"): (gather.schedule, of_ranks),
-    ("scatter", "tree"): (scatter.schedule, of_ranks),
+    ("broadcast", "naive"): (rooted_collectives.naive_broadcast_schedule, one),
+    ("broadcast", "tree"): (rooted_collectives.broadcast_schedule, one),
+    ("broadcast", "scatter_all_gather"): (rooted_collectives.scatter_all_gather_schedule, of_ranks),
+    ("all_gather", "ring"): (ring.all_gather_schedule, of_ranks),
+    ("reduce", "tree"): (rooted_collectives.reduce_schedule, one),
+    ("reduce_scatter", "ring"): (ring.reduce_scatter_schedule, of_ranks),
+    ("gather", "tree"): (rooted_collectives.gather_schedule, of_ranks),
+    ("scatter", "tree"): (rooted_collectives.scatter_schedule, of_ranks),
 }
 CASES = [(*names, size) for names in SCHEDULES for size in range(1, 17)]
 
@@ -113,12 +111,8 @@ def test_the_ring_equals_its_picture():
     ]
 
 
-def test_time_has_a_latency_and_a_time_per_byte():
-    assert RING.cost(4).time(1000, alpha=2.0, beta=0.01) == pytest.approx(6 * 2.0 + 1.5 * 10)
-
-
 def test_a_schedule_for_another_root_is_renumbered():
-    hops = rerooted(2, 3, scatter.schedule(0, 3), chunks_too=True)
+    hops = rerooted(2, 3, rooted_collectives.scatter_schedule(0, 3), chunks_too=True)
 
     assert [(hop.to, hop.send) for hop in hops] == [(1, (1,)), (0, (0,))]
 

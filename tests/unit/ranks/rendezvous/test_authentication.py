@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.ranks.rendezvous import store_table as table
-from samestep.ranks.rendezvous.authenticated_client import connect
 from samestep.ranks.rendezvous.authenticated_server import HANDSHAKE_S, Server
 from samestep.ranks.rendezvous.authentication import (
     GREETING,
@@ -19,6 +18,7 @@ from samestep.ranks.rendezvous.authentication import (
     Channel,
     ClientSide,
     ServerSide,
+    connect,
     derived,
 )
 

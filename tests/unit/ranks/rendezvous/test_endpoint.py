@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from samestep.base.errors import DetectionError, PeerLost
+from samestep.base.errors import DetectionError
 from samestep.base.machine.ancestors import ancestors
 from samestep.base.place import Place
 from samestep.launchers.detect import Detected, detect
-from samestep.ranks.rendezvous.endpoint import PORTS, await_listener, choose, resolve
+from samestep.ranks.rendezvous.endpoint import PORTS, choose, resolve
 from support.recordings import recording
 
 
@@ -136,15 +136,3 @@ def test_a_silent_name_server_is_not_waited_for(monkeypatch):
         for thread in threading.enumerate():
             if thread.name == "samestep-resolve":
                 thread.join()
-
-
-def test_a_listener_is_found():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        await_listener("127.0.0.1", server.getsockname()[1], timeout_s=30)
-
-
-def test_a_missing_listener_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(PeerLost, match=f"127.0.0.1:{port}"):
-        await_listener("127.0.0.1", port, timeout_s=0)

@@ -13,7 +13,7 @@ from samestep.base.place import Place
 from samestep.launchers.detect import Detected
 from samestep.ranks.rendezvous import free_port
 from samestep.ranks.rendezvous.endpoint import PORTS, ports_of
-from samestep.ranks.rendezvous.free_port import meeting_point
+from samestep.ranks.rendezvous.free_port import rendezvous_endpoint
 
 
 def found(rank, size=3, *, job="7.0", **more):
@@ -22,7 +22,7 @@ def found(rank, size=3, *, job="7.0", **more):
 
 
 def meet(detected, **options):
-    with meeting_point(detected, **options) as point:
+    with rendezvous_endpoint(detected, **options) as point:
         return point
 
 
@@ -85,7 +85,7 @@ def test_rank_0_of_several_nodes_is_reached_from_outside_by_either_family(monkey
             socket.create_connection((loopback, port), timeout=5).close()
         seen.append(address)
 
-    monkeypatch.setattr(free_port, "_tell", tell)
+    monkeypatch.setattr(free_port, "_send_port", tell)
     meet(Detected(place=place, launcher="slurm", job="2.5", hosts="localhost"))
 
     assert seen == ["::"]
@@ -150,7 +150,7 @@ def test_the_port_stays_reserved_and_can_be_listened_at():
     ranks = ThreadPoolExecutor(1)
     with ranks, ExitStack() as stack:
         other = ranks.submit(meet, found(1, 2, job="10.0"))
-        address, port = stack.enter_context(meeting_point(found(0, 2, job="10.0")))
+        address, port = stack.enter_context(rendezvous_endpoint(found(0, 2, job="10.0")))
         assert other.result() == (address, port)
         with socket.create_server((address, port)):
             pass

@@ -5,7 +5,14 @@ import pytest
 from samestep.base import env
 from samestep.base.machine.interfaces import Interface
 from samestep.ranks.rendezvous import gloo_interface
-from samestep.ranks.rendezvous.gloo_interface import IFNAME, Way, address_towards, is_own, use_way_to, way_to
+from samestep.ranks.rendezvous.gloo_interface import (
+    IFNAME,
+    GlooInterface,
+    address_towards,
+    interface_to,
+    is_own,
+    use_interface_to,
+)
 
 ETH = Interface(name="eth0", up=True, addresses=("10.0.0.2",))
 IB = Interface(name="ib0", up=True, addresses=("10.1.0.2", "fd00::2"))
@@ -29,23 +36,23 @@ def host(monkeypatch):
 @pytest.mark.parametrize(
     ("own", "source", "way"),
     [
-        ("10.0.0.2", "10.0.0.2", Way("eth0", "route to rank 0", is_told=False)),
-        ("10.0.0.2", "10.1.0.2", Way("ib0", "route to rank 0", is_told=True)),
-        ("10.1.0.2", "fd00::2", Way("ib0", "route to rank 0", is_told=False)),
-        ("127.0.1.1", "10.0.0.2", Way("eth0", "route to rank 0", is_told=True)),
-        (None, "10.0.0.2", Way("eth0", "route to rank 0", is_told=True)),
-        ("10.1.0.2", "127.0.0.1", Way("ib0", "this host's name", is_told=False)),
-        ("127.0.1.1", "127.0.0.1", Way("eth0", "default route", is_told=True)),
+        ("10.0.0.2", "10.0.0.2", GlooInterface("eth0", "route to rank 0", must_set=False)),
+        ("10.0.0.2", "10.1.0.2", GlooInterface("ib0", "route to rank 0", must_set=True)),
+        ("10.1.0.2", "fd00::2", GlooInterface("ib0", "route to rank 0", must_set=False)),
+        ("127.0.1.1", "10.0.0.2", GlooInterface("eth0", "route to rank 0", must_set=True)),
+        (None, "10.0.0.2", GlooInterface("eth0", "route to rank 0", must_set=True)),
+        ("10.1.0.2", "127.0.0.1", GlooInterface("ib0", "this host's name", must_set=False)),
+        ("127.0.1.1", "127.0.0.1", GlooInterface("eth0", "default route", must_set=True)),
     ],
 )
 def test_the_way_to_rank_0_is_told_where_gloo_would_take_another(host, own, source, way):
     host(own=own, source=source)
-    assert way_to("node0", {}) == way
+    assert interface_to("node0", {}) == way
 
 
 def test_several_nodes_of_one_host_need_no_interface(host):
     host(own="127.0.1.1", source="127.0.0.1")
-    assert not way_to("localhost", {}).is_told
+    assert not interface_to("localhost", {}).must_set
 
 
 @pytest.mark.parametrize(
@@ -71,9 +78,9 @@ def test_what_the_user_says_counts(host, monkeypatch):
     monkeypatch.setattr(env, "export", told.update)
 
     monkeypatch.setattr(env, "snapshot", lambda: {IFNAME: "ib0"})
-    assert use_way_to("node0") == Way("ib0", IFNAME, is_told=False)
+    assert use_interface_to("node0") == GlooInterface("ib0", IFNAME, must_set=False)
     assert told == {}
 
     monkeypatch.setattr(env, "snapshot", dict)
-    use_way_to("node0")
+    use_interface_to("node0")
     assert told == {IFNAME: "eth0"}

@@ -8,49 +8,49 @@ import pytest
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.ranks.rendezvous import handshake
-from samestep.ranks.rendezvous.handshake import Card, judge, meet, withdraw
+from samestep.ranks.rendezvous.handshake import PeerInfo, assign_slots, rendezvous, withdraw
 from support.stores import Memory
 
 VERSIONS = {"samestep": "0.1.0", "torch": "2.13.0"}
 
 
-def cards(size, *, hosts=None, **fields):
+def infos(size, *, hosts=None, **fields):
     hosts = hosts or ["host"] * size
     return [
-        Card(place=Place(rank=rank, size=size), host=host, versions=VERSIONS, **fields)
+        PeerInfo(place=Place(rank=rank, size=size), host=host, versions=VERSIONS, **fields)
         for rank, host in enumerate(hosts)
     ]
 
 
-def outcomes(all_cards, act=meet):
-    """Let every rank meet the others on one store; return its seat or its error."""
+def outcomes(infos_of_all):
+    """Let every rank meet the others on one store; return its slot or its error."""
     store = Memory()
 
-    def one(card):
+    def one(info):
         try:
-            return meet(store, card, timeout_s=20)
+            return rendezvous(store, info, timeout_s=20)
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(len(all_cards)) as pool:
-        return list(pool.map(one, all_cards))
+    with ThreadPoolExecutor(len(infos_of_all)) as pool:
+        return list(pool.map(one, infos_of_all))
 
 
 def test_every_rank_keeps_the_place_its_launcher_told():
     told = [
-        Card(
+        PeerInfo(
             place=Place(rank=r, size=4, local_rank=r % 2, local_size=2, node=r // 2, nodes=2),
             host="same name everywhere",
             versions=VERSIONS,
         )
         for r in range(4)
     ]
-    assert [seat.place for seat in outcomes(told)] == [card.place for card in told]
+    assert [slot.place for slot in outcomes(told)] == [info.place for info in told]
 
 
-def test_a_card_survives_the_store():
-    card = replace(cards(1)[0], assumed=("node",), cpus=(0, 1), uuid="GPU-1", kind="cuda", backend="nccl")
-    assert Card.from_json(card.to_json()) == card
+def test_peer_information_survives_the_store():
+    info = replace(infos(1)[0], assumed=("node",), cpus=(0, 1), uuid="GPU-1", kind="cuda", backend="nccl")
+    assert PeerInfo.from_json(info.to_json()) == info
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_card_survives_the_store():
     ],
 )
 def test_ranks_that_differ_all_learn_how(field, main, other, said):
-    first, second, third = cards(3)
+    first, second, third = infos(3)
     result = outcomes([replace(first, **{field: main}), replace(second, **{field: other}), third])
 
     for error in result:
@@ -72,29 +72,29 @@ def test_ranks_that_differ_all_learn_how(field, main, other, said):
 
 
 def test_a_rank_that_counts_another_number_of_ranks_is_found():
-    first, second = cards(2)
+    first, second = infos(2)
     second = replace(second, place=Place(rank=1, size=3))
     result = outcomes([first, second])
     assert all("number of ranks: 2" in str(error) for error in result)
 
 
 def test_a_rank_that_cannot_join_tells_the_others_why():
-    first, second, third = cards(3)
+    first, second, third = infos(3)
     store = Memory()
     withdraw(store, second, UsageError("no device"))
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(meet, store, card, timeout_s=20) for card in (first, third)]
+        futures = [pool.submit(rendezvous, store, info, timeout_s=20) for info in (first, third)]
     for future in futures:
         with pytest.raises(WorldError, match="rank 1 on host cannot join: no device"):
             future.result()
 
 
 def test_rank_0_that_cannot_join_tells_the_others_why():
-    first, second = cards(2)
+    first, second = infos(2)
     store = Memory()
     with ThreadPoolExecutor(2) as pool:
         leaving = pool.submit(withdraw, store, first, UsageError("no device"))
-        waiting = pool.submit(meet, store, second, timeout_s=20)
+        waiting = pool.submit(rendezvous, store, second, timeout_s=20)
     leaving.result()
     with pytest.raises(WorldError, match="rank 0 on host cannot join: no device"):
         waiting.result()
@@ -102,27 +102,27 @@ def test_rank_0_that_cannot_join_tells_the_others_why():
 
 def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setattr(handshake, "_GRACE_S", 0.0)
-    first, _ = cards(2)
+    first, _ = infos(2)
     with pytest.raises(PeerLost, match="rank 1 of 2 did not come"):
-        meet(Memory(), first, timeout_s=0)
+        rendezvous(Memory(), first, timeout_s=0)
 
 
 def test_two_ranks_on_one_gpu_are_refused():
-    same = [replace(card, kind="cuda", backend="nccl", uuid="GPU-7") for card in cards(2)]
+    same = [replace(info, kind="cuda", backend="nccl", uuid="GPU-7") for info in infos(2)]
     with pytest.raises(UsageError, match="ranks 0 and 1 are on the same device"):
-        judge(same)
+        assign_slots(same)
 
 
 def test_places_that_no_launcher_told_are_settled_by_host_names():
     lonely = [
         replace(
-            card,
+            info,
             place=Place(rank=r, size=3, node=r, nodes=3),
             assumed=("local_rank", "local_size", "node", "nodes"),
         )
-        for r, card in enumerate(cards(3, hosts=["a", "b", "a"]))
+        for r, info in enumerate(infos(3, hosts=["a", "b", "a"]))
     ]
-    settled = [seat.place for seat in judge(lonely)]
+    settled = [slot.place for slot in assign_slots(lonely)]
 
     assert [(p.local_rank, p.local_size, p.node, p.nodes) for p in settled] == [
         (0, 2, 0, 2),
@@ -135,17 +135,17 @@ def test_ranks_dealt_out_in_turns_are_settled_on_their_nodes():
     """mpirun --map-by node: ranks 0 and 2 on one node, 1 and 3 on the other; local ranks are told."""
     dealt = [
         replace(
-            card,
+            info,
             place=Place(rank=r, size=4, local_rank=r // 2, local_size=2, node=r // 2, nodes=2),
             assumed=("node", "nodes"),
         )
-        for r, card in enumerate(cards(4, hosts=["a", "b", "a", "b"]))
+        for r, info in enumerate(infos(4, hosts=["a", "b", "a", "b"]))
     ]
-    assert [seat.place.node for seat in judge(dealt)] == [0, 1, 0, 1]
-    assert [seat.place.local_rank for seat in judge(dealt)] == [0, 0, 1, 1]
+    assert [slot.place.node for slot in assign_slots(dealt)] == [0, 1, 0, 1]
+    assert [slot.place.local_rank for slot in assign_slots(dealt)] == [0, 0, 1, 1]
 
 
 def test_ranks_that_share_processors_are_counted_host_by_host():
     masks = [(0, 1), (0, 1), (2, 3), (0, 1)]
-    dealt = [replace(card, cpus=mask) for card, mask in zip(cards(4, hosts=list("aaab")), masks, strict=True)]
-    assert [seat.sharing for seat in judge(dealt)] == [2, 2, 1, 1]
+    dealt = [replace(info, cpus=mask) for info, mask in zip(infos(4, hosts=list("aaab")), masks, strict=True)]
+    assert [slot.sharing for slot in assign_slots(dealt)] == [2, 2, 1, 1]

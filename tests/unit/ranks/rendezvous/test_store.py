@@ -31,7 +31,7 @@ def test_a_torch_built_without_libuv_connects_to_the_agents_store_all_the_same(m
         "MASTER_PORT": "29500",
     }
     monkeypatch.setattr(store, "TCPStore", tcp_store)
-    monkeypatch.setattr(store, "await_listener", lambda *_, **__: None)
+    monkeypatch.setattr(store, "_await_listener", lambda *_, **__: None)
     store.open_store(environment, given(OTHER, environment), master=None, timeout_s=5)
 
     assert attempts == [True, False]
@@ -57,3 +57,15 @@ def test_ranks_with_one_secret_share_a_store_and_one_without_it_is_refused(monke
         # Each joining of a process has keys of its own: this one is the third.
         reader = store.base_of(store.open_store(ours.variables, given(OTHER, {}), master=at, timeout_s=5))
         assert reader.num_keys() == 1
+
+
+def test_a_listener_is_found():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store._await_listener("127.0.0.1", server.getsockname()[1], timeout_s=30)
+
+
+def test_a_missing_listener_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(PeerLost, match=f"127.0.0.1:{port}"):
+        store._await_listener("127.0.0.1", port, timeout_s=0)

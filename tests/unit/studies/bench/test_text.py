@@ -3,8 +3,17 @@
 import xml.etree.ElementTree as ET
 
 from samestep.studies.bench.figures import figures
-from samestep.studies.bench.plot import times_chart
-from samestep.studies.bench.text import answer, fastest, fits, table, times_of
+from samestep.studies.bench.step_times import StepRow
+from samestep.studies.bench.text import (
+    answer,
+    fastest,
+    fits,
+    step_answer,
+    step_table,
+    table,
+    times_chart,
+    times_of,
+)
 
 BUCKET = 25 << 20
 
@@ -72,3 +81,33 @@ def test_the_picture_is_svg_with_a_line_for_each_and_one_for_copying():
     texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
 
     assert {"a & b", "ring", "<b>", "copying memory", "16 B", "1 MiB", "10 us"} <= set(texts)
+
+
+def step_row(sync, efficiency, exposed=0.001):
+    return StepRow(
+        model="convnet",
+        batch_per_worker=16,
+        workers=2,
+        sync=sync,
+        step_s=0.01 / efficiency,
+        exposed_sync_s=exposed,
+        efficiency=efficiency,
+    )
+
+
+STEP_ROWS = [step_row("alone", 1.0, 0.0), step_row("ddp", 0.8, None), step_row("flat", 0.97)]
+
+
+def test_the_table_begins_with_the_best():
+    _, *body = step_table(STEP_ROWS)
+
+    assert [line.split()[0] for line in body] == ["alone", "flat", "ddp"]
+    assert body[2].split()[-2:] == ["-", "80%"]
+
+
+def test_the_answer_compares_the_best_with_ddp():
+    best, _, ddp = step_answer(STEP_ROWS).partition(", ")
+
+    assert [word for word in best.split() if word in ("flat", "2", "97%")] == ["flat", "2", "97%"]
+    assert ddp.split()[-1] == "80%"
+    assert step_answer([step_row("alone", 1.0), step_row("ddp", 0.8)]).count("%") == 1

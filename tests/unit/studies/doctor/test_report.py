@@ -1,7 +1,8 @@
 """The report's lines: what is alike once, what differs by name."""
 
+from samestep.ranks.hang.report import format_ranks
 from samestep.studies.doctor.report import finding_lines, folded, row_lines
-from samestep.studies.doctor.results import Finding, ranks_text
+from samestep.studies.doctor.results import Finding
 
 HOSTS = {0: "a", 1: "a", 2: "b"}
 
@@ -56,4 +57,4 @@ def test_rows_stand_below_each_other():
 
 
 def test_ranks_are_counted_in_runs():
-    assert ranks_text([5, 3, 4]) == "ranks 3-5"
+    assert format_ranks([5, 3, 4]) == "ranks 3-5"

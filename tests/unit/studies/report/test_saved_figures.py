@@ -8,7 +8,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
-from samestep.studies.bench.plot import times_chart
+from samestep.studies.bench.text import times_chart
 from samestep.studies.report.figures import charts
 from samestep.studies.report.line_charts import LineChart
 from samestep.studies.report.read_run import read_run

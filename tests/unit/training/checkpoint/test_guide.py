@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from samestep.training.checkpoint.layout import FILES, MARK
+from samestep.training.checkpoint.snapshot import FILES, MARK
 from samestep.training.checkpoint.third_party import WRAPPINGS
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "guide" / "checkpoints.md").read_text()

@@ -7,10 +7,8 @@ import pytest
 
 from samestep.base.errors import CheckpointError
 from samestep.ranks.world.solo import SoloWorld
-from samestep.training.checkpoint.broadcast import choose_on_all
-from samestep.training.checkpoint.newest import newest_valid, steps_in
-from samestep.training.checkpoint.save import write
-from support.snapshots import in_hand, snapshot
+from samestep.training.checkpoint.newest import choose_on_all, newest_valid, steps_in
+from support.snapshots import in_hand, snapshot, write
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.layout import MANIFEST, OPTIMIZER, STATE
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.save import write
+from samestep.training.checkpoint.snapshot import MANIFEST, OPTIMIZER, STATE
 from support.foreign_checkpoints import reseal, try_one, whole_checkpoint
-from support.snapshots import snapshot
+from support.snapshots import snapshot, write
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -14,8 +14,7 @@ from samestep.training.checkpoint.random_state import (
     set_random_state,
 )
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.save import write
-from support.snapshots import snapshot
+from support.snapshots import snapshot, write
 
 CPU = torch.device("cpu")
 

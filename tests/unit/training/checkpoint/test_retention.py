@@ -11,8 +11,7 @@ from samestep.base.errors import UsageError
 from samestep.training.checkpoint.newest import newest_valid, steps_in
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.retention import Retention, expired, prune, set_aside_later
-from samestep.training.checkpoint.save import write
-from support.snapshots import names, snapshot
+from support.snapshots import names, snapshot, write
 
 SCORES = st.dictionaries(st.integers(0, 50), st.none() | st.floats(0, 1), min_size=1)
 

@@ -14,13 +14,11 @@ from hypothesis import given
 from torch import nn
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.hashed_files import Seal
-from samestep.training.checkpoint.layout import FILES, MANIFEST, MARK, MODEL, OPTIMIZER, STATE
-from samestep.training.checkpoint.manifest import manifest_text, read_manifest
+from samestep.training.checkpoint.manifest import Seal, manifest_text, read_manifest
 from samestep.training.checkpoint.read import read, read_state
-from samestep.training.checkpoint.save import write
-from samestep.training.checkpoint.tensors import _is_read_back
-from support.snapshots import names, network, same, snapshot
+from samestep.training.checkpoint.save import _is_read_back
+from samestep.training.checkpoint.snapshot import FILES, MANIFEST, MARK, MODEL, OPTIMIZER, STATE
+from support.snapshots import names, network, same, snapshot, write
 
 WRITTEN = sorted(FILES - {"average.safetensors"})
 

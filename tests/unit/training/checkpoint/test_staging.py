@@ -10,12 +10,11 @@ from torch import nn
 from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR, SequentialLR
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint import tensors
+from samestep.training.checkpoint import save
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.save import write
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.checkpoint.staging import Stage
-from support.snapshots import network, same, snapshot, stepped
+from support.snapshots import network, same, snapshot, stepped, write
 
 
 def test_a_copy_does_not_see_what_happens_to_the_state_afterwards():
@@ -201,7 +200,7 @@ def test_a_dtype_that_could_not_be_read_back_is_named_before_anything_is_copied(
 
     with pytest.raises(CheckpointError, match=rf"{part}\.y is a torch\.complex128"):
         stage.take(snapshot(**{part: {"z": torch.ones(1), "y": torch.zeros(1, dtype=torch.complex128)}}))
-    monkeypatch.setattr(tensors, "_is_read_back", lambda dtype: dtype != torch.uint16)  # as safetensors 0.4
+    monkeypatch.setattr(save, "_is_read_back", lambda dtype: dtype != torch.uint16)  # as safetensors 0.4
     with pytest.raises(
         CheckpointError, match=rf"{part}\.y is a torch\.uint16, which safetensors \d.* does not"
     ):
@@ -214,6 +213,6 @@ def test_the_library_is_asked_what_it_reads(monkeypatch):
     def older(data):
         raise KeyError("F32")
 
-    assert tensors._is_read_back.__wrapped__(torch.float32)
+    assert save._is_read_back.__wrapped__(torch.float32)
     monkeypatch.setattr(safetensors.torch, "load", older)
-    assert not tensors._is_read_back.__wrapped__(torch.float32)
+    assert not save._is_read_back.__wrapped__(torch.float32)

@@ -12,9 +12,8 @@ from torch import nn
 
 import samestep
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.save import write
 from samestep.training.checkpoint.third_party import WRAPPINGS, load_state, serial_names
-from support.snapshots import network, same, snapshot
+from support.snapshots import network, same, snapshot, write
 
 
 def weights(seed=1):

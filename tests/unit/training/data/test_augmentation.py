@@ -6,8 +6,15 @@ import torch.nn.functional as F
 
 from samestep.base.errors import UsageError
 from samestep.parallel.sharding.position import Position
-from samestep.training.data.augmentation import Cutout, RandomCrop, RandomFlip, parse_augment
-from samestep.training.data.sample_random import integers, rehash, sample_words
+from samestep.training.data.augmentation import (
+    Cutout,
+    RandomCrop,
+    RandomFlip,
+    integers,
+    parse_augment,
+    rehash,
+    sample_words,
+)
 from support.image_sets import random_images
 
 WORD = 2**64 - 1

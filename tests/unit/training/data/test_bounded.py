@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from samestep.base.errors import DataError, UsageError
-from samestep.training.data.decompress import Damaged, TooLarge, decompressed
-from samestep.training.data.labels import checked_labels
+from samestep.training.data.image_set import checked_labels
 from samestep.training.data.plain_pickle import load_arrays
+from samestep.training.data.published import read
 from samestep.training.data.sets.cifar10 import RECORD, from_pickle
 from samestep.training.data.sets.registry import load
+from samestep.training.models.networks import ResNet9
 from samestep.training.models.registry import build
-from samestep.training.models.resnet9 import ResNet9
 from support.fuzz_reader import ODD_FILES, put_odd
 from support.idx_files import TinySet
 from support.image_files import png
@@ -24,14 +24,17 @@ PACKED = [gzip.compress, lzma.compress]
 
 
 @pytest.mark.parametrize("pack", PACKED)
-def test_content_is_decompressed_up_to_the_size_that_is_known(pack):
+def test_content_is_decompressed_up_to_the_size_that_is_known(tmp_path, pack):
     one, two = bytes(range(100)), bytes(1000)
+    path = tmp_path / "packed"
 
-    assert decompressed(pack(one) + pack(two), most=1100) == one + two  # both may follow each other
-    with pytest.raises(TooLarge):
-        decompressed(pack(one) + pack(two), most=1099)
-    with pytest.raises(Damaged):
-        decompressed(pack(two)[:-5], most=1100)
+    path.write_bytes(pack(one) + pack(two))  # both may follow each other
+    assert read(path, most=1100) == one + two
+    with pytest.raises(DataError, match="1,099 published bytes"):
+        read(path, most=1099)
+    path.write_bytes(pack(two)[:-5])
+    with pytest.raises(DataError, match="damaged or truncated"):
+        read(path, most=1100)
 
 
 @pytest.mark.parametrize("pack", PACKED)

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from samestep.base.errors import DataError
-from samestep.training.data.decoded import cached_content
 from samestep.training.data.plain_pickle import load_arrays
 from samestep.training.data.sets import cifar10
-from samestep.training.data.sets.cifar10 import CIFAR10, RECORD, from_pickle, members
+from samestep.training.data.sets.cifar10 import CIFAR10, RECORD, cached_content, from_pickle, members
 from support.data import shared_data
 
 COUNT = 20

@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from samestep.base.errors import DataError
-from samestep.training.data.download import fetch
+from samestep.training.data.published import fetch
 from support.idx_files import ENCODERS, TinySet
 
 
@@ -106,7 +106,7 @@ def test_without_network_one_line_names_every_mirror_and_the_flag(mirror, tmp_pa
 
 
 def test_a_lock_that_is_never_released_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("samestep.training.data.download._LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("samestep.training.data.published._LOCK_TIMEOUT_S", 0.01)
     file = TinySet().entry.files["train"][0]
     lock = tmp_path / f".{file.name}.gz.lock"
     with FileLock(lock), pytest.raises(DataError, match="\\.lock") as refusal:

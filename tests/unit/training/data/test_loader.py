@@ -7,7 +7,7 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.parallel.sharding.position import Position
 from samestep.training.data.augmentation import parse_augment
-from samestep.training.data.loader import Loader
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from support.data import shared_data
 from support.image_sets import random_images
@@ -17,7 +17,10 @@ SIZES = (1, 2, 3, 5)
 
 def ranks(images, size, **options):
     """Return the loader of each rank."""
-    return [Loader(images, place=Place(rank=rank, size=size), **options) for rank in range(size)]
+    return [
+        ImageLoader(images, LoaderOptions(**options), place=Place(rank=rank, size=size))
+        for rank in range(size)
+    ]
 
 
 def global_batches(images, size, position, **options):
@@ -38,7 +41,7 @@ def assert_equal_steps(got, expected):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_images_are_normalised_per_channel(dtype):
     images = random_images(9, channels=3)
-    batch = next(Loader(images, batch_size=9, shuffle=False, dtype=dtype).epoch())
+    batch = next(ImageLoader(images, LoaderOptions(batch_size=9, shuffle=False, dtype=dtype)).epoch())
     mean = torch.tensor(images.mean, dtype=torch.float64).view(1, 3, 1, 1)
     std = torch.tensor(images.std, dtype=torch.float64).view(1, 3, 1, 1)
     expected = (images.images.double() / 255 - mean) / std
@@ -50,7 +53,8 @@ def test_images_are_normalised_per_channel(dtype):
 
 def test_the_brightest_pixel_of_a_set_need_not_be_255():
     digits = load("digits", "train")
-    batch = next(Loader(digits, batch_size=len(digits), shuffle=False, dtype=torch.float64).epoch())
+    options = LoaderOptions(batch_size=len(digits), shuffle=False, dtype=torch.float64)
+    batch = next(ImageLoader(digits, options).epoch())
     assert batch.images.mean().item() == pytest.approx(0, abs=1e-9)
     assert batch.images.std(unbiased=False).item() == pytest.approx(1, abs=1e-9)
 
@@ -70,7 +74,7 @@ def test_a_run_cut_short_goes_on_at_any_size(size):
     images, begin = random_images(53), Position(seed=4)
     options = {"batch_size": 8, "augment": parse_augment("crop:1")}
     whole = global_batches(images, 1, begin, **options)
-    batches = list(Loader(images, **options).epoch(begin))
+    batches = list(ImageLoader(images, LoaderOptions(**options)).epoch(begin))
     for cut, batch in enumerate(batches[:-1], start=1):
         assert_equal_steps(global_batches(images, size, batch.after, **options), whole[cut:])
     assert batches[-1].after == Position(4, 1)
@@ -101,27 +105,25 @@ def test_a_rank_without_samples_may_be_augmented():
 def test_the_images_themselves_are_left_alone():
     images = random_images(20)
     before = images.images.clone()
-    for _ in Loader(images, batch_size=7, augment=parse_augment("crop:2,flip")).epoch():
+    for _ in ImageLoader(images, LoaderOptions(batch_size=7, augment=parse_augment("crop:2,flip"))).epoch():
         pass
     assert torch.equal(images.images, before)
 
 
 def test_each_epoch_has_its_own_order():
-    loader = Loader(random_images(40), batch_size=40)
+    loader = ImageLoader(random_images(40), LoaderOptions(batch_size=40))
     orders = [tuple(next(loader.epoch(Position(0, epoch))).ids.tolist()) for epoch in range(3)]
     assert len(set(orders)) == 3
 
 
 def test_the_length_is_the_number_of_steps():
-    images = random_images(53)
-    for options in ({}, {"drop_last": True}):
-        loader = Loader(images, batch_size=8, **options)
-        assert len(list(loader.epoch())) == len(loader)
+    loader = ImageLoader(random_images(53), LoaderOptions(batch_size=8))
+    assert len(list(loader.epoch())) == len(loader)
 
 
 def test_a_batch_below_the_world_size_is_refused():
     with pytest.raises(UsageError, match=r"global batch of 2 .* 3 workers"):
-        Loader(random_images(9), batch_size=2, place=Place(size=3))
+        ImageLoader(random_images(9), LoaderOptions(batch_size=2), place=Place(size=3))
 
 
 def test_mnist_steps_use_the_same_samples_at_1_2_and_3_workers():
@@ -170,7 +172,9 @@ def test_weighted_means_over_micro_batches_add_up_to_the_mean_of_the_step(size, 
 
 
 def test_only_the_last_micro_batch_ends_a_step_and_a_run_stands_behind_it():
-    batches = list(Loader(random_images(10), batch_size=8, accumulate=4).epoch(Position(1)))
+    batches = list(
+        ImageLoader(random_images(10), LoaderOptions(batch_size=8, accumulate=4)).epoch(Position(1))
+    )
     assert [batch.last_of_step for batch in batches] == [False, False, False, True, False, True]
     assert [batch.global_count for batch in batches] == [2, 2, 2, 2, 1, 1]
     assert [batch.after for batch in batches if batch.last_of_step] == [Position(1, 0, 8), Position(1, 1)]

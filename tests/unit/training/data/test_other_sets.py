@@ -8,9 +8,8 @@ import torch
 
 from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
-from samestep.training.data.image_set import ImageSet
-from samestep.training.data.lazy import LazyImages
-from samestep.training.data.loading import Draw, batches_of
+from samestep.training.data.image_set import ImageSet, LazyImages
+from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from support.data import shared_data
 from support.vision import torchvision
@@ -66,7 +65,9 @@ def test_a_folder_of_images_is_read_as_needed(folder):
     assert [label for _, label in train] == [0] * 5 + [1] * 5
     grey, _ = train[1]
     assert torch.equal(grey[0], grey[1])
-    drawn = batches_of(train, Draw(batch_size=4), place=Place(), device=torch.device("cpu"), workers=0)
+    drawn = ImageLoader(
+        train, LoaderOptions(batch_size=4), place=Place(), device=torch.device("cpu"), workers=0
+    )
     assert [tuple(batch.images.shape) for batch in drawn.epoch()] == [
         (4, 3, 8, 8),
         (4, 3, 8, 8),

@@ -10,7 +10,7 @@ from torch import nn
 
 from samestep.base.errors import UsageError
 from samestep.training.loop.compiling import compiled, in_memory_format
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 USUAL = "clang++" if sys.platform == "darwin" else "g++"
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from samestep.training.loop.optimizers import build_optimizer
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 OPTIONS = [
     {"momentum": 0.0},

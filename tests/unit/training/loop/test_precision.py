@@ -6,16 +6,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.base.errors import CheckpointError, UsageError
-from samestep.observe.clock.phase_clock import HostClock
+from samestep.observe.clock.instants import HostInstants
+from samestep.observe.clock.loop_clock import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.loader import Batch
-from samestep.training.loop.optimizers import build_optimizer
+from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision, machine_has_bf16
-from samestep.training.loop.schedules import build_schedule
 from samestep.training.loop.step import ReplicatedStep
-from samestep.training.settings.training_settings import Settings
+from samestep.training.settings import Settings
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [
@@ -46,7 +46,7 @@ def stepper(model, precision, optimizer, *, clip=None, schedule=None, forward=No
         optimizer=optimizer,
         schedule=schedule,
         precision=precision,
-        clock=HostClock(),
+        clock=LoopClock(HostInstants()),
         clip_norm=clip,
     )
 

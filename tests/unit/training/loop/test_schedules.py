@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
-from samestep.training.loop.schedules import build_schedule, factor_of
-from samestep.training.settings.training_settings import Settings
+from samestep.training.loop.optimizers import build_schedule, factor_of
+from samestep.training.settings import Settings
 
 FEW = examples(max_examples=25)  # each takes steps of an optimizer
 SCHEDULES = ["constant", "step", "multistep", "cosine", "one-cycle"]

@@ -1,5 +1,7 @@
 """Which steps are traced is checked before work starts."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def test_steps_beyond_the_end_of_the_training_are_refused(tmp_path):
 def test_off_is_off(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    with Profiler.off() as profiler:
+    with Profiler(None, Path(), SoloWorld(), total=0) as profiler:
         for step in range(1, 5):
             profiler.step_done(step)
 
@@ -46,5 +48,5 @@ def test_a_profile_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "profile").write_text("in the way")
 
     profiler = Profiler("1:2", tmp_path, SoloWorld(), total=3)
-    with pytest.raises(Error, match=r"cannot write the profile to .*: File exists.*--resume"), profiler:
+    with pytest.raises(Error, match=r"cannot write to .*: File exists.*--resume"), profiler:
         profiler.step_done(1)

@@ -15,7 +15,7 @@ from samestep.studies.scaling.analysis.point_text import (
     share_text,
     times,
 )
-from samestep.studies.scaling.analysis.points_from_runs import same_batch
+from samestep.studies.scaling.analysis.points import same_batch
 from samestep.studies.scaling.analysis.speedup import fair, series_of
 from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE
 from samestep.studies.scaling.analysis.study import Fit, Point

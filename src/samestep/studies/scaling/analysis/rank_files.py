@@ -8,10 +8,15 @@ from typing import Annotated, Any
 
 from samestep.base.errors import UsageError
 from samestep.base.machine.topology import numbers
-from samestep.base.regular_files import read_lines
 from samestep.base.step_phases import ALL
-from samestep.base.typed_json import FormatError, NotNegative, PositiveInt, WholeNumber, reader
-from samestep.base.untrusted_documents import parse_json
+from samestep.base.typed_json import (
+    FormatError,
+    NotNegative,
+    PositiveInt,
+    WholeNumber,
+    read_json_lines,
+    reader,
+)
 
 # A list of processors in the notation of the Linux kernel.
 _CPUS = re.compile(r"(\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)?")
@@ -121,17 +126,11 @@ def read_ranks(folder: Path) -> list[RankFile]:
 
 def _read(path: Path) -> RankFile:
     try:
-        lines = list(read_lines(path))
+        lines = list(read_json_lines(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
     rows: list[Mapping[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = parse_json(line)
-        except ValueError:
-            if number == len(lines) and not line.endswith("\n"):
-                break
-            raise UsageError(f"{path} is damaged: line {number} is not JSON.") from None
+    for number, row in lines:
         try:
             _check(row, is_header=number == 1)
         except FormatError as error:

@@ -150,7 +150,7 @@ def _counted(sums: _BatchSums, part: float, *, loading: bool) -> Run:
 
 def _shard(run: Run) -> float:
     """Return the part of its loaded samples that a worker trains on: a replicated script loads all."""
-    return 1 / run.workers if run.kind == "steered" else 1
+    return 1 / run.workers if run.kind == "replicated" else 1
 
 
 def _sum(sizes: Iterable[float | None]) -> float:

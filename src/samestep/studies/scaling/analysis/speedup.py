@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 from samestep.studies.scaling.analysis.confidence import Interval, of_ratio
-from samestep.studies.scaling.analysis.points_from_runs import same_batch
+from samestep.studies.scaling.analysis.points import same_batch
 from samestep.studies.scaling.analysis.study import Mode, Point
 
 _MODES: tuple[Mode, ...] = ("strong", "weak", "neither")

@@ -10,7 +10,7 @@ from samestep.studies.report.drawing import Chart, color
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.scales import DataPoint
 from samestep.studies.scaling.analysis.point_text import percent
-from samestep.studies.scaling.analysis.points_from_times import UNIT
+from samestep.studies.scaling.analysis.points import UNIT
 from samestep.studies.scaling.analysis.study import Point, Span, Study
 from samestep.studies.scaling.report.series import Kind, kinds
 

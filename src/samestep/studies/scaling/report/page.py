@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samestep import __version__
 from samestep.studies.report.drawing import patterns
-from samestep.studies.report.page import bullets, page, section, table
+from samestep.studies.report.page import bullets, numeric_columns, page, section, table
 from samestep.studies.report.write import write_text
 from samestep.studies.scaling.analysis.point_text import counted, percent
 from samestep.studies.scaling.analysis.study import Point, Study, Verdict
@@ -18,7 +18,6 @@ from samestep.studies.scaling.report.rows import (
     NO_POINTS,
     facts,
     fit_texts,
-    numeric_columns,
     ranks,
     rate_name,
     rates,

@@ -12,7 +12,7 @@ from samestep.studies.scaling.analysis.point_text import (
     phase_name,
     sync_words,
 )
-from samestep.studies.scaling.analysis.points_from_times import UNIT
+from samestep.studies.scaling.analysis.points import UNIT
 from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import Loss, Point, Study
 from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words, outdone
@@ -91,24 +91,6 @@ def fit_texts(study: Study) -> list[str]:
         texts = filter(None, [*fits, knee_words(kind.points)])
         found += [f"{kind.title}: {words}" if kind.letter else words for words in texts]
     return found
-
-
-def numeric_columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns whose cells are numbers, with or without a unit, or empty."""
-    columns = range(len(rows[0])) if rows else ()
-    return [k for k in columns if all(row[k][:1].isdigit() or not row[k] for row in rows)]
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table as lines, with right-aligned numeric columns."""
-    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
-    right = numeric_columns(rows)
-
-    def line(row: Sequence[str]) -> str:
-        cells = enumerate(zip(row, widths, strict=True))
-        return "  ".join(cell.rjust(width) if k in right else cell.ljust(width) for k, (cell, width) in cells)
-
-    return [line(row).rstrip() for row in (head, *rows)]
 
 
 def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -8,8 +8,7 @@ from samestep.base.record import provenance
 from samestep.studies.report.read_run import read_run
 from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.point_text import counted
-from samestep.studies.scaling.analysis.points_from_runs import measured
-from samestep.studies.scaling.analysis.points_from_times import UNIT, from_times, has_two_bases
+from samestep.studies.scaling.analysis.points import UNIT, from_times, has_two_bases, measured
 from samestep.studies.scaling.analysis.rank_files import (
     Run,
     is_oversubscribed,

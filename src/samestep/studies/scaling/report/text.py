@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from samestep.studies.report.page import text_table
 from samestep.studies.scaling.analysis.study import Study, Verdict
 from samestep.studies.scaling.report.rows import (
     COST,
@@ -16,7 +17,6 @@ from samestep.studies.scaling.report.rows import (
     cells,
     fit_texts,
     rate_name,
-    text_table,
 )
 from samestep.studies.scaling.report.series import Kind, headings, kinds
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
 from samestep.base.units import counted
-from samestep.studies.scaling.analysis.points_from_times import Time, has_two_bases
+from samestep.studies.scaling.analysis.points import Time, has_two_bases
 
 _WORKERS = {"workers", "n", "np", "nprocs", "ranks", "processes", "gpus", "devices", "tasks", "world_size"}
 _SECONDS = {

@@ -10,7 +10,7 @@ from samestep.base.record import provenance
 from samestep.base.units import counted
 from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.point_text import amount
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.rank_files import (
     Run,
     is_oversubscribed,

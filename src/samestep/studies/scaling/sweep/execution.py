@@ -13,7 +13,7 @@ from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.progress_bar import progress_bar
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
-from samestep.launch.submit.quoting import slug
+from samestep.launch.submit.shell import slug
 from samestep.studies.report.run_page import NAME as PAGE
 from samestep.studies.report.write import refuse_unwritable
 from samestep.studies.scaling.analysis.study import Study

@@ -11,8 +11,7 @@ from samestep.base.errors import Error
 from samestep.base.units import counted
 from samestep.launch.submit.follow import FollowedJob, JobStatus
 from samestep.launch.submit.sequence import exit_code
-from samestep.launch.submit.slurm_commands import FollowedSlurmJob
-from samestep.launch.submit.slurm_states import WITH_REQUEUE
+from samestep.launch.submit.slurm_commands import WITH_REQUEUE, FollowedSlurmJob
 from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, log_lines, outcome_of
 from samestep.studies.scaling.sweep.trial import Outcome, Report, Trial
 

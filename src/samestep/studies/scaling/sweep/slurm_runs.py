@@ -1,23 +1,219 @@
-"""Executes the runs of a scaling study as Slurm jobs, and collects them."""
+"""Submits the runs of a study to Slurm, records the jobs for a later ``--collect``, and collects them.
 
+There is one job for each number of workers, so that small ones can start early. Each has all runs of its
+number of workers, in the study's shuffled order.
+"""
+
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from samestep.base.console import log
 from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.record import write_json
+from samestep.base.signals import held
+from samestep.base.typed_json import FormatError, read_as, read_json
 from samestep.base.units import counted
-from samestep.launch.submit.quoting import slug
+from samestep.launch.submit.sequence import RecordedCommand, script
+from samestep.launch.submit.shell import Ask, run_command, slug
 from samestep.launch.submit.site_defaults import SlurmSite
-from samestep.launch.submit.slurm_commands import refuse_without_sbatch
+from samestep.launch.submit.slurm import SlurmRequest
+from samestep.launch.submit.slurm_commands import refuse_without_sbatch, submit
 from samestep.studies.scaling.analysis.statements import statement
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.execution import finish, new_folder
+from samestep.studies.scaling.sweep.local_runs import prepare
+from samestep.studies.scaling.sweep.plan import plan
 from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
-from samestep.studies.scaling.sweep.submitted import StudyJob, jobs, read_jobs, submit_all, write_jobs
-from samestep.studies.scaling.sweep.trial import Trial
+from samestep.studies.scaling.sweep.trial import Report, Trial
+
+NAME = "jobs.json"
+"""The name of the record in the study's folder."""
+
+_FOLDER = "jobs"  # the subfolder of a study for scripts and logs
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJob:
+    """One job of a study: its resources, and its runs in order."""
+
+    request: SlurmRequest
+    trials: tuple[Trial, ...]
+
+    def script(self) -> str:
+        """Return the batch script."""
+        commands = [
+            RecordedCommand(words=trial.command, folder=trial.folder, variables=trial.environment)
+            for trial in self.trials
+        ]
+        return script(self.request, commands, by="samestep scale")
+
+
+@dataclass(frozen=True, slots=True)
+class _JobRecord:
+    number: str
+    log: Path
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The content of `NAME`."""
+
+    command: tuple[str, ...]
+    frame: Frame
+    jobs: tuple[_JobRecord, ...]
+
+
+def jobs(
+    trials: Sequence[Trial], folder: Path, *, name: str, site: SlurmSite, python: str, gpus: bool = False
+) -> list[StudyJob]:
+    """Return the jobs that execute the runs of the study in `folder`, the smallest first.
+
+    Raises:
+        UsageError: a run has a launcher other than Slurm.
+    """
+    others = sorted({trial.launcher for trial in trials} - {"", "srun"})
+    if others:
+        raise UsageError(
+            f"--compare launcher={others[0]} does not work with --submit, since the workers are tasks of "
+            "Slurm. Compare launchers in an allocation: salloc, or a job script that calls samestep scale."
+        )
+    return [
+        StudyJob(
+            request=SlurmRequest(
+                name=f"{name}-{workers}",
+                nodes=nodes,
+                per_node=workers // nodes,
+                gpus_per_node=workers // nodes if gpus else 0,
+                site=site,
+                output=str(folder.absolute() / _FOLDER / f"{workers}-%j.log"),
+                python=python,
+            ),
+            trials=tuple(trial for trial in trials if trial.workers == workers),
+        )
+        for workers, nodes in sorted({(trial.workers, trial.nodes) for trial in trials})
+    ]
+
+
+def submit_all(
+    jobs: Sequence[StudyJob],
+    folder: Path,
+    *,
+    record: Callable[[Sequence[SubmittedJob]], None],
+    report: Report,
+    ask: Ask = run_command,
+) -> list[SubmittedJob]:
+    """Submit all jobs to Slurm; after an error none of them is left in the queue, and no file.
+
+    Args:
+        jobs: of the study.
+        folder: of the study, empty.
+        record: is called after each job with all jobs that were submitted so far.
+        report: is called with the result of cancelling jobs after an error.
+        ask: executes one of Slurm's commands; tests pass their own.
+
+    Raises:
+        UsageError: Slurm refuses a job, or it cannot be recorded.
+        KeyboardInterrupt: the user ended it.
+    """
+    done: list[SubmittedJob] = []
+    with held() as signals:  # a job must be recorded before a signal ends this process
+        try:
+            for job in jobs:
+                signals.heed()
+                done.append(_submit(job, folder, ask))
+                record(done)
+            signals.heed()
+        except BaseException:
+            if not done or _cancel([job.number for job in done], ask, report):
+                _delete_files(jobs, folder)
+            raise
+    return done
+
+
+def _submit(job: StudyJob, folder: Path, ask: Ask) -> SubmittedJob:
+    script = folder / _FOLDER / f"{job.request.workers}.sbatch"
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        for trial in job.trials:
+            prepare(trial)
+        script.write_text(job.script(), encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+    number = submit(script, name=f"of {counted(job.request.workers, 'worker')}", ask=ask)
+    return SubmittedJob(number=number, log=Path(job.request.output.replace("%j", number)), trials=job.trials)
+
+
+def _cancel(numbers: Sequence[str], ask: Ask, report: Report) -> bool:
+    """Cancel jobs; return whether that succeeded."""
+    words = ["scancel", *numbers]
+    answer = ask(words)
+    if answer.code:
+        report(f"submitted jobs could not be cancelled ({answer.err.strip()}); run: {' '.join(words)}")
+    else:
+        report(f"submitted jobs were cancelled: {', '.join(f'job {number}' for number in numbers)}")
+    return not answer.code
+
+
+def _delete_files(jobs: Sequence[StudyJob], folder: Path) -> None:
+    """Delete the files of jobs that will not run."""
+    for made in {folder / _FOLDER, *(trial.folder.parent for job in jobs for trial in job.trials)}:
+        shutil.rmtree(made, ignore_errors=True)
+    (folder / NAME).unlink(missing_ok=True)
+
+
+def _not_writable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write the study to {folder}: {error.strerror}. Give another folder (--out).")
+
+
+def write_jobs(folder: Path, jobs: Sequence[SubmittedJob], frame: Frame, command: Sequence[str]) -> None:
+    """Write the record of the jobs that were submitted so far.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    record = {
+        "format": _FORMAT,
+        "command": list(command),
+        "frame": asdict(frame) | {"request": asdict(frame.request) | {"folder": str(folder)}},
+        "jobs": [{"number": job.number, "log": str(job.log), "workers": job.workers} for job in jobs],
+    }
+    try:
+        write_json(folder / NAME, record)
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+
+
+def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]:
+    """Return the jobs of the study in `folder`, its frame, and the command that made it.
+
+    Raises:
+        UsageError: the folder has no record of jobs, or it cannot be read.
+    """
+    file = folder / NAME
+    found = read_json(file, hint="Give --collect the folder of a submitted study.")
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise UsageError(f"{file} is not of format {_FORMAT}; collect it with the version that wrote it.")
+    try:
+        record: _Record = read_as(_Record, found, "record")
+    except FormatError as error:
+        raise UsageError(f"{file} is damaged: {error}.") from None
+    frame = replace(record.frame, request=replace(record.frame.request, folder=folder.absolute()))
+    trials = plan(frame.request)  # deterministic, so these are the submitted runs
+    submitted = [
+        SubmittedJob(
+            number=job.number,
+            log=job.log,
+            trials=tuple(trial for trial in trials if trial.workers == job.workers),
+        )
+        for job in record.jobs
+    ]
+    return submitted, frame, record.command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

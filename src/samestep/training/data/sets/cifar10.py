@@ -11,9 +11,12 @@ Either archive works, and so do its unpacked batches, each plain or compressed b
 same records, which are verified by checksums.
 """
 
+import hashlib
 import io
+import os
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +24,12 @@ import numpy as np
 import torch
 
 from samestep.base.errors import DataError
+from samestep.base.regular_files import read_bytes
 from samestep.base.user_folders import user_cache
 from samestep.training.data import published
-from samestep.training.data.decoded import cached_content
-from samestep.training.data.download import fetch
-from samestep.training.data.image_set import ImageSet, Split
-from samestep.training.data.labels import checked_labels
+from samestep.training.data.image_set import ImageSet, Split, checked_labels
 from samestep.training.data.plain_pickle import load_arrays
-from samestep.training.data.published import PublishedFile
+from samestep.training.data.published import PublishedFile, fetch
 
 RECORD = 1 + 3 * 32 * 32
 _BATCH_BYTES = 10_000 * RECORD + (1 << 20)
@@ -80,18 +81,10 @@ class Cifar10:
     """The data set, from either form of its files."""
 
     name: str = "cifar10"
+    about: str = "50,000 + 10,000 images, 32 x 32 in color"
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split, verified by its published checksums.
-
-        Args:
-            split: the split.
-            data_dir: a folder with an archive or its batches; None downloads the archive (once).
-            cache_dir: folder of the download and of decompressed batches; None is the user's cache.
-
-        Raises:
-            DataError: batches are missing, damaged or not the published ones, or cannot be downloaded.
-        """
+        """See `DataSet.load`; downloads the archive, and caches its decompressed batches."""
         cache = (cache_dir or user_cache()) / self.name
         names = [name for name in _BATCHES if name.startswith("test") == (split == "test")]
         if data_dir is None:
@@ -120,13 +113,8 @@ class Cifar10:
             std=(0.24703223246328201, 0.24348512800005553, 0.2615878417279645),
         )
 
-    @property
-    def about(self) -> str:
-        """A short description."""
-        return "50,000 + 10,000 images, 32 x 32 in color"
-
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
-        """Return the folder with all of its files, without reading them; None if some are missing."""
+        """See `DataSet.find`."""
         try:
             batches, archive = _locate(list(_BATCHES), data_dir or (cache_dir or user_cache()) / self.name)
         except DataError:
@@ -134,11 +122,7 @@ class Cifar10:
         return (archive or batches["test_batch"]).parent
 
     def fetch(self, folder: Path) -> list[Path]:
-        """Download the published archive to `folder`; return its path.
-
-        Raises:
-            DataError: it cannot be downloaded.
-        """
+        """See `DataSet.fetch`."""
         return [fetch(_ARCHIVE, _MIRRORS, folder)]
 
 
@@ -195,11 +179,7 @@ def members(archive: Path) -> dict[str, bytes]:
 
 
 def from_pickle(content: bytes, where: str) -> bytes:
-    """Return the records of a batch in the python form.
-
-    Args:
-        content: the pickle.
-        where: name of its file, for messages.
+    """Return the records of a batch in the python form, which was read from `where`.
 
     Raises:
         DataError: it is no such batch.
@@ -246,3 +226,25 @@ def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | N
 
 def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
     return next((place / name for place in places for name in names if (place / name).is_file()), None)
+
+
+def cached_content(sha256: str, decode: Callable[[], bytes], folder: Path, *, most: int) -> bytes:
+    """Return the content with checksum `sha256` from the cache, or decode it and store it there.
+
+    A cached file is verified. Content that cannot be stored is returned without an error.
+    """
+    path = folder / sha256
+    with suppress(OSError):
+        content = read_bytes(path, most=most)
+        if hashlib.sha256(content).hexdigest() == sha256:
+            return content
+    content = decode()
+    draft = folder / f".{sha256}.draft-{os.getpid()}"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    return content

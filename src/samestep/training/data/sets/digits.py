@@ -30,13 +30,10 @@ class Digits:
     """The bundled data set."""
 
     name: str = "digits"
+    about: str = "3,823 + 1,797 images, 8 x 8 grayscale"
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split; `data_dir` and `cache_dir` are ignored.
-
-        Raises:
-            DataError: the file in the package is damaged.
-        """
+        """See `DataSet.load`; `data_dir` and `cache_dir` are ignored."""
         del data_dir, cache_dir
         with as_file(files("samestep.training.data") / "embedded" / "optdigits.xz") as path:
             content = published.read(path, most=_FILE.content_bytes)
@@ -55,11 +52,6 @@ class Digits:
             std=(0.37728034910021835,),
             white=16,
         )
-
-    @property
-    def about(self) -> str:
-        """A short description."""
-        return "3,823 + 1,797 images, 8 x 8 grayscale"
 
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path:
         """Return the folder of its file in the package."""

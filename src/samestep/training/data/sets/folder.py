@@ -22,9 +22,7 @@ from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
 from samestep.base.regular_files import read_bytes
-from samestep.training.data.image_limits import checked_side
-from samestep.training.data.image_set import Split
-from samestep.training.data.lazy import LazyImages
+from samestep.training.data.image_set import LazyImages, Split, checked_side
 
 _SPEC = re.compile(r"folder(?:@([1-9][0-9]{0,17}))?")
 _USUAL_SIDE = 224
@@ -71,13 +69,7 @@ class ReadFile:
 def load_folder(
     spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> LazyImages:
-    """Return the images of one split, in the order of their names.
-
-    Args:
-        spec: see the module.
-        split: the split; its classes are those of the training split.
-        data_dir: the folder.
-        cache_dir: ignored.
+    """Return the images of one split, in the order of their names, with the classes of the training split.
 
     Raises:
         UsageError: `spec` has another form, there is no folder, or Pillow is not installed.

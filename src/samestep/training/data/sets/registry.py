@@ -8,9 +8,8 @@ from samestep.base.errors import UsageError
 from samestep.training.data.image_set import Images, ImageSet, Split
 from samestep.training.data.sets.cifar10 import CIFAR10
 from samestep.training.data.sets.digits import DIGITS
-from samestep.training.data.sets.fashion_mnist import FASHION_MNIST
 from samestep.training.data.sets.folder import load_folder
-from samestep.training.data.sets.mnist import MNIST
+from samestep.training.data.sets.mnist import FASHION_MNIST, MNIST
 from samestep.training.data.sets.synthetic import load_synthetic
 from samestep.training.data.sets.torchvision import load_torchvision
 
@@ -22,12 +21,21 @@ class DataSet(Protocol):
     def name(self) -> str:
         """Its name on the command line."""
 
-    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split, on the CPU, verified by its published checksums."""
-
     @property
     def about(self) -> str:
         """A short description."""
+
+    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+        """Return one split, on the CPU, verified by its published checksums.
+
+        Args:
+            split: the split.
+            data_dir: a folder with its files; None downloads them (once).
+            cache_dir: folder of downloads; None is the user's cache.
+
+        Raises:
+            DataError: files are missing, damaged or not the published ones, or cannot be downloaded.
+        """
 
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
         """Return the folder with all of its files, without reading them; None if some are missing."""
@@ -50,17 +58,12 @@ KINDS: Mapping[str, Callable[..., Images]] = {
 
 
 def load(name: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Images:
-    """Return one split of the data set called `name`, on the CPU.
+    """Return one split of the data set called `name`, a key of `DATA_SETS` or a name of one of `KINDS`.
 
-    Args:
-        name: a key of `DATA_SETS`, or a name of one of `KINDS`.
-        split: the split.
-        data_dir: a folder with its files; None downloads them, once per node.
-        cache_dir: folder of downloads; None is the user's cache.
+    The arguments and errors are those of `DataSet.load`.
 
     Raises:
         UsageError: there is no such data set.
-        DataError: its files are missing, damaged or not the published ones, or cannot be downloaded.
     """
     if name in DATA_SETS:
         return DATA_SETS[name].load(split, data_dir=data_dir, cache_dir=cache_dir)

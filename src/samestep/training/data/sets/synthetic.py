@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.training.data.image_limits import check_fits
-from samestep.training.data.image_set import ImageSet, Split
+from samestep.training.data.image_set import ImageSet, Split, check_fits
 
 _COUNT = "([0-9]{1,18})"
 _SPEC = re.compile(rf"synthetic(?::{_COUNT}x{_COUNT}x{_COUNT}(?:,{_COUNT}(?:,{_COUNT})?)?)?")
@@ -22,12 +21,6 @@ def load_synthetic(
     spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> ImageSet:
     """Return a split of random images and labels, the same on every machine.
-
-    Args:
-        spec: by default 1,280 images of 3 x 224 x 224 in 1,000 classes, and `TEST_SAMPLES` test images.
-        split: the split.
-        data_dir: ignored.
-        cache_dir: ignored.
 
     Raises:
         UsageError: `spec` has another form, one of its numbers is 0, or the images do not fit into memory.

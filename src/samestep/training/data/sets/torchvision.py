@@ -18,10 +18,7 @@ from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
 from samestep.base.user_folders import user_cache
-from samestep.training.data.image_limits import checked_side
-from samestep.training.data.image_set import Split
-from samestep.training.data.labels import checked_labels
-from samestep.training.data.lazy import LazyImages
+from samestep.training.data.image_set import LazyImages, Split, checked_labels, checked_side
 
 _SPEC = re.compile(r"torchvision:(\w+)(?:@([1-9][0-9]{0,17}))?")
 _SAMPLED = 1000
@@ -50,13 +47,7 @@ class ReadSample:
 def load_torchvision(
     spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> LazyImages:
-    """Return one split of a data set of torchvision.
-
-    Args:
-        spec: see the module.
-        split: the split.
-        data_dir: folder of its files, in torchvision's layout; None downloads them.
-        cache_dir: folder of downloads; None is the user's cache.
+    """Return one split of a data set of torchvision; None as `data_dir` downloads its files.
 
     Raises:
         UsageError: torchvision is not installed, or has no such data set.

@@ -12,12 +12,7 @@ from samestep.training.output.result import Result
 
 
 class TensorBoard:
-    """A logger that writes event files, flushed after every call.
-
-    Args:
-        folder: of the event files.
-        config: logged as text.
-    """
+    """A logger that writes event files, flushed after every call."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder

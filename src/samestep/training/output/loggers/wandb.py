@@ -16,9 +16,6 @@ class Wandb:
 
     Steps that a resumed run repeats are logged again with the same figures, because a run on the server can
     only grow.
-
-    Args:
-        run: of wandb.
     """
 
     def __init__(self, run: wandb.Run) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.page import render

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.studies.scaling.analysis.model_fits import fit_communication, fits
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.study import Point, Study
 from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import clocked

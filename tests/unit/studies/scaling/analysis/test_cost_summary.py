@@ -2,8 +2,7 @@
 
 import pytest
 
-from samestep.studies.scaling.analysis.points_from_runs import measured
-from samestep.studies.scaling.analysis.points_from_times import from_times
+from samestep.studies.scaling.analysis.points import from_times, measured
 from samestep.studies.scaling.analysis.study import Study, Verdict
 from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.page import render

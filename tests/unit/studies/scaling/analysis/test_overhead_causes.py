@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.studies.scaling.analysis.overhead_causes import straggler, with_losses
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.speedup import relate
 from support.clocked_runs import OWN, PHASES, clocked, scaled
 

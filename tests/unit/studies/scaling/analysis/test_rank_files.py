@@ -6,7 +6,7 @@ import math
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
 from support.clocked_runs import clocked, write
 

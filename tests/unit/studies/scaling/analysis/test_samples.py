@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.studies.scaling.analysis.notes import notes_of_runs
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.rank_files import RankFile
 from samestep.studies.scaling.analysis.samples import note_of_samples
 from samestep.studies.scaling.analysis.speedup import relate
@@ -74,7 +74,7 @@ def test_each_worker_can_load_the_global_batch_and_take_its_shard():
 
 
 def test_ranks_of_a_replicated_script_load_the_global_batch():
-    runs = run_of(1, rows=24, loaded=24, kind="serial"), run_of(2, rows=12, loaded=24, kind="steered")
+    runs = run_of(1, rows=24, loaded=24, kind="serial"), run_of(2, rows=12, loaded=24, kind="replicated")
     assert found(*runs) == strong(24)
     assert note_of_samples(runs) is None
 

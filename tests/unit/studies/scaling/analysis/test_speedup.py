@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.studies.scaling.analysis.points_from_runs import measured
-from samestep.studies.scaling.analysis.points_from_times import Time, from_times
+from samestep.studies.scaling.analysis.points import Time, from_times, measured
 from samestep.studies.scaling.analysis.speedup import relate
 from samestep.studies.scaling.analysis.study import Point
 from support.clocked_runs import OWN, clocked

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json, read_study, write_study
 from samestep.studies.scaling.analysis.verdict import conclude

@@ -1,6 +1,6 @@
 """A verdict is as certain as the intervals that it is based on."""
 
-from samestep.studies.scaling.analysis.points_from_times import from_times
+from samestep.studies.scaling.analysis.points import from_times
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import codes, timed

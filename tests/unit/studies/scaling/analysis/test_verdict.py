@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.studies.scaling.analysis.notes import notes_of_runs
-from samestep.studies.scaling.analysis.points_from_times import from_times
+from samestep.studies.scaling.analysis.points import from_times
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import OWN, clocked, codes, concluded, scaled, timed

@@ -115,17 +115,17 @@ def test_settings_that_differ_out_of_proportion_are_noted(tmp_path, make, target
 
 def test_runs_of_several_kinds_and_devices_are_noticed(tmp_path):
     one, two = of_scripts(tmp_path / "a", "t.py", "t.py")
-    (on_gpu,) = of_scripts(tmp_path / "b", "t.py", kind="steered", device="cuda", device_name="H200")
+    (on_gpu,) = of_scripts(tmp_path / "b", "t.py", kind="replicated", device="cuda", device_name="H200")
 
     notes = study_of([one, two, on_gpu]).notes
 
-    assert "The runs had several kinds: native, steered." in notes
+    assert "The runs had several kinds: native, replicated." in notes
     assert "The runs had several kinds of device: cpu, cuda." in notes
 
 
 def test_a_serial_script_is_of_one_kind(tmp_path):
     (one,) = of_scripts(tmp_path / "a", "t.py", kind="serial")
-    _, two = of_scripts(tmp_path / "b", "t.py", "t.py", kind="steered")
+    _, two = of_scripts(tmp_path / "b", "t.py", "t.py", kind="replicated")
     assert not [note for note in study_of([one, two]).notes if "several" in note]
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from samestep.studies.scaling.analysis.points_from_times import UNIT, Time, from_times
+from samestep.studies.scaling.analysis.points import UNIT, Time, from_times
 from samestep.studies.scaling.analysis.study import Loss, Study
 from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.figures import time_lines

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.points_from_times import Time
+from samestep.studies.scaling.analysis.points import Time
 from samestep.studies.scaling.report.sources import study_of
 from samestep.studies.scaling.report.times_csv import read_times
 

@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.launch.submit.site_defaults import SlurmSite
-from samestep.studies.scaling.sweep.submitted import jobs
+from samestep.studies.scaling.sweep.slurm_runs import jobs
 from samestep.studies.scaling.sweep.trial import Trial
 
 

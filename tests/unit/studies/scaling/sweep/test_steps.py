@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launchers.slurm_capacity import Room
-from samestep.studies.scaling.sweep.local import step
+from samestep.launchers.slurm_capacity import SlurmCapacity
+from samestep.studies.scaling.sweep.local_runs import step
 from samestep.studies.scaling.sweep.trial import Trial
 
-ROOM = Room(job="12", nodes=2, tasks=2, processors=4, first="node0")
+ROOM = SlurmCapacity(job="12", nodes=2, tasks=2, processors=4, first="node0")
 
 
 def words(**changes):

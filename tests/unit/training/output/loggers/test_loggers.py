@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
-from samestep.training.output.loggers.logger import evaluation_figures, step_figures
-from samestep.training.output.loggers.observed import LoggedSink, check_loggers, spread, with_loggers
+from samestep.training.output.loggers.logger import (
+    LoggedSink,
+    check_loggers,
+    evaluation_figures,
+    spread,
+    step_figures,
+    with_loggers,
+)
 from samestep.training.output.run_folder import RunFolder
-from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings import RunOptions
 from support.run_files import CONFIG, RESULT, evaluation_row, json_lines, step_row
 
 LOGGERS = next(one for one in fields(RunOptions) if one.name == "logger").metadata["choices"]

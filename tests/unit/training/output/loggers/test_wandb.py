@@ -7,7 +7,7 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from samestep.training.output.loggers.observed import with_loggers
+from samestep.training.output.loggers.logger import with_loggers
 from samestep.training.output.loggers.wandb import open_logger
 from samestep.training.output.run_folder import RunFolder
 from support.run_files import CONFIG, RESULT, evaluation_row, step_row

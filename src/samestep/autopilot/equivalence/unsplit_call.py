@@ -1,0 +1,287 @@
+"""Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
+
+import logging
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.split.call_plans import CallArguments, Dims
+from samestep.autopilot.split.draw_plans import DrawRecord
+from samestep.autopilot.split.guards import Attributes, changed, python_state
+from samestep.autopilot.split.module_outputs import outcome
+from samestep.autopilot.split.random_draws import DrawRecorder
+from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
+from samestep.autopilot.state.reachable_state import PLAIN, fields_of, is_compiled, is_record, walked
+from samestep.autopilot.state.sample_reads import Reads, SampleReads
+from samestep.autopilot.state.saved_state import SavedState, SideOutput, restore_record
+from samestep.base.context_values import bound
+from samestep.hooks import declarations
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.tensor_tree import Path, leaves
+
+RELATIVE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""The tolerated rounding, relative to the largest value. Single precision: 1e-4."""
+_OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+"""The tolerated rounding, relative to the operands, which may cancel. Single precision: 1e-6."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsplitCall:
+    """The results of an unsplit call.
+
+    Args:
+        outputs: copies of the tensors that the call returned or assigned to attributes.
+        tensors: the same tensors with their graphs; empty if gradients were disabled.
+        sides: the attributes to which the call assigned tensors.
+        buffers: the buffers after the call.
+        drawn: the state of the random generators after the call.
+        returned: the outputs as `forward` returned them.
+        left: the changed state beside tensors.
+        draws: the random draws of the call.
+        writes: the reason why it cannot be split, if it writes into its arguments, into its parameters, or
+            into buffers without an effect that could be compared.
+        printed: whether the call printed.
+        scale: the largest value among outputs, inputs and parameters, as a reference for rounding.
+        reads: the values that the call read from its samples.
+    """
+
+    outputs: Mapping[Path, Tensor]
+    tensors: Mapping[Path, Tensor]
+    sides: tuple[SideOutput, ...]
+    buffers: Mapping[str, Tensor]
+    drawn: RngState
+    returned: Any
+    left: Attributes
+    draws: Sequence[DrawRecord]
+    writes: str
+    printed: bool
+    scale: float
+    reads: Reads
+
+    @property
+    def flaw(self) -> str:
+        """The reason why nothing can be compared with these results; empty if there is none."""
+        finite = (bool(torch.isfinite(one).any()) for one in self.outputs.values() if one.numel())
+        return "" if all(finite) else "its outputs are not finite"
+
+
+class ModuleRun:
+    """Runs calls of one module, each from the same state of module and generators."""
+
+    def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
+        self._forward, self.module, self._device = forward, module, device
+        self.before = SavedState(module)
+        self.drawn = RngState.now(device)
+        self.left = python_state(module)
+        self.dims: Dims = {}
+        """The way to split whose sample reads are recorded; empty for none."""
+
+    def restore(self) -> None:
+        """Restore the initial state of the module and the generators."""
+        self.before.restore()
+        self.drawn.restore()
+
+    def recorded(
+        self, given: CallArguments, *, grad: bool = False, precise: AbstractContextManager[Any] | None = None
+    ) -> UnsplitCall | None:
+        """Return the results of `unsplit`, with the random draws; None if recording changes the draws."""
+        whole = self.unsplit(given, grad=grad, precise=precise)
+        if self.drawn.same(whole.drawn):
+            return whole
+        self.restore()
+        again = self.unsplit(given, grad=grad, records=True, precise=precise)
+        return again if again.drawn.same(whole.drawn) else None
+
+    def unsplit(
+        self,
+        given: CallArguments,
+        *,
+        grad: bool = False,
+        records: bool = False,
+        precise: AbstractContextManager[Any] | None = None,
+    ) -> UnsplitCall:
+        """Return the results of an unsplit call; do not restore the module.
+
+        Args:
+            given: the arguments of the call; they are not changed.
+            grad: whether a graph is built.
+            records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
+            precise: the context that computes the call, without the bookkeeping, in another precision.
+        """
+        recorder = DrawRecorder() if records else None
+        copied = given.copied()
+        own = given if grad else copied
+        form, records_in = (form_of(own), versions_of(own)), records_of(own)
+        parameters, versions = _sums(self.module), self.before.versions()
+        reads = SampleReads()
+        reads.follow(tensor for path, tensor in own.tensors() if path in self.dims)
+        with (
+            torch.set_grad_enabled(grad),
+            quiet() as printed,
+            eagerly(self.module, when=records),
+            precise or nullcontext(),
+            recorder or nullcontext(),
+            reads if self.dims else nullcontext(),
+        ):
+            returned = self._forward(self.module, *own.args, **own.kwargs)
+        is_same = (form_of(own), versions_of(own)) == form and copied.same(given)
+        name, writes = self.before.rewritten(versions), ""
+        if not is_same:
+            writes = f"it {WRITES_INPUT}"
+        elif _sums(self.module) != parameters:
+            writes = "it writes into its parameters"
+        elif name is not None:
+            writes = f"it writes to {name}, and what it writes could not be compared"
+        for record, fields in records_in:
+            restore_record(record, fields)
+        sides = tuple(self.before.left())
+        found = dict(leaves(outcome(self.module, returned, sides)))
+        return UnsplitCall(
+            outputs={path: _copied(tensor) for path, tensor in found.items()},
+            tensors=found if grad else {},
+            sides=sides,
+            buffers=self.before.buffers(),
+            drawn=RngState.now(self._device),
+            returned=returned,
+            left=changed(self.left, python_state(self.module)),
+            draws=() if recorder is None else tuple(recorder.shapes),
+            writes=writes,
+            printed=printed.any,
+            scale=largest(*found.values(), *dict(given.tensors()).values(), *self.module.parameters()),
+            reads=reads.found,
+        )
+
+
+def form_of(given: CallArguments) -> list[Any]:
+    """Return the state of arguments, beside tensors, that a call may change: lengths, keys, fields."""
+    found: list[Any] = []
+    for key, value in walked("", (given.args, dict(given.kwargs))):
+        sized = len(value) if isinstance(value, (list, dict, set, deque)) else None
+        found.append((key, value if isinstance(value, PLAIN) else id(type(value)), sized))
+        if is_record(value):
+            found.append(sorted((name, id(one)) for name, one in fields_of(value).items()))
+    return found
+
+
+def records_of(given: CallArguments) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the objects of user-defined classes among the arguments, with their fields."""
+    values = (value for _, value in walked("", (given.args, dict(given.kwargs))))
+    return [(one, fields_of(one)) for one in values if not isinstance(one, PLAIN) and is_record(one)]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor; expanded dimensions stay expanded."""
+    value = tensor.detach()
+    expanded = [dim for dim in range(value.dim()) if value.stride(dim) == 0 and value.size(dim) > 1]
+    sizes = value.shape
+    for dim in expanded:
+        value = value.narrow(dim, 0, 1)
+    return value.clone().expand(sizes) if expanded else value.clone()
+
+
+def _sums(module: nn.Module) -> list[float]:
+    """Return two sums over each parameter, to detect whether it is written to."""
+    found = []
+    for one in module.parameters():
+        if one.numel():
+            values = one.detach()
+            found += [abs(values.sum().item()), values.abs().sum().item()]
+    return found
+
+
+def close(one: Tensor, other: Tensor, *, scale: float = 0.0) -> bool:
+    """Return whether two tensors are equal but for rounding of values up to `scale`, which may cancel."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.numel():
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    a, b = one.detach(), other.detach()
+    relative = RELATIVE.get(one.dtype, 1e-4)
+    least = max(relative * largest(b), _OF_SCALE.get(one.dtype, 1e-6) * scale)
+    return torch.allclose(a, b, rtol=relative, atol=least, equal_nan=True)
+
+
+def largest(*tensors: Tensor) -> float:
+    """Return the largest finite absolute value of floating-point tensors; 0 if there is none."""
+    found = 0.0
+    for tensor in tensors:
+        if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
+            absolute = tensor.detach().abs()
+            value = float(absolute.max())  # the usual case; a NaN is the maximum, too
+            if not math.isfinite(value):
+                finite = absolute[torch.isfinite(absolute)]
+                value = float(finite.max()) if finite.numel() else 0.0
+            found = max(found, value)
+    return found
+
+
+def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a buffer that differs by more than rounding, if there is one.
+
+    A running mean that is zero but for rounding is compared relative to the running standard deviation.
+    """
+    for name, value in whole.items():
+        owner = name.rpartition(".")[0]
+        variance = whole.get(f"{owner}.running_var" if owner else "running_var")
+        scale = largest(variance) ** 0.5 if variance is not None else 0.0
+        if name not in kept or not close(kept[name], value, scale=scale):
+            return name
+    return None
+
+
+def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:
+    """Run compiled code of a module eagerly, if `when` is set."""
+    return torch.compiler.set_stance("force_eager") if when and is_compiled(module) else nullcontext()
+
+
+class Printed:
+    """A stream that discards its input, and records whether there was any."""
+
+    def __init__(self) -> None:
+        self.any = False
+
+    def write(self, text: str) -> int:
+        """Discard a text, and record that there was one."""
+        self.any = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: no text is kept."""
+
+
+_printed: ContextVar[Printed | None] = ContextVar("samestep_quiet", default=None)
+
+
+@contextmanager
+def quiet() -> Iterator[Printed]:
+    """Suppress what the calling thread prints, logs and warns; yield whether it has printed or logged."""
+    printed = Printed()
+    stream: Any = printed
+    with (
+        bound(_printed, printed),
+        attached(declarations.LOGGED, wrapping(_log)),
+        redirect_stdout(stream),
+        redirect_stderr(stream),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield printed
+
+
+def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
+    printed = _printed.get()
+    if printed is None:
+        original(logger, record)
+    else:
+        printed.any = True

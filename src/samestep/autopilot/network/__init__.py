@@ -1,1 +1,0 @@
-"""Sends the network requests of a replicated script once, on rank 0."""

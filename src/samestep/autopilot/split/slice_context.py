@@ -1,0 +1,114 @@
+"""Holds the slice that a thread computes, for checkpoints, padding and collectives below a split call.
+
+In an equivalence check a forward may raise for the slice of one rank, while the others have entered a batch
+norm. So before each collective within a forward the ranks agree that none has failed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.base.context_values import bound
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
+
+Agree = Callable[[bool], bool]
+_agree: ContextVar[Agree | None] = ContextVar("samestep_agree", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceContext:
+    """The slice that is being computed.
+
+    Args:
+        split: how the batch is sharded.
+        again: returns the context that recomputes a part of the slice, given the draws before that part.
+        draws: returns how many random draws the call has made so far.
+    """
+
+    split: BatchSplit
+    again: Callable[[int], AbstractContextManager[Any]]
+    draws: Callable[[], int]
+
+
+current_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", default=None)
+"""The slice that the calling thread computes, for the first time or again; None outside of split calls."""
+
+
+@contextmanager
+def slice_aware_functions() -> Iterator[None]:
+    """Let activation checkpoints recompute their slice, and pad packed sequences as in the whole batch.
+
+    A packed sequence is padded to the longest sequence of the batch: otherwise a mean over time, or an output
+    with a time dimension, would depend on the samples of the slice.
+    """
+
+    def checkpoint(
+        original: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        context = current_slice.get()
+        if context is None:
+            return original(function, *args, **kwargs)
+        draws_before = context.draws()
+
+        def of_slice(*own: Any, **named: Any) -> Any:
+            if current_slice.get() is not None:
+                return function(*own, **named)
+            with context.again(draws_before):
+                return function(*own, **named)
+
+        return original(of_slice, *args, **kwargs)
+
+    def pad_packed_sequence(
+        original: Callable[..., Any],
+        sequence: Any,
+        batch_first: bool = False,  # noqa: FBT001, FBT002 - as torch has it
+        padding_value: float = 0.0,
+        total_length: int | None = None,
+    ) -> Any:
+        context = current_slice.get()
+        if context is not None and total_length is None:
+            world = context.split.world
+            longest = torch.tensor([float(len(sequence.batch_sizes))], device=world.device)
+            before_collective()
+            world.all_reduce(longest, op="max")
+            total_length = int(longest)
+        return original(sequence, batch_first, padding_value, total_length)
+
+    hooks = {
+        declarations.ACTIVATION_CHECKPOINT: wrapping(checkpoint),
+        declarations.PADDED_SEQUENCE: wrapping(pad_packed_sequence),
+    }
+    with attached_all(hooks):
+        yield
+
+
+class OtherRankFailedError(Exception):
+    """The slice of another rank has raised an error."""
+
+
+@contextmanager
+def failing_together(agree: Agree) -> Iterator[None]:
+    """End the block on all ranks if one of them raises; raise `OtherRankFailedError` on the others."""
+    with bound(_agree, agree):
+        try:
+            yield
+        except OtherRankFailedError:
+            raise
+        except Exception:
+            agree(False)  # noqa: FBT003 - its only argument
+            raise
+        else:
+            before_collective()
+
+
+def before_collective() -> None:
+    """Raise `OtherRankFailedError` if another rank has failed; do nothing outside of `failing_together`."""
+    agree = _agree.get()
+    if agree is not None and not agree(True):  # noqa: FBT003
+        raise OtherRankFailedError

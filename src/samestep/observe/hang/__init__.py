@@ -1,1 +1,0 @@
-"""Detects ranks that wait for a rank that does not arrive."""

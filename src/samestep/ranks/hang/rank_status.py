@@ -1,0 +1,93 @@
+"""Defines the status that each rank posts for the others."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+State: TypeAlias = Literal["running", "left", "ended", "failed"]
+"""State of a rank's script; ``left``: it runs, but has destroyed its process group."""
+
+MESSAGES = ("send", "recv", "exchange")
+"""Operations between two ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A call in which a rank waits for others.
+
+    Args:
+        op: name of the operation in torch.
+        seq: number of the collective in its group, from 1; None for an operation without a number.
+        group: name of the process group.
+        ranks: the ranks of a collective, this one included; the other rank of a message; empty for all ranks.
+        age_s: seconds since the wait was first sampled.
+        number: number of the call on its rank; 0 where the call is known from torch's recorder only.
+        alone: whether the rank can do nothing else until the other rank of the message answers.
+    """
+
+    op: str
+    seq: int | None
+    group: str
+    ranks: tuple[int, ...]
+    age_s: float
+    number: int = 0
+    alone: bool = False
+
+    @property
+    def peer(self) -> int | None:
+        """The other rank of a message; None for a collective, and for a message from any rank."""
+        return self.ranks[0] if self.op in MESSAGES and self.ranks else None
+
+    def __str__(self) -> str:
+        number = "" if self.seq is None else f" #{self.seq}"
+        group = "" if self.group in ("", "0") else f" of group {self.group}"
+        return f"{self.op}{number}{group}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """The status of one rank.
+
+    Args:
+        generation: number of restarts of the workers before.
+        beat: number that increases with every status of this rank.
+        state: state of the script.
+        line: current line of the script, as ``file:line: text``.
+        entered: number of collectives entered, by group.
+        has_joined: whether the rank has, or had, a process group.
+        wait: the longest current wait.
+        gave_up: whether the rank has stopped waiting, since its wait failed.
+        circle: the ranks that wait for each other, as text, if this rank has detected such ranks.
+        host: host name of the process.
+        pid: id of the process.
+    """
+
+    generation: int
+    beat: int
+    state: State = "running"
+    line: str = ""
+    entered: dict[str, int] = field(default_factory=dict)
+    has_joined: bool = False
+    wait: Wait | None = None
+    gave_up: bool = False
+    circle: str = ""
+    host: str = ""
+    pid: int = 0
+
+    @property
+    def collectives(self) -> int:
+        """Number of collectives entered in all groups."""
+        return sum(self.entered.values())
+
+    def to_bytes(self) -> bytes:
+        """Return the status as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+
+def parse_status(message: bytes) -> RankStatus:
+    """Return the status from the bytes of `RankStatus.to_bytes`."""
+    values: dict[str, Any] = json.loads(message)
+    wait = values.pop("wait")
+    if wait is not None:
+        wait = Wait(**{**wait, "ranks": tuple(wait["ranks"])})
+    return RankStatus(**values, wait=wait)

@@ -1,0 +1,225 @@
+"""Stores the status of each rank where the others can read it, without the threads that compute.
+
+Ranks that were forked on one node share memory: it needs no network, and keeps the last status of a process
+that has ended or was stopped. Other ranks use the store of their process group, through a separate
+connection: on the script's own connection, a request would wait behind whatever the script waits for.
+"""
+
+import mmap
+import struct
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+from samestep.base.place import Place
+from samestep.base.polling import holds_within
+from samestep.ranks.hang.flight_recorder import has_group
+
+_SLOT = 4096
+_HEAD = struct.Struct("<II")  # length and checksum of what follows
+_TIMEOUT = timedelta(seconds=30)
+_ABORTED = "over"
+_FLUSH_S, _POLL_S = 2.0, 0.1
+
+
+class StatusStore(Protocol):
+    """The last message of each rank."""
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a rank has aborted the run, and no launcher ends this rank."""
+
+    def post(self, message: bytes) -> None:
+        """Replace this rank's message."""
+
+    def read(self) -> Mapping[int, bytes]:
+        """Return the messages that can be read, by rank; they can be one interval old."""
+
+    def refresh(self) -> bool:
+        """Make the posted message, and those that were posted before, readable; return whether it worked."""
+
+    def abort(self) -> None:
+        """Signal to all ranks that the run is over."""
+
+    def linger(self, is_done: Callable[[], bool]) -> None:
+        """Block while other ranks need this process to read the store, until `is_done` returns True."""
+
+    def close(self) -> None:
+        """Release what the store uses."""
+
+
+class SharedMemoryStore:
+    """A status store in memory that forked processes share; their launcher ends all when one fails.
+
+    Args:
+        size: number of ranks; the store must be created before they are forked.
+    """
+
+    is_aborted = False
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._memory = mmap.mmap(-1, size * _SLOT)
+        self.rank = 0
+        """Rank of this process; set after the fork."""
+
+    def post(self, message: bytes) -> None:
+        """See `StatusStore.post`; a message that is longer than a slot is not stored."""
+        if len(message) <= _SLOT - _HEAD.size:
+            slot = _HEAD.pack(len(message), zlib.crc32(message)) + message
+            self._memory[self.rank * _SLOT : self.rank * _SLOT + len(slot)] = slot
+
+    def read(self) -> dict[int, bytes]:
+        """See `StatusStore.read`; a message that is being written is left out."""
+        found = {}
+        for rank in range(self._size):
+            slot = self._memory[rank * _SLOT : (rank + 1) * _SLOT]
+            length, checksum = _HEAD.unpack_from(slot)
+            message = slot[_HEAD.size : _HEAD.size + length]
+            if length and zlib.crc32(message) == checksum:
+                found[rank] = message
+        return found
+
+    def refresh(self) -> bool:
+        """See `StatusStore.refresh`."""
+        return True
+
+    def abort(self) -> None:
+        """See `StatusStore.abort`."""
+
+    def linger(self, is_done: Callable[[], bool]) -> None:
+        """See `StatusStore.linger`."""
+
+    def close(self) -> None:
+        """See `StatusStore.close`."""
+
+
+class ProcessGroupStore:
+    """A status store in the store of the default process group; empty until there is one.
+
+    A separate thread makes the requests, because the store does not answer if its server is stopped. It makes
+    none while nothing is posted or read.
+
+    Args:
+        place: this rank's place.
+        interval_s: seconds between two rounds of requests.
+        served_here: whether this process serves the store.
+        outlives_group: whether statuses are posted and read after the group has been destroyed.
+        prefix: prefix of the keys.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        interval_s: float,
+        served_here: bool,
+        outlives_group: bool = True,
+        prefix: str = "samestep/watch",
+    ) -> None:
+        self.is_aborted = False
+        self._place, self._interval_s = place, interval_s
+        self._served_here, self._outlives_group = served_here, outlives_group
+        self._prefix = prefix
+        self._message = self._sent = b""
+        self._messages: dict[int, bytes] = {}
+        self._has_aborted = self._is_closed = False
+        self._wanted, self._wake = threading.Event(), threading.Event()
+        self._begun = self._ended = 0
+        """Numbers of rounds of requests."""
+        self._group_store: Any = None
+        """A reference, so that the store's server outlives the group."""
+        self._thread = threading.Thread(target=self._run, name="samestep-status", daemon=True)
+        self._thread.start()
+
+    def post(self, message: bytes) -> None:
+        """See `StatusStore.post`."""
+        self._message = message
+
+    def read(self) -> dict[int, bytes]:
+        """See `StatusStore.read`."""
+        self._wanted.set()
+        self._wake.set()
+        return dict(self._messages)
+
+    def refresh(self) -> bool:
+        """See `StatusStore.refresh`."""
+        self._wanted.set()
+        return self._flush()
+
+    def abort(self) -> None:
+        """See `StatusStore.abort`; returns after two intervals, in which the other ranks read the signal."""
+        self._has_aborted = True
+        self._flush()
+        time.sleep(2 * self._interval_s)
+
+    def linger(self, is_done: Callable[[], bool]) -> None:
+        """See `StatusStore.linger`; posts the last message first, and requests those of the other ranks."""
+        self.refresh()
+        if self._group_store is None or not self._served_here:
+            return
+        while self._thread.is_alive() and not self.is_aborted and not is_done():
+            self.refresh()
+            time.sleep(_POLL_S)
+        if self.is_aborted:  # the rank that aborted makes one more request
+            time.sleep(4 * self._interval_s)
+
+    def close(self) -> None:
+        """See `StatusStore.close`; the thread ends after its current request."""
+        self._is_closed = True
+        self._wake.set()
+
+    def _flush(self) -> bool:
+        """Return whether a round of requests that begins now has ended; False without a group."""
+        wanted = self._begun + 1
+        self._wake.set()
+        if not (has_group() or self._group_store is not None):
+            return False
+        holds_within(lambda: self._ended >= wanted or not self._thread.is_alive(), _FLUSH_S)
+        return self._ended >= wanted
+
+    def _run(self) -> None:
+        store: Any = None
+        with suppress(Exception):  # the process that served the store has ended
+            while not self._is_closed:
+                self._wake.wait(self._interval_s)
+                self._wake.clear()
+                self._begun = number = self._begun + 1
+                store, has_aborted = store or self._connect(), self._has_aborted
+                if store is None or not self._message:
+                    continue
+                if has_aborted or self._wanted.is_set() or self._message != self._sent:
+                    self._request(store, has_aborted=has_aborted)
+                self._ended = number
+                if has_aborted:
+                    return
+
+    def _request(self, store: Any, *, has_aborted: bool) -> None:
+        self._sent = self._message
+        store.set(str(self._place.rank), self._sent)
+        if has_aborted:
+            store.set(_ABORTED, "1")
+        self.is_aborted = self.is_aborted or store.check([_ABORTED])
+        if self._wanted.is_set():  # with many ranks, reading all messages is expensive
+            self._wanted.clear()
+            known = [rank for rank in range(self._place.size) if store.check([str(rank)])]
+            self._messages = {rank: store.get(str(rank)) for rank in known}
+
+    def _connect(self) -> Any:
+        """Return a separate connection to the default group's store, with a prefix; None without a group."""
+        from samestep.ranks.rendezvous.network_store import base_of
+
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        if c10d is None or not c10d.is_initialized():
+            return None
+        self._group_store = c10d._get_default_store()  # noqa: SLF001 - no public spelling
+        if self._outlives_group and (base := base_of(self._group_store)) is not None:
+            base.keep()
+        store = self._group_store.clone()
+        store.set_timeout(_TIMEOUT)
+        return c10d.PrefixStore(self._prefix, store)

@@ -1,0 +1,217 @@
+"""Runs a thread beside the script that posts the status of this rank and detects hangs.
+
+One of the waiting ranks, the first that responds, reports the hang and ends the run. Only time in which this
+thread runs counts, so a suspended job (Ctrl-Z) does not hang.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import psutil
+
+from samestep.base.place import Place
+from samestep.ranks.hang.detection import Hang, ended_before, find_hang
+from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
+from samestep.ranks.hang.rank_status import RankStatus, State, Wait
+from samestep.ranks.hang.report import Advice, describe
+from samestep.ranks.hang.script_position import with_text
+from samestep.ranks.hang.status_sampling import StatusSampler
+from samestep.ranks.hang.status_store import StatusStore
+
+_GONE_S = 2.0
+"""Seconds after which a wait for a rank whose script has ended is a hang; both statuses are current then."""
+_LAST_STATUS_S = 5.0
+"""Seconds to wait, after a connection was lost, for the status of the rank that closed it."""
+_WAITING_S = 1.0
+"""Seconds in a collective after which a rank counts as waiting for a rank that leaves."""
+_QUIET_SAMPLES = 6
+"""Number of samples without a new status after which a rank counts as not responding."""
+
+
+_is_waiting_at_end = threading.Event()
+"""Set while this process waits for the other ranks at the end of its script."""
+
+
+_watching: "list[Watchdog]" = []
+"""The watchdog of this process, while its script runs."""
+os.register_at_fork(after_in_child=_watching.clear)
+
+
+def statuses_here() -> dict[int, RankStatus]:
+    """Return the statuses that the watchdog of this process knows, by rank; none without a watchdog."""
+    with suppress(Exception):  # the script may have broken anything
+        return _watching[-1].statuses() if _watching else {}
+    return {}
+
+
+def is_waiting(rank: int) -> bool:
+    """Return whether another rank is known to have waited in a collective for `_WAITING_S`."""
+    return any(watchdog.has_seen_waiting(rank) for watchdog in _watching)
+
+
+@contextmanager
+def waiting_at_end() -> Iterator[None]:
+    """Mark, for the duration of a block, that this rank's script has ended and waits for the other ranks."""
+    _is_waiting_at_end.set()
+    try:
+        yield
+    finally:
+        _is_waiting_at_end.clear()
+
+
+def interval_of(limit_s: float) -> float:
+    """Return the seconds between two samples: at most a sixth of the hang timeout `limit_s`."""
+    return min(INTERVAL_S, limit_s / 6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """The response of a launcher's watchdog to a hang.
+
+    Args:
+        limit_s: the hang timeout, in seconds.
+        on_hang: called with the message of a hang that this rank reports; ends the process.
+        on_abort: called when another rank has aborted the run; ends the process.
+        advice: what to do if ranks execute different calls.
+    """
+
+    limit_s: float
+    on_hang: Callable[[str], None]
+    on_abort: Callable[[], None]
+    advice: str
+
+
+class Watchdog(StatusMonitor):
+    """Watches one rank.
+
+    Args:
+        place: this rank's place.
+        store: holds the statuses of all ranks.
+        response: the response to a hang.
+        generation: number of restarts of the workers before.
+    """
+
+    def __init__(self, place: Place, store: StatusStore, response: Response, *, generation: int = 0) -> None:
+        super().__init__(place, store, StatusSampler(generation), interval_s=interval_of(response.limit_s))
+        self._response = response
+        self._beats: dict[int, tuple[int, int]] = {}
+        """The last beat of each rank, and the number of samples since it changed."""
+
+    def begin(self) -> None:
+        """Start the thread."""
+        super().begin()
+        _watching.append(self)
+
+    def has_seen_waiting(self, rank: int) -> bool:
+        """Return whether the status of a rank shows a wait in a collective of at least `_WAITING_S`."""
+        with suppress(Exception):  # the script may have broken anything
+            status = self.statuses().get(rank)
+            return status is not None and status.wait is not None and status.wait.age_s >= _WAITING_S
+        return False
+
+    def end(self, state: State) -> None:
+        """Stop the thread, and post how the script has ended."""
+        if self in _watching:
+            _watching.remove(self)
+        self._over.set()
+        self._thread.join()
+        with suppress(Exception):  # the script may have broken anything
+            self.store.post(self.sampler.sample(0.0, state).to_bytes())
+            if state == "ended":
+                self.store.linger(self._all_ended)
+
+    def explain_lost_connection(self, line: str) -> str:
+        """Return a message, after a connection was lost, if another rank's script had ended; else empty.
+
+        Args:
+            line: the line of the script that raised.
+        """
+        last = self.sampler.last_collective()
+        if last is None:
+            return ""
+        deadline = time.monotonic() + _LAST_STATUS_S
+        statuses = self.statuses()
+        while (
+            not (gone := ended_before(statuses, last))
+            and self._is_any_running(statuses)
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+            statuses = self.statuses()
+        if not gone:
+            return ""
+        rank = self.place.rank
+        statuses[rank] = replace(self.sampler.last, state="running", line=with_text(line), wait=last)
+        return self._describe(Hang(wait=last, waiting=(rank,), missing=gone), statuses)
+
+    def state(self) -> State:
+        """See `StatusMonitor.state`."""
+        return "ended" if _is_waiting_at_end.is_set() else "running"
+
+    def examine(self, own: RankStatus) -> None:
+        """Detect a hang while this rank waits; if it is the one to do so, report it and end the run."""
+        if self.store.is_aborted:
+            self._response.on_abort()
+        if own.wait is None:
+            self._beats.clear()
+            return
+        if own.wait.age_s >= _WAITING_S / 2:
+            with suppress(Exception):  # the script may have closed it
+                sys.stdout.flush()  # a rank that is terminated inside a collective cannot flush
+        statuses, limit_s = self.statuses(), self._response.limit_s
+        self._count_silence(statuses)
+        hang = find_hang(statuses, self.place.size, limit_s=limit_s, gone_s=min(_GONE_S, limit_s))
+        if hang is not None and self._is_reporter(hang, own.wait):
+            text = self._describe(hang, statuses)
+            self.store.abort()
+            self._response.on_hang(text)
+
+    def _count_silence(self, statuses: dict[int, RankStatus]) -> None:
+        for rank, status in statuses.items():
+            beat, count = self._beats.get(rank, (-1, 0))
+            self._beats[rank] = (status.beat, count + 1 if beat == status.beat else 0)
+
+    def _is_reporter(self, hang: Hang, wait: Wait) -> bool:
+        able = [rank for rank in hang.waiting if self._beats.get(rank, (0, 0))[1] < _QUIET_SAMPLES]
+        return self.place.rank in able[:1] or wait.age_s > 1.5 * self._response.limit_s + _GONE_S
+
+    def _describe(self, hang: Hang, statuses: dict[int, RankStatus]) -> str:
+        response, own, quiet = self._response, statuses[self.place.rank], {}
+        for rank, (_, count) in self._beats.items():
+            why = _stopped(statuses[rank], own.host) or ("not responding" if count >= _QUIET_SAMPLES else "")
+            if why and statuses[rank].state == "running":
+                quiet[rank] = why
+        advice = Advice(
+            diverged=response.advice,
+            slow="If this is expected, raise --hang-timeout "
+            f"(now {response.limit_s:g} s; 0 disables the check).",
+        )
+        return describe(hang, statuses, self.place.size, quiet=quiet, advice=advice)
+
+    def _is_any_running(self, statuses: dict[int, RankStatus]) -> bool:
+        """Return whether another rank's script may still run."""
+        others = [one for rank, one in statuses.items() if rank != self.place.rank]
+        return len(others) < self.place.size - 1 or any(one.state == "running" for one in others)
+
+    def _all_ended(self) -> bool:
+        """Return whether every other rank's script has ended, or has not responded for a long time."""
+        silent = RankStatus(generation=self.sampler.last.generation, beat=-1)
+        statuses = {**dict.fromkeys(range(self.place.size), silent), **self.statuses()}
+        self._count_silence(statuses)
+        return not any(
+            one.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_SAMPLES
+            for rank, one in statuses.items()
+            if rank != self.place.rank
+        )
+
+
+def _stopped(status: RankStatus, host: str) -> str:
+    with suppress(psutil.Error):
+        if status.host == host and psutil.Process(status.pid).status() == psutil.STATUS_STOPPED:
+            return f"stopped (process {status.pid} was sent SIGSTOP, or the like)"
+    return ""

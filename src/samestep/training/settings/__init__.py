@@ -1,1 +1,0 @@
-"""Defines and checks the settings and options of a training."""

@@ -1,0 +1,100 @@
+"""What workers fork ends with a launcher that is killed, and outlives one that ends by itself."""
+
+import multiprocessing.util
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from samestep.launch.local.orphans import Lifeline
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+
+
+def launcher(folder, *, kill, own_session=False):
+    """Run a launcher, its worker, and what that forks; return whether the latter lives when all is over."""
+    read, write = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.close(read)
+        _launch(folder, write, kill=kill, own_session=own_session)
+    os.close(write)
+    os.waitpid(first, 0)
+    below = int(os.read(read, 16))
+    # The pipe is closed once the last of them has ended.
+    os.set_blocking(read, False)
+    try:
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                if os.read(read, 1) == b"":
+                    return False
+            time.sleep(0.005)
+        return True
+    finally:
+        os.close(read)
+        with suppress(ProcessLookupError):
+            os.kill(below, signal.SIGKILL)
+
+
+def _launch(folder, write, *, kill, own_session):
+    line = Lifeline(folder)
+    worker = os.fork()
+    if worker == 0:
+        line.hold()
+        ready, armed = os.pipe()
+        below = os.fork()
+        if below == 0:
+            if own_session:
+                os.setsid()
+                below = os.fork()
+                if below:
+                    os._exit(0)
+            os.write(armed, b"1")
+            os.write(write, str(os.getpid()).encode())
+            time.sleep(20)
+            os._exit(0)
+        os.read(ready, 1)
+        os._exit(0)
+    os.waitpid(worker, 0)
+    if kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+    line.close()
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("kill", "own_session", "lives"), [(True, False, False), (False, False, True), (True, True, True)]
+)
+def test_what_a_worker_forks_ends_with_a_killed_launcher(tmp_path, kill, own_session, lives):
+    assert launcher(tmp_path, kill=kill, own_session=own_session) is lives
+
+
+def test_it_works_without_a_folder():
+    assert launcher(None, kill=True) is False
+
+
+def test_each_worker_has_its_own_folder_for_sockets_of_multiprocessing(tmp_path):
+    line = Lifeline(tmp_path)
+    folders = {_sockets_folder(line) for _ in range(2)}
+    line.close()
+
+    assert len(folders) == 2
+    assert {Path(folder).parent for folder in folders} == {tmp_path}
+
+
+def _sockets_folder(line):
+    """Return where a worker, and what it starts by multiprocessing, creates sockets."""
+    read, write = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        line.hold()
+        os.write(write, multiprocessing.util.get_temp_dir().encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(worker, 0)
+    with os.fdopen(read) as stream:
+        return stream.read()

@@ -1,0 +1,147 @@
+"""Hangs are detected from the statuses of all ranks."""
+
+import re
+
+import pytest
+
+from samestep.ranks.hang.detection import ended_before, find_circle, find_hang
+from samestep.ranks.hang.rank_status import RankStatus, Wait, parse_status
+from samestep.ranks.hang.report import Advice, describe
+
+ADVICE = Advice(diverged="Go together.", slow="Be patient.")
+
+
+def wait(seq, *, op="all_reduce", age_s=60.0, ranks=(0, 1, 2)):
+    return Wait(op=op, seq=seq, group="0", ranks=ranks, age_s=age_s)
+
+
+def status(entered, wait=None, *, state="running", line="train.py:7: sleep(9)"):
+    return RankStatus(
+        generation=0, beat=1, state=state, line=line, entered={"0": entered}, has_joined=True, wait=wait
+    )
+
+
+def hang_of(statuses, limit_s=60.0):
+    return find_hang(statuses, 3, limit_s=limit_s, gone_s=2.0)
+
+
+def test_a_rank_that_does_not_arrive_is_missing():
+    hang = hang_of({0: status(5, wait(5)), 1: status(4), 2: status(5, wait(5, age_s=10.0))})
+
+    assert (hang.missing, hang.waiting) == ((1,), (0, 2))
+
+
+def test_no_rank_is_missing_before_the_timeout():
+    assert hang_of({0: status(5, wait(5, age_s=59.0)), 1: status(4), 2: status(4)}) is None
+
+
+def test_a_rank_whose_script_has_ended_is_missing_after_a_shorter_time():
+    short = wait(5, age_s=2.0)
+
+    assert hang_of({0: status(5, short), 1: status(4), 2: status(5, short)}) is None
+    hang = hang_of({0: status(5, short), 1: status(4, state="ended"), 2: status(5, short)})
+    assert hang.missing == (1,)
+
+
+def test_ranks_that_wait_themselves_are_not_the_cause():
+    elsewhere = Wait(op="broadcast", seq=3, group="1", ranks=(1, 2), age_s=70.0)
+    hang = hang_of({0: status(5, wait(5)), 1: status(4, elsewhere), 2: status(4)})
+
+    assert hang.missing == (2,)
+
+
+def test_a_collective_that_all_ranks_have_called_may_only_be_slow():
+    slow = wait(5, age_s=600.0)
+
+    rendezvous = Wait(op="init_process_group", seq=None, group="", ranks=(), age_s=600.0)
+
+    assert hang_of(dict.fromkeys(range(3), status(5, slow))) is None
+    assert hang_of(dict.fromkeys(range(3), status(0, rendezvous))) is None
+
+
+def test_different_collectives_with_one_number_are_a_hang():
+    other = wait(5, op="all_gather")
+    hang = hang_of({0: status(5, wait(5)), 1: status(5, other), 2: status(5, other)})
+
+    assert hang.missing == ()
+    text = describe(hang, {0: status(5, wait(5)), 1: status(5, other)}, 2, quiet={}, advice=ADVICE)
+    assert " 60 s" in text.splitlines()[0]
+    assert text.splitlines()[-1] == ADVICE.diverged
+
+
+def test_when_ranks_wait_for_each_other_in_two_groups_no_rank_is_missing():
+    other = Wait(op="barrier", seq=3, group="1", ranks=(0, 1, 2), age_s=2.0)
+    hang = hang_of({0: status(5, wait(5)), 1: status(4, other), 2: status(4, other)})
+
+    assert (hang.missing, hang.waiting) == ((), (0,))
+
+
+def test_a_rank_without_a_status_is_missing():
+    assert hang_of({0: status(5, wait(5)), 2: status(5, wait(5))}).missing == (1,)
+
+
+def test_a_rank_outside_of_the_group_is_not_waited_for():
+    pair = wait(5, ranks=(0, 1))
+
+    assert hang_of({0: status(5, pair), 1: status(5, pair), 2: status(1)}) is None
+
+
+def test_ranks_in_the_same_state_share_a_line_and_a_quiet_rank_is_marked():
+    statuses = {
+        0: status(5, wait(5), line="train.py:8: reduce()"),
+        1: status(4),
+        2: status(5, wait(5), line="train.py:8: reduce()"),
+    }
+    text = describe(hang_of(statuses), statuses, 3, quiet={1: "stopped"}, advice=ADVICE)
+
+    head, waiting, stopped, advice = text.splitlines()
+    assert re.search(r"rank 1 of 3 .*all_reduce #5, .*ranks 0, 2 .* 60 s", head)
+    assert re.match(r"  ranks 0, 2: .*all_reduce #5 at train\.py:8: reduce\(\)$", waiting)
+    assert re.match(r"  rank 1: stopped, .*train\.py:7: sleep\(9\)$", stopped)
+    assert advice == ADVICE.slow
+
+
+def test_ranks_that_ended_before_a_collective_are_found():
+    last = wait(5, age_s=0.0)
+    statuses = {0: status(5), 1: status(4, state="ended"), 2: status(5, state="ended")}
+
+    assert ended_before(statuses, last) == (1,)
+    assert ended_before({**statuses, 1: status(4, state="failed")}, last) == ()
+
+
+def test_a_status_survives_serialization():
+    one = status(5, wait(5))
+
+    assert parse_status(one.to_bytes()) == one
+
+
+def message(op, peer):
+    return status(3, Wait(op=op, seq=None, group="", ranks=(peer,), age_s=60.0))
+
+
+@pytest.mark.parametrize("op", ["recv", "send", "exchange"])
+def test_a_chain_of_waits_that_ends_at_a_running_rank_is_no_cycle(op):
+    hang = hang_of({0: message(op, 1), 1: message(op, 2), 2: status(3)})
+
+    assert (hang.missing, hang.wait.ranks) == ((2,), (2,))
+
+
+def test_a_cycle_of_messages_is_a_hang_and_exchanges_may_be_slow():
+    assert hang_of({0: message("send", 2), 1: message("send", 0), 2: message("recv", 1)}).missing == ()
+    assert hang_of({0: message("exchange", 2), 1: message("exchange", 0), 2: message("exchange", 1)}) is None
+
+
+def alone(peer, *, op="send", is_alone=True):
+    return Wait(op=op, seq=None, group="", ranks=() if peer is None else (peer,), age_s=1.0, alone=is_alone)
+
+
+def test_a_circle_consists_of_ranks_that_do_nothing_else():
+    def circle(rank, waits):
+        return find_circle(rank, waits, lambda wait: wait.alone)
+
+    waits = {0: alone(2), 1: alone(0), 2: alone(1), 3: alone(0)}
+
+    assert circle(0, waits) == [0, 2, 1]
+    assert circle(3, waits) == []
+    assert circle(0, {**waits, 1: alone(0, is_alone=False)}) == []
+    assert circle(0, {**waits, 1: alone(None, op="barrier")}) == []

@@ -1,0 +1,234 @@
+"""Checkpoints are written while the training goes on, and a failure costs none but itself."""
+
+import errno
+import os
+import threading
+from contextlib import closing
+
+import pytest
+import torch
+
+from samestep.base.errors import CheckpointError
+from samestep.training.checkpoint import checkpoint_schedule
+from samestep.training.checkpoint.checkpoint_schedule import Writer
+from samestep.training.checkpoint.newest import newest_valid, steps_in
+from samestep.training.checkpoint.read import read
+from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.checkpoint.staging import Stage
+from support.snapshots import in_hand, names, network, same, snapshot, stepped
+
+
+def save(writer, step, *, score=None, **changes):
+    writer.save(snapshot(step, **changes), score=score)
+
+
+class Held:
+    """Holds the writing of checkpoints until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.order = []
+        self.write = checkpoint_schedule.write_staged
+        monkeypatch.setattr(checkpoint_schedule, "write_staged", self)
+
+    def __call__(self, staged, folder):
+        self.begun.set()
+        assert self.go.wait(60)
+        path = self.write(staged, folder)
+        self.order.append(f"{folder.name} is written")
+        return path
+
+
+def test_what_is_written_is_the_state_at_the_call_whatever_the_next_step_does(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    model = network()
+    optimizer = stepped(model)
+    with closing(Writer(tmp_path, Retention())) as writer:
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        momentum = optimizer.state_dict()["state"][0]["momentum_buffer"].clone()
+
+        writer.save(
+            Snapshot(model.state_dict(), {"optimizer": optimizer.state_dict()}, {"step": 1, "lr": 0.1})
+        )
+        assert held.begun.wait(60)
+        for _ in range(3):
+            optimizer.step()
+        held.go.set()
+
+    found = read(tmp_path / "step-1")
+    assert same(dict(found.model), before)
+    assert torch.equal(found.optimizer["optimizer"]["state"][0]["momentum_buffer"], momentum)
+    assert not same(dict(model.state_dict()), before)
+
+
+def test_the_call_returns_before_the_checkpoint_is_there(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    writer = Writer(tmp_path, Retention())
+
+    save(writer, 1)
+    assert steps_in(tmp_path) == []
+    held.go.set()
+    writer.wait()
+
+    assert steps_in(tmp_path) == [1]
+
+
+def test_a_second_waits_for_the_first_because_it_uses_its_memory(tmp_path, monkeypatch):
+    held, waits = Held(monkeypatch), threading.Event()
+    take, join = Stage.take, threading.Thread.join
+
+    def recorded(stage, given):
+        held.order.append(f"step-{given.state['step']} is copied")
+        return take(stage, given)
+
+    def waiting(thread, *timeout):
+        waits.set()
+        join(thread, *timeout)
+
+    monkeypatch.setattr(Stage, "take", recorded)
+    with closing(Writer(tmp_path, Retention())) as writer:
+        save(writer, 1)
+        assert held.begun.wait(60)
+        second = threading.Thread(target=save, args=(writer, 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "join", waiting)
+            second.start()
+            assert waits.wait(60)  # it has come to where it has to wait, or else it would have copied by now
+        held.go.set()
+        second.join()
+
+    assert held.order == [
+        "step-1 is copied",
+        "step-1 is written",
+        "step-2 is copied",
+        "step-2 is written",
+    ]
+    assert [same(dict(read(tmp_path / f"step-{n}").model), dict(snapshot(n).model)) for n in (1, 2)] == [
+        True
+    ] * 2
+
+
+def test_step_and_score_are_part_of_the_state(tmp_path):
+    with closing(Writer(tmp_path, Retention())) as writer:
+        save(writer, 7, state={"step": 7, "epoch": 1}, score=0.5, average=network(2).state_dict())
+
+    found = read(tmp_path / "step-7")
+    assert found.state == {"epoch": 1, "step": 7, "score": 0.5, "format": 1}
+    assert same(dict(found.average), dict(network(2).state_dict()))
+
+
+def test_the_last_and_the_best_are_kept_also_by_another_writer(tmp_path):
+    scores = {1: 0.3, 2: 0.9, 3: 0.5, 4: 0.4}
+    for step, score in scores.items():
+        with closing(Writer(tmp_path, Retention(last=2))) as writer:  # as of a run that was resumed each time
+            save(writer, step, score=score)
+
+    assert steps_in(tmp_path) == [4, 3, 2]
+
+
+def test_drafts_of_a_killed_writer_are_cleared_away(tmp_path):
+    with closing(Writer(tmp_path, Retention())) as writer:
+        save(writer, 3)
+    in_hand(tmp_path / "step-3", "draft")
+
+    Writer(tmp_path, Retention()).close()
+
+    assert names(tmp_path) == []
+
+
+def test_what_has_a_name_of_ours_and_is_not_is_told(tmp_path):
+    (tmp_path / ".photos.gone-2024").mkdir()
+
+    with closing(Writer(tmp_path, Retention())) as writer:
+        assert ".photos.gone-2024" in writer.warning
+    assert names(tmp_path) == [".photos.gone-2024"]
+
+
+def test_one_of_the_same_step_is_replaced(tmp_path):
+    with closing(Writer(tmp_path, Retention())) as writer:
+        save(writer, 1, score=0.1)
+        save(writer, 1, score=0.2)
+
+    assert read(tmp_path / "step-1").state["score"] == 0.2
+
+
+def test_a_failed_write_is_told_by_name_and_the_next_one_is_tried(tmp_path, monkeypatch):
+    writer = Writer(tmp_path, Retention())
+    save(writer, 1)
+    writer.wait()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("samestep.training.checkpoint.checkpoint_folders.os.fsync", full)
+        save(writer, 2)
+        writer.wait()
+    assert writer.failure == f"cannot write the checkpoint {tmp_path / 'step-2'}: No space left on device."
+    assert names(tmp_path) == ["step-1"]
+    assert newest_valid(tmp_path).path.name == "step-1"
+
+    save(writer, 3)
+    writer.close()
+    assert (writer.failure, newest_valid(tmp_path).path.name) == (None, "step-3")
+
+
+def test_whatever_goes_wrong_in_the_thread_is_told_and_not_raised(tmp_path, monkeypatch):
+    def broken(*_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(checkpoint_schedule, "write_staged", broken)
+    with closing(Writer(tmp_path, Retention())) as writer:
+        save(writer, 1)
+
+    assert writer.failure == f"cannot write the checkpoint {tmp_path / 'step-1'}: MemoryError: no more."
+
+
+def test_an_old_one_that_cannot_be_deleted_does_not_undo_the_new_one(tmp_path, monkeypatch):
+    def refused(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    writer = Writer(tmp_path, Retention(last=1))
+    save(writer, 1)
+    writer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("samestep.training.checkpoint.retention.delete", refused)
+        save(writer, 2)
+        writer.wait()
+
+    assert (newest_valid(tmp_path).path.name, writer.failure) == ("step-2", None)
+    assert writer.warning == (
+        f"old checkpoints in {tmp_path} cannot be deleted: step-1 (Permission denied). Delete them by hand."
+    )
+
+    save(writer, 3)
+    writer.close()
+    assert (steps_in(tmp_path), writer.warning) == ([3], None)
+
+
+def test_whatever_goes_wrong_in_clearing_up_is_told_and_not_raised(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(checkpoint_schedule, "prune", broken)
+    with closing(Writer(tmp_path, Retention())) as writer:
+        save(writer, 1)
+
+    assert (newest_valid(tmp_path).path.name, writer.failure) == ("step-1", None)
+    assert writer.warning == f"old checkpoints in {tmp_path} cannot be listed: no more."
+
+
+def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):
+    with (
+        closing(Writer(tmp_path, Retention())) as writer,
+        pytest.raises(CheckpointError, match=r"optimizer\.f is a "),
+    ):
+        save(writer, 1, optimizer={"f": save})
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_writer(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*file/c: Not a directory"):
+        Writer(tmp_path / "file" / "c", Retention())
