@@ -41,6 +41,10 @@ def environment(**changes: str) -> dict[str, str]:
     return plain | changes
 
 
+STACKS_SIGNAL = signal.SIGURG
+"""Makes a command of `forked_commands` write the stacks of its threads to stderr; others ignore it."""
+
+
 def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
     """Start ``samestep ARGUMENTS``; its output can be read line by line."""
     command = [sys.executable, "-m", "samestep", *map(str, arguments)]
@@ -62,6 +66,8 @@ def finish(process: subprocess.Popen[str]) -> Ended:
     try:
         out, err = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, STACKS_SIGNAL)
+        time.sleep(1.0)  # until each has written its stacks
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"still running after {DEADLINE_S:g} s\n{out}\n{err}") from None

@@ -4,6 +4,7 @@ For tests of what a command does. What a fresh interpreter adds (when torch is l
 is for tests that take `support.commands`.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 
 import torch
 
-from support.commands import DEADLINE_S, Ended, environment, finish
+from support.commands import DEADLINE_S, STACKS_SIGNAL, Ended, environment, finish
 from support.process_pool import fork_server
 
 
@@ -124,6 +125,7 @@ def _begin(variables, names):
         file = os.open(name, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
     os.environ.clear()
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,7 +11,6 @@ import typer
 
 from samestep import __version__
 from samestep.base.errors import INTERRUPTED, Error, WorkerFailed, one_line
-from samestep.base.owned_folders import remove_dead
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -51,9 +50,8 @@ def run_command(arguments: Sequence[str]) -> int:
     later failure.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb != "doctor" or "--clean" not in arguments:  # doctor lists what it removes
-        with suppress(OSError):  # the temporary directory may be gone
-            remove_dead()
+    if verb in VERBS and not {"--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
+        _remove_dead_folders()
     try:
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
@@ -107,6 +105,13 @@ def _samestep(
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def _remove_dead_folders() -> None:
+    from samestep.base.owned_folders import remove_dead  # a tenth of what `samestep --help` imports
+
+    with suppress(OSError):  # the temporary directory may be gone
+        remove_dead()
 
 
 def _not_loaded() -> None:

@@ -139,6 +139,13 @@ ENV_STORE = Hook(
 GLOO_GROUP = Hook(
     "torch.distributed.distributed_c10d", "ProcessGroupGloo", _ONE_JOB, "each connection is authenticated"
 )
+NEW_REDUCER = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "_ddp_init_helper",
+    "native scripts",
+    "the process group outlives the reducer, whose destructor would wait for it for ever",
+    optional=True,
+)
 PACK_OBJECT = Hook(
     "torch.distributed.distributed_c10d",
     "_object_to_tensor",
