@@ -215,7 +215,7 @@ def _await_end(leader: int) -> list[int]:
 
 
 def _next_start(temporary: Path) -> None:
-    done = samestep("--version", TMPDIR=str(temporary))
+    done = samestep("data", "list", TMPDIR=str(temporary))
     assert done.code == 0, done.err
 
 

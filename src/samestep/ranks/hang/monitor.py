@@ -47,7 +47,7 @@ class StatusMonitor:
     def abandon(self) -> None:
         """Let the thread end, without waiting for it."""
         self._over.set()
-        self.store.close()
+        self.store.close(wait=False)
 
     def state(self) -> State:
         """Return the state of the script."""

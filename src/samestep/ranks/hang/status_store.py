@@ -49,8 +49,8 @@ class StatusStore(Protocol):
     def linger(self, is_done: Callable[[], bool]) -> None:
         """Block while other ranks need this process to read the store, until `is_done` returns True."""
 
-    def close(self) -> None:
-        """Release what the store uses."""
+    def close(self, *, wait: bool = True) -> None:
+        """Release what the store uses, and `wait` until its requests have ended."""
 
 
 class SharedMemoryStore:
@@ -95,7 +95,7 @@ class SharedMemoryStore:
     def linger(self, is_done: Callable[[], bool]) -> None:
         """See `StatusStore.linger`."""
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """See `StatusStore.close`."""
 
 
@@ -169,10 +169,15 @@ class ProcessGroupStore:
         if self.is_aborted:  # the rank that aborted makes one more request
             time.sleep(4 * self._interval_s)
 
-    def close(self) -> None:
-        """See `StatusStore.close`; the thread ends after its current request."""
+    def close(self, *, wait: bool = True) -> None:
+        """See `StatusStore.close`; a server that does not answer is waited for `_FLUSH_S`.
+
+        A thread that is inside torch when the interpreter ends aborts the process.
+        """
         self._is_closed = True
         self._wake.set()
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join(_FLUSH_S)
 
     def _flush(self) -> bool:
         """Return whether a round of requests that begins now has ended; False without a group."""
@@ -186,9 +191,11 @@ class ProcessGroupStore:
     def _run(self) -> None:
         store: Any = None
         with suppress(Exception):  # the process that served the store has ended
-            while not self._is_closed:
+            while True:
                 self._wake.wait(self._interval_s)
                 self._wake.clear()
+                if self._is_closed:
+                    return
                 self._begun = number = self._begun + 1
                 store, has_aborted = store or self._connect(), self._has_aborted
                 if store is None or not self._message:
