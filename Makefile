@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Training libraries whose scripts are tested, in an environment of their own.
+FRAMEWORKS       := .venv-frameworks
+FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 
 .PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random clean
 
@@ -26,6 +29,11 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
+$(FRAMEWORKS_READY): requirements-frameworks.lock
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-frameworks.lock
+	@touch $@
+
 train: $(READY)
 	$(BIN)/samestep train digits -n 2
 
@@ -37,7 +45,7 @@ test: $(READY)
 test-threads: $(READY)
 	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end
 
-test-processes: $(READY)
+test-processes: $(READY) $(FRAMEWORKS_READY)
 	$(BIN)/python -m pytest tests/process tests/end_to_end
 
 check: $(READY)
@@ -84,4 +92,4 @@ random: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.random_scripts --count 2000
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

@@ -265,7 +265,7 @@ def test_workers_that_never_met_are_called_silent_copies(script):
     ended = commands.samestep("run", "-n", 2, prog)
 
     assert ended.code == 1
-    assert "2 silent copies" in ended.err
+    assert "silent copies" in ended.err
     assert samestep("run", "-n", 2, "--mode", "native", prog).code == 0
 
 

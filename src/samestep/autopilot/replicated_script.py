@@ -24,16 +24,18 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.script.rank_output import Stop, explaining, writing_once, writing_to
 from samestep.autopilot.script.seeds import equal_hashes, equal_seeds
 from samestep.autopilot.script.shared_folder import common_folder
+from samestep.autopilot.script.trackers import disabled_trackers
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.bypassed_modules import check_split, plain_weights
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base import env
+from samestep.base.errors import UsageError
 from samestep.base.polling import holds_within
 from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached, instead, wrapping
+from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.ranks.collectives.algorithms import ByAlgorithm, by_algorithm
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.hang.watchdog import is_waiting
@@ -50,8 +52,18 @@ then, because unsplit calls compute the same as one rank.
 _PATIENCE_S = 30.0
 """Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
-_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SAMESTEP_RUN_ID")
+_LAUNCH_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "NNODES", "MASTER_"),
+    *("TORCHELASTIC_", "SAMESTEP_RUN_ID"),
+    *("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "MV2_COMM_WORLD_"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_NTASKS", "SLURM_NPROCS"),
+    "SLURM_TASKS_PER_NODE",
+)
 """Prefixes of variables from which a script or a library infers that it is one of several ranks."""
+
+_RANKS = ("LOCAL_RANK", "RANK")
+"""Variables that a library sets for each rank that it starts."""
+_STARTS_RANKS = "the script {does}, so it is no serial script; run it with --mode native."
 
 
 class Ending(Protocol):
@@ -136,6 +148,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         gradients = Gradients(_gradient_world(world, options))
         stack.callback(gradients.detach)
         stack.enter_context(single_process_view(world))
+        stack.enter_context(disabled_trackers(world.place.rank))
         stack.enter_context(equal_hashes(world))
         common = stack.enter_context(common_folder(world))
         stack.enter_context(shared_network(world, common))
@@ -216,6 +229,15 @@ def single_process_view(world: World) -> Iterator[None]:
     def exists(original: Callable[[], bool]) -> bool:
         return not is_hidden and original()
 
+    def refused(*_: Any, **_named: Any) -> None:
+        raise UsageError(_STARTS_RANKS.format(does="creates a process group itself"))
+
+    def started(original: Callable[..., None], process: Any, *args: Any, **kwargs: Any) -> None:
+        variables = kwargs.get("env") or env.snapshot()
+        if is_hidden and any(name in variables for name in _RANKS):
+            raise UsageError(_STARTS_RANKS.format(does="starts further ranks itself"))
+        original(process, *args, **kwargs)
+
     def show() -> None:
         nonlocal is_hidden
         is_hidden = False  # a replacement of the script may call `exists` after the block
@@ -223,6 +245,8 @@ def single_process_view(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(show)
         stack.enter_context(attached(declarations.GROUP_EXISTS, wrapping(exists)))
+        stack.enter_context(attached_all(dict.fromkeys(declarations.CREATED_GROUP, instead(refused))))
+        stack.enter_context(attached(declarations.STARTED_PROCESS, wrapping(started)))
         stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
         stack.enter_context(attached(declarations.INPUT, instead(once)))
         yield

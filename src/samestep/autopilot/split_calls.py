@@ -46,6 +46,11 @@ _calls: ContextVar["CallSplitter | None"] = ContextVar("samestep_calls", default
 
 _registered = [0]
 """The number of parameters that modules of this process have registered while calls are split."""
+_WRAPPERS = frozenset({"_FabricModule"})
+"""Names of libraries' modules whose call does more than that of the module inside, which is split instead.
+
+Fabric registers a hook on each output, which needs the gradient of the whole batch.
+"""
 FAILED = "its first call of this signature raised an error"
 """The reason for a call without a verdict."""
 NO_TENSORS = "it is called without dense tensors that have dimensions"
@@ -106,7 +111,9 @@ class CallSplitter:
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module, split if this is possible; its submodules are called as usual."""
-        if self._inside or next(module.parameters(), None) is None or _is_recomputed():
+        if self._inside or type(module).__name__ in _WRAPPERS or _is_recomputed():
+            return forward(module, *args, **kwargs)
+        if next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
         call = _Call(forward, module, CallArguments(args, kwargs))
@@ -226,6 +233,8 @@ class CallSplitter:
                     f"{call.name} drew random numbers, and drew none in its equivalence check: the workers' "
                     f"random streams now differ. {KEEP_UNSPLIT}"
                 )
+            if draws is not None:
+                draws.end()
             if draws is not None and draws.unknown:
                 raise OutOfStep(
                     f"{call.name} drew random numbers in another way than in its equivalence check "

@@ -258,6 +258,17 @@ WORKER_INFO = Hook(
 
 _ALONE = "serial scripts: each rank runs as if alone"
 EXIT = Hook("os", "_exit", _ALONE, "the ranks compare their weights before they exit", arguments=("status",))
+CREATED_GROUP = tuple(
+    Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
+    for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
+)
+STARTED_PROCESS = Hook(
+    "subprocess:Popen",
+    "__init__",
+    _ALONE,
+    "a script whose library starts further ranks is refused",
+    arguments=("self", "env"),
+)
 GROUP_EXISTS = Hook(
     "torch.distributed", "is_initialized", _ALONE, "the script does not see the ranks' process group"
 )

@@ -16,6 +16,7 @@ from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
 from samestep.launch.source.classify import ScriptKind, classify
+from samestep.launch.source.launcher_variables import missing_from
 from samestep.launch.source.modules import source_of, user_folders
 from samestep.launchers.binding import checked, share_of, undo_default_binding
 from samestep.launchers.binding import in_words as binding_text
@@ -123,6 +124,7 @@ def decide(
     if decision.starts_own_workers:
         _refuse_several_starts(decision)
         return decision
+    _refuse_missing_variables(decision, environment)
     if decision.is_settled_by_join and threads is None:
         return decision
     return replace(decision, threads=_threads(plan, detected, environment, threads))
@@ -193,7 +195,7 @@ def recognize_script(program: Program) -> ScriptKind:
     if program.kind != "script" and program.target == "samestep":  # its own verbs split their work themselves
         return ScriptKind("native", joins=True)
     file, roots = source_file(program)
-    return ScriptKind("native") if file is None else classify(file, roots=roots)
+    return ScriptKind("native") if file is None else classify(file, roots=roots, arguments=program.args)
 
 
 def source_file(program: Program) -> tuple[Path | None, list[Path]]:
@@ -259,6 +261,18 @@ def _refuse_several_starts(decision: Decision) -> None:
         )
 
 
+def _refuse_missing_variables(decision: Decision, environment: Mapping[str, str]) -> None:
+    """Refuse a script that fails because a variable of its launcher is missing."""
+    if decision.script is None or not isinstance(decision.plan, Spawn):
+        return
+    read = missing_from(decision.script.reads, environment, nodes=decision.plan.nodes.count)
+    if read is not None:
+        raise UsageError(
+            f"{read}, which samestep run does not set. Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+            "MASTER_PORT instead, or start it with that launcher."
+        )
+
+
 def banner(decision: Decision) -> list[str]:
     """Return the lines that are printed before a run."""
     if decision.starts_own_workers or decision.is_settled_by_join:
@@ -315,10 +329,20 @@ def _script_text(decision: Decision) -> str:
     if script.kind == "spawns":
         return f"{target} starts its own workers ({script.evidence}): it is started once"
     if script.kind == "serial":
-        if decision.is_replicated:
-            return f"{target} is a serial script; its models' calls are split across workers"
-        misplaced = decision.size == 1 and "-n" in decision.job.program.args
-        note = " (`-n` after the script name was passed to the script; put it before)" if misplaced else ""
-        return f"{target} is a serial script{note}"
+        return f"{target} {_serial_text(decision, script)}"
     why = f" ({script.evidence})" if script.evidence else ""
     return f"{target} joins its peers itself{why}: runs as under torchrun"
+
+
+def _serial_text(decision: Decision, script: ScriptKind) -> str:
+    """Return how a serial script runs."""
+    if not decision.is_replicated:
+        misplaced = decision.size == 1 and "-n" in decision.job.program.args
+        note = " (`-n` after the script name was passed to the script; put it before)" if misplaced else ""
+        return f"is a serial script{note}"
+    if script.evidence is None:
+        return "is a serial script; its models' calls are split across workers"
+    return (
+        f"trains on one device ({script.evidence}): its models' calls are split across workers; --mode "
+        f"native starts the library's own data parallelism, with {decision.size} times the global batch"
+    )

@@ -23,6 +23,7 @@ from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
+from samestep.launch.source.launcher_variables import values_at
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
 from samestep.run.decision import Decision, decide, headline, with_binding
@@ -30,7 +31,7 @@ from samestep.run.rerun import rerun_in_allocation
 from samestep.run.worker_wrappers import monitor, wrapper
 
 SILENT_COPIES = (
-    "{size} workers ended and none joined a process group: {size} silent copies of one run. "
+    "{size} workers ended and no process group had all of them: silent copies of one run. "
     "Call `samestep.join` or init_process_group in the script, give -n 1, or give --mode native if "
     "independent copies are intended."
 )
@@ -141,6 +142,8 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
 
     def entry(start: Start, pipe: ReportPipe) -> Report:
         bind_worker(decision, start.place)
+        if decision.script is not None:
+            env.export(values_at(decision.script.reads, start.place))
         return program(start, pipe)
 
     if spawn.nodes.count > 1:

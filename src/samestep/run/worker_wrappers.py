@@ -25,6 +25,11 @@ def wrapper(decision: Decision) -> Around:
         from samestep.run.worker_clock import clocked
 
         inner = partial(clocked, around=inner, clocking=decision.clocking, kind=_kind(decision))
+    if decision.must_join and decision.size > 1 and not decision.is_replicated:
+        from samestep.run.group_check import checked_group
+
+        reads = decision.script.reads if decision.script else ()
+        inner = partial(checked_group, around=inner, size=decision.size, reads=reads)
     if not decision.sanitize:
         return inner
     from samestep.run.worker_monitors import sanitized

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from support.process_pool import ProcessPool
-from support.random_scripts.runs import CLASSES, DIFFERENT, SerialRunFailed, compare
+from support.random_scripts.runs import CLASSES, DIFFERENT, UNSTABLE, SerialRunFailed, compare
 from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
@@ -84,10 +84,11 @@ def _count(pool, seed, folder, sizes, counts, reasons, failed):
         return
     for one in found:
         counts[one.found, one.size] += 1
-        if one.found == DIFFERENT:
+        if one.found in (DIFFERENT, UNSTABLE):
             print(one, flush=True)
+        if one.found == DIFFERENT:
             failed.append(seed)
-        else:
+        elif one.found != UNSTABLE:
             reasons.update({(one.found, _general(reason)) for reason in one.reasons})
 
 

@@ -1,4 +1,9 @@
-"""Runs a script on one and on several ranks, and compares its output and files."""
+"""Runs a script on one and on several ranks, and compares its output and files.
+
+A script that differs is run again on one rank, with the last bits of every layer's output changed, or cut
+off. If this changes its output too, the script amplifies rounding (it takes the maximum of values that are
+zero but for rounding), and another order of sums cannot give its result.
+"""
 
 import io
 import re
@@ -6,14 +11,23 @@ import shutil
 import sys
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from support.hosted import difference, run_script
 from support.process_pool import RankFailed
 from support.random_scripts.scripts import make_script
 from support.written_files import files, same_contents
 
-EQUAL, UNSPLIT, REFUSED, DIFFERENT = CLASSES = "equal", "unsplit", "refused", "different"
+CLASSES = "equal", "unsplit", "refused", "different", "unstable"
+EQUAL, UNSPLIT, REFUSED, DIFFERENT, UNSTABLE = CLASSES
+_LAST_BITS = 4
+"""Largest change of an output, in units of its last place."""
+_GRID = 2.0**-42
+"""Distance of the numbers to which outputs are rounded: values that are zero but for rounding become zero."""
 _REFUSED = "samestep: error: "
 _BY_ALL = f"{_REFUSED}nothing of what this script does"
 """The error that all ranks raise at the same call."""
@@ -74,6 +88,42 @@ def _run(processes, script, size):
     return processes.run(_run_quietly, size, str(script), folder)
 
 
+def _amplifies_rounding(processes, script, serial):
+    """Return whether a script prints something else on one rank if the last bits of its layers change."""
+    for change in (_with_other_last_bits, _without_last_bits):
+        folder = script.parent / change.__name__
+        folder.mkdir(exist_ok=True)
+        ((printed, _, trace),) = processes.run(_run_changed, 1, str(script), folder, change)
+        if trace or difference(serial, printed) is not None:
+            return True
+    return False
+
+
+def _run_changed(world, script, folder, change):
+    hook = register_module_forward_hook(partial(_changed, change))
+    try:
+        return _run_quietly(world, script, folder)
+    finally:
+        hook.remove()
+
+
+def _changed(change, module, _inputs, output):
+    """Change what a module without children returns."""
+    if any(module.children()) or not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        return None
+    return change(output)
+
+
+def _with_other_last_bits(output):
+    generator = torch.Generator().manual_seed(output.numel())
+    steps = torch.randint(-_LAST_BITS, _LAST_BITS + 1, output.shape, generator=generator)
+    return output * (1 + steps * torch.finfo(output.dtype).eps)
+
+
+def _without_last_bits(output):
+    return output + (torch.round(output / _GRID) * _GRID - output).detach()
+
+
 class ScriptFailed(Exception):
     """A script failed on a rank, and possibly on no other one; the argument is the traceback."""
 
@@ -108,7 +158,8 @@ def _compared(processes, seed, script, size, serial):
         return _failed(seed, size, traces)
     lines = difference(serial, printed)
     if lines is not None:
-        return Comparison(seed, size, DIFFERENT, (f"serial: {lines[0]}", f"here:   {lines[1]}", *account))
+        found = UNSTABLE if _amplifies_rounding(processes, script, serial) else DIFFERENT
+        return Comparison(seed, size, found, (f"serial: {lines[0]}", f"here:   {lines[1]}", *account))
     unlike = _unlike(script.parent / "1", script.parent / str(size))
     if unlike:
         return Comparison(seed, size, DIFFERENT, (f"files: {', '.join(unlike)}", *account))

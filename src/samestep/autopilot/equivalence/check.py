@@ -173,8 +173,9 @@ class EquivalenceCheck:
     def _refuted_again(self, dims: Dims, total: int, how: disturbance.Disturbance) -> str:
         """Return how a way fails on further disturbed calls; empty if it passes.
 
-        One batch may agree by chance; a slice may have ignored samples only; a counter may act later. A call
-        that fails unsplit is repeated with as many samples as the actual call, and skipped if that fails too.
+        One batch may agree by chance; a slice may have ignored samples only; a counter may act later; what
+        dropout has removed may hide a difference. A call that fails unsplit is repeated with as many samples
+        as the actual call, and skipped if that fails too.
         """
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
@@ -183,7 +184,8 @@ class EquivalenceCheck:
         others += [replace(how, scale=scale) for scale in disturbance.SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in disturbance.COUNTERS]
-        for other in (replace(one, gradients=False) for one in others):
+        for number, one in enumerate(others, 1):
+            other = replace(one, gradients=False, skipped_draws=number)
             found = self._disturbed(dims, total, other)
             if isinstance(found, _Failed) and other.samples is not None:
                 found = self._disturbed(dims, total, replace(other, samples=None))
@@ -206,6 +208,9 @@ class EquivalenceCheck:
                 return given
 
             given, failure = self._comparison.attempted(disturbed, "another worker's failed")
+            if self._draws:  # equally on all ranks
+                torch.rand(how.skipped_draws)
+                torch.rand(how.skipped_draws, device=self._world.device)
             return _Failed(failure) if given is None else self._compared(given, dims, how)
 
     def _compared(self, given: CallArguments, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":

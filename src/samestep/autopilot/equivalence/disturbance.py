@@ -54,6 +54,7 @@ class Disturbance:
         empties: the place of an input, and the value that its last samples are filled with, such as an
             ignored label; the loss may then ignore these samples.
         scale: the factor of floating-point samples: a value that one batch clamps, another does not.
+        skipped_draws: the random numbers that are skipped before the call, which then draws others.
     """
 
     size: int
@@ -67,6 +68,7 @@ class Disturbance:
     counters: int | None = None
     empties: tuple[Path, float] | None = None
     scale: float = 1.0
+    skipped_draws: int = 0
 
 
 def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:

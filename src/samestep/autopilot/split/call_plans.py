@@ -18,14 +18,33 @@ from samestep.hooks.tensor_tree import Path, leaves, mapped
 
 Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split."""
+_EQUAL = 1e-6
+"""Relative difference up to which an output counts as equal on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedOutput:
     """An output that does not depend on the samples, and is equal on all ranks."""
 
-    def gather(self, part: Tensor, _: BatchSplit) -> Tensor:
-        """Return the output of this rank."""
+    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+        """Return the output of this rank.
+
+        An output that is the same for all samples of one batch may differ in another, for instance where
+        dropout has removed everything that it depends on.
+
+        Raises:
+            UsageError: it differs between the ranks.
+        """
+        total = float(part.detach().double().abs().sum().nan_to_num()) if part.numel() else 0.0
+        extremes = torch.tensor([total, -total], dtype=torch.float64, device=split.world.device)
+        split.world.all_reduce(extremes, op="max")
+        largest, least = float(extremes[0]), -float(extremes[1])
+        if largest - least > _EQUAL * largest:
+            raise UsageError(
+                "an output of a model did not depend on its samples in its first call, and does now. "
+                "Compute it outside of forward, or keep the model's calls unsplit: "
+                "samestep.batch_dim(model, dim=None)."
+            )
         return part
 
 

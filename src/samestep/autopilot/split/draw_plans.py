@@ -33,31 +33,52 @@ class DrawRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedDraw:
+    """One draw of a call, as the equivalence check has found it.
+
+    Args:
+        record: the draw of the unsplit call.
+        dim: its sample dimension; None where the draw does not depend on the samples.
+        every: the number of positions along `dim` for each sample.
+    """
+
+    record: DrawRecord
+    dim: int | None
+    every: int = 1
+
+    def fits(self, draw: DrawType, shape: Sequence[int], samples: int) -> bool:
+        """Return whether a draw of a slice differs from this one in its number of samples only."""
+        expected = list(self.record.shape)
+        if self.dim is not None:
+            expected[self.dim] = self.every * samples
+        return draw == self.record.draw and list(shape) == expected
+
+
+@dataclass(frozen=True, slots=True)
 class DrawPlan:
     """The sample dimension of each random draw of a call, as the equivalence check has found it.
 
     Args:
-        records: the draws of the unsplit call, in their order.
-        dims: the sample dimension of each draw; None where the draw does not depend on the samples.
+        draws: the draws of the unsplit call, in their order.
         inner: whether samples vary faster than positions, if one dimension combines both.
     """
 
-    records: tuple[DrawRecord, ...]
-    dims: tuple[int | None, ...]
+    draws: tuple[PlannedDraw, ...]
     inner: bool
 
-    def find(self, draw: DrawType, number: int) -> tuple[int | None, tuple[int, ...]] | None:
-        """Return the sample dimension of the draw `number`, and its order; None for an unknown draw.
+    def repeated(self, draw: DrawType, shape: Sequence[int], samples: int) -> PlannedDraw | None:
+        """Return the planned draw of this shape, whatever its number: a loop may draw more often than before.
 
-        If all draws of one operation agree, the number is ignored: a loop may draw more often than before.
+        None if there is none, or if planned draws of this shape have other sample dimensions.
         """
-        planned = [(one.draw, (dim, one.order)) for one, dim in zip(self.records, self.dims, strict=True)]
-        found = [place for one, place in planned if one == draw]
-        if found and all(one == found[0] for one in found):
-            return found[0]
-        if number < len(planned) and planned[number][0] == draw:
-            return planned[number][1]
-        return None
+        found = [one for one in self.draws if one.fits(draw, shape, samples)]
+        agree = all((one.dim, one.record.order) == (found[0].dim, found[0].record.order) for one in found)
+        return found[0] if found and agree else None
+
+    def at(self, number: int, draw: DrawType) -> PlannedDraw | None:
+        """Return the planned draw `number`, if it is of this type; its other sizes may differ."""
+        planned = self.draws[number] if number < len(self.draws) else None
+        return planned if planned is not None and planned.record.draw == draw else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +124,10 @@ class BatchDraw:
         """Return the tensor that `new` creates in the whole shape, in the memory layout of `like`.
 
         Numbers are drawn in memory order. A dimension of size 1, as in a slice of one sample, has no
-        definite position in that order; `order` is used then.
+        definite position in that order, also where it has been flattened with another one; `order` is used
+        then.
         """
-        is_definite = self.order is None or 1 not in like.shape
+        is_definite = self.order is None or (1 not in like.shape and self.length > 1)
         order = memory_order(like) if is_definite or self.order is None else list(self.order)
         return new([self.shape[dim] for dim in order]).permute(inverse(order))
 

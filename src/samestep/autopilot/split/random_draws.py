@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.split.draw_plans import BatchDraw, DrawPlan, DrawRecord, DrawType, sample_dim
+from samestep.autopilot.split.draw_plans import (
+    BatchDraw,
+    DrawPlan,
+    DrawRecord,
+    DrawType,
+    PlannedDraw,
+    sample_dim,
+)
 from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.hooks.random_draws import RngState
 
@@ -105,6 +112,8 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
         super().__init__()
         self._split, self._plan = split, plan
         self.number = number
+        self._is_numbered = False
+        """Whether a draw was found in the plan by its number alone."""
 
     def plan(self) -> DrawPlan | None:
         """Return the sample dimension of each draw; None if it is inferred from the sizes."""
@@ -117,14 +126,22 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
             place = sample_dim(shape, local)
             return None if place is None else self._wide(shape, *place)
         draw = DrawType.of(func, shape)
-        found = self._plan.find(draw, self.number - 1)
-        dim, order = (_only_dim(shape, local), None) if found is None else found
-        if (found is None and dim is None) or (dim is not None and shape[dim] % local):
+        planned = self._plan.repeated(draw, shape, local)
+        if planned is None:
+            planned = self._plan.at(self.number - 1, draw)
+            self._is_numbered = True
+        if planned is None or (planned.dim is not None and shape[planned.dim] % local):
             self.unknown.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
             return None
-        if dim is None:
+        if planned.dim is None:
             return None
-        return self._wide(shape, dim, shape[dim] // local, inner=self._plan.inner, order=order)
+        every, order = shape[planned.dim] // local, planned.record.order
+        return self._wide(shape, planned.dim, every, inner=self._plan.inner, order=order)
+
+    def end(self) -> None:
+        """Check, after the call, that a draw that was found by its number had this number."""
+        if self._is_numbered and self._plan is not None and self.number != len(self._plan.draws):
+            self.unknown.add(f"{self.number} draws, and {len(self._plan.draws)} in the check")
 
     def _wide(
         self,
@@ -179,20 +196,18 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
 
     def plan(self) -> DrawPlan:
         """Return the sample dimensions found."""
-        dims = tuple(self._dims.get(number) for number in range(len(self._shapes)))
-        return DrawPlan(tuple(self._shapes), dims, self._inner)
+        total = self._split.total
+        draws = []
+        for number, record in enumerate(self._shapes):
+            dim = self._dims.get(number)
+            draws.append(PlannedDraw(record, dim, 1 if dim is None else record.shape[dim] // total))
+        return DrawPlan(tuple(draws), self._inner)
 
 
 @functools.cache
 def _is_seeded(func: Any) -> bool:
     """Return whether an operation draws random numbers; kept, as `tags` is a new list each time."""
     return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _only_dim(shape: Sequence[int], samples: int) -> int | None:
-    """Return the dimension of size `samples`, if no other one is a multiple of it."""
-    multiples = [dim for dim, size in enumerate(shape) if size % samples == 0]
-    return multiples[0] if len(multiples) == 1 and shape[multiples[0]] == samples else None
 
 
 def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:

@@ -15,7 +15,7 @@ from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.hosting import Ending, ending_of, host
 from samestep.launch.local.worker_report import Report, ReportPipe
 
-_OTHER_WAYS = ("samestep.ranks.world.join", "mpi4py", "horovod", "ray", "jax")
+_OTHER_WAYS = ("mpi4py", "horovod", "ray", "jax")
 """Modules by which processes may join each other without leaving the checked traces in torch.distributed."""
 
 
@@ -77,9 +77,12 @@ def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
 
 
 def has_met(size: int) -> bool:
-    """Return whether this process has joined its peers; True if that cannot be determined."""
+    """Return whether this process has joined all its peers; True if that cannot be determined."""
     if size == 1 or any(name in sys.modules for name in _OTHER_WAYS):
         return True
+    sizes = getattr(sys.modules.get("samestep.ranks.world.torch_rendezvous"), "group_sizes", None)
+    if sizes:
+        return size in sizes
     if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
         return True
     c10d = sys.modules.get("torch.distributed.distributed_c10d")

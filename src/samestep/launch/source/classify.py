@@ -4,22 +4,28 @@
 kind     the script, or a module that it imports                      how samestep runs it
 ======== ============================================================ ====================================
 spawns   starts its own workers and sets their ranks                  once
-native   sets up `torch.distributed`, or uses a library that does     on every worker
-serial   neither                                                      on every worker, its work split
+native   sets up `torch.distributed`, or asks a library for several   on every worker
+         devices
+serial   neither; a library's Trainer on one device is serial         on every worker, its work split
 ======== ============================================================ ====================================
+
+Only code that can be called counts: see `samestep.launch.source.reached`.
 """
 
 import ast
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import TEXT_BYTES, read_bytes
+from samestep.launch.source.launcher_variables import VariableRead, reads_of
+from samestep.launch.source.libraries import LIBRARIES, asks_for_several, flag_asking_for_several
 from samestep.launch.source.modules import ImportedModules
-from samestep.launch.source.names import Names, assigned, executed_nodes, used_names
+from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, used_names
+from samestep.launch.source.reached import reached_nodes
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 MAX_FILES = 300
@@ -31,17 +37,13 @@ INIT_PROCESS_GROUP = (
 )
 
 
-def _names(package: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{package}.{name}" for name in names)
-
-
 # Names below an entry match as well.
 LAUNCHES = (
-    *_names("torch.distributed", "launcher", "run"),
+    *prefixed("torch.distributed", "launcher", "run"),
     "samestep.spawn",
-    *_names("accelerate", "notebook_launcher", "debug_launcher"),
+    *prefixed("accelerate", "notebook_launcher", "debug_launcher"),
     "detectron2.engine.launch",
-    *_names("ray.train", "torch.TorchTrainer", "lightning"),
+    *prefixed("ray.train", "torch.TorchTrainer", "lightning"),
     "torchrunx",
 )
 SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
@@ -57,23 +59,16 @@ PROCESSES = (
 
 NATIVE = (
     *INIT_PROCESS_GROUP,
-    *_names("torch.distributed", "init_device_mesh", "device_mesh.init_device_mesh", "rpc.init_rpc", "fsdp"),
-    *_names("torch.distributed", "_composable", "elastic.multiprocessing.errors.record"),
-    *_names("torch.nn.parallel", "DistributedDataParallel", "distributed.DistributedDataParallel"),
+    *prefixed(
+        "torch.distributed", "init_device_mesh", "device_mesh.init_device_mesh", "rpc.init_rpc", "fsdp"
+    ),
+    *prefixed("torch.distributed", "_composable", "elastic.multiprocessing.errors.record"),
+    *prefixed("torch.nn.parallel", "DistributedDataParallel", "distributed.DistributedDataParallel"),
     "samestep.join",
-    *_names("accelerate", "Accelerator", "PartialState"),
-    *_names("lightning", "Trainer", "Fabric", "fabric.Fabric", "pytorch.Trainer", "pytorch.cli.LightningCLI"),
-    "lightning_fabric.Fabric",
-    *_names("pytorch_lightning", "Trainer", "cli.LightningCLI"),
-    *_names("deepspeed", "initialize", "init_distributed"),
-    *_names("horovod", "torch.init", "tensorflow.init", "tensorflow.keras.init", "keras.init"),
-    *_names("composer", "Trainer", "trainer.Trainer"),
+    *prefixed("deepspeed", "initialize", "init_distributed"),
+    *prefixed("horovod", "torch.init", "tensorflow.init", "tensorflow.keras.init", "keras.init"),
     "ignite.distributed",
-    *_names("transformers", "Trainer", "Seq2SeqTrainer"),
-    *_names("transformers", "trainer.Trainer", "trainer_seq2seq.Seq2SeqTrainer"),
-    "trl",
-    "timm.utils.init_distributed_device",
-    *_names("mmengine", "runner.Runner", "dist.init_dist"),
+    "mmengine.dist.init_dist",
     "colossalai.launch_from_torch",
     "fairscale.nn",
     "megatron",
@@ -82,7 +77,7 @@ NATIVE = (
     "mpi4py",
 )
 
-_KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *SPAWNERS, *PROCESSES, *NATIVE))
+_KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *SPAWNERS, *PROCESSES, *NATIVE, *LIBRARIES))
 
 
 _RANK_POSITION = 4
@@ -111,43 +106,82 @@ class ScriptKind:
     """The kind of a script."""
 
     kind: Kind  # see the module's table
-    evidence: Evidence | None = None  # first call that shows the kind; None for a serial script
+    evidence: Evidence | None = None
+    """First call that shows the kind; of a serial script, that of a training library."""
     joins: bool = False  # whether the script calls `samestep.join`
+    reads: tuple[VariableRead, ...] = ()  # lines of a native script that read variables of Slurm or MPI
 
 
-def classify(script: Path, *, roots: Sequence[Path] = ()) -> ScriptKind:
+def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[str] = ()) -> ScriptKind:
     """Return the kind of `script`, from its source and that of the user's modules that it imports.
-
-    Imports are searched in `roots`, folders of the user's code; by default in the script's folder.
 
     In doubt a script is native: if it were classified as one that starts its own workers, it would run on one
     worker only.
 
+    Args:
+        script: the script.
+        roots: folders of the user's code, in which imports are searched; by default the script's folder.
+        arguments: the script's command-line arguments, which may ask a library for several devices.
+
     Raises:
         UsageError: the script is not valid Python.
     """
-    native, numbered, processes = None, None, None
-    by_hand, own_ranks, joins = False, False, False
     try:
-        for file, tree in user_modules(script, roots or [script.parent]):
-            names, nodes = Names(tree), executed_nodes(tree, is_main=file is script)
-            own_ranks = own_ranks or sets_rank(nodes, names)
-            for name, line in used_names(nodes, names):
-                use = Evidence(file, line, name)
-                if is_one_of(name, LAUNCHES):
-                    return ScriptKind("spawns", use)
-                numbered = numbered or (use if is_one_of(name, SPAWNERS) else None)
-                processes = processes or (use if is_one_of(name, PROCESSES) else None)
-                native = native or (use if is_one_of(name, NATIVE) else None)
-                by_hand = by_hand or is_one_of(name, INIT_PROCESS_GROUP)
-                joins = joins or name == "samestep.join"
+        modules = list(user_modules(script, roots or [script.parent]))
+        reached = reached_nodes(modules, main=script)
+        found = _Findings()
+        for file, tree in modules:
+            _search(file, reached[file], Names(tree), found)
     except (RecursionError, MemoryError):  # an expression is too long or too deep for Python's parser
         return ScriptKind("native")
-    if numbered and (own_ranks or not by_hand):
-        return ScriptKind("spawns", numbered)
-    if processes and own_ranks and by_hand:
-        return ScriptKind("spawns", processes)
-    return ScriptKind("native", native, joins) if native else ScriptKind("serial")
+    return found.kind(flag_asking_for_several(arguments))
+
+
+@dataclass(slots=True)
+class _Findings:
+    """First calls of each kind in the modules of a script."""
+
+    launches: Evidence | None = None
+    numbered: Evidence | None = None
+    processes: Evidence | None = None
+    native: Evidence | None = None
+    library: Evidence | None = None
+    several: Evidence | None = None
+    creates_group: bool = False
+    sets_ranks: bool = False
+    joins: bool = False
+    reads: list[VariableRead] = field(default_factory=list)
+
+    def kind(self, flag: str) -> ScriptKind:
+        """Return the kind of the script; `flag` is one of its own that asks a library for several devices."""
+        if self.launches:
+            return ScriptKind("spawns", self.launches)
+        if self.numbered and (self.sets_ranks or not self.creates_group):
+            return ScriptKind("spawns", self.numbered)
+        if self.processes and self.sets_ranks and self.creates_group:
+            return ScriptKind("spawns", self.processes)
+        if self.native:
+            return ScriptKind("native", self.native, joins=self.joins, reads=tuple(self.reads))
+        if self.library and (self.several or flag):
+            return ScriptKind("native", self.several or self.library, reads=tuple(self.reads))
+        return ScriptKind("serial", self.library)
+
+
+def _search(file: Path, nodes: list[ast.AST], names: Names, found: _Findings) -> None:
+    """Add to the findings what the code of one module shows."""
+    for name, line in used_names(nodes, names):
+        use = Evidence(file, line, name)
+        found.launches = found.launches or (use if is_one_of(name, LAUNCHES) else None)
+        found.numbered = found.numbered or (use if is_one_of(name, SPAWNERS) else None)
+        found.processes = found.processes or (use if is_one_of(name, PROCESSES) else None)
+        found.native = found.native or (use if is_one_of(name, NATIVE) else None)
+        found.library = found.library or (use if is_one_of(name, LIBRARIES) else None)
+        found.creates_group = found.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
+        found.joins = found.joins or name == "samestep.join"
+    found.reads += reads_of(file, nodes, names)
+    found.sets_ranks = found.sets_ranks or sets_rank(nodes, names)
+    several = next(asks_for_several(nodes, names), None)
+    found.several = found.several or (Evidence(file, several[1], several[0]) if several else None)
 
 
 def user_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
@@ -180,11 +214,6 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
         if not is_script:
             return None
         raise UsageError(f"cannot read {file}: {error.strerror}.") from None
-
-
-def is_one_of(name: str, table: tuple[str, ...]) -> bool:
-    """Return whether a full name equals an entry of a table, or is below one."""
-    return any(name == entry or name.startswith(f"{entry}.") for entry in table)
 
 
 def sets_rank(nodes: list[ast.AST], names: Names) -> bool:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.launch.source.classify import Evidence, is_one_of, user_modules
-from samestep.launch.source.names import Names, executed_nodes, used_names
+from samestep.launch.source.classify import Evidence, user_modules
+from samestep.launch.source.names import Names, is_one_of, used_names
+from samestep.launch.source.reached import reached_nodes
 
 _FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
 """A string that is a flag, or two flags as in click's ``--yes/--no``."""
@@ -66,9 +67,11 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
     literal: dict[str, Path] = {}
     uses: list[Evidence] = []
     own = {script.parent.name}
-    for file, tree in user_modules(script, roots):
+    modules = list(user_modules(script, roots))
+    reached = reached_nodes(modules, main=script)
+    for file, tree in modules:
         own |= {file.stem, file.parent.name}
-        nodes = executed_nodes(tree, is_main=file is script)
+        nodes = reached[file]
         for node in nodes:
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _FLAGS.fullmatch(text):

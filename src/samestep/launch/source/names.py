@@ -1,7 +1,7 @@
 """Resolves the names in a module to full dotted names."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _MEANINGS = 8
 """Maximum number of bindings of one name; a name that is bound more often is not a launcher's."""
@@ -74,16 +74,7 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield node.target, node.value
 
 
-def executed_nodes(tree: ast.Module, *, is_main: bool) -> list[ast.AST]:
-    """Return the nodes of a module that can be executed.
-
-    Unless the module `is_main`, its ``if __name__ == "__main__":`` is left out.
-    """
-    body = [node for node in tree.body if is_main or not _is_main_guard(node)]
-    return [node for top in body for node in ast.walk(top)]
-
-
-def used_names(nodes: list[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
+def used_names(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
     """Yield the full name and the line of each called function, decorator and base class, in order."""
     uses: list[ast.expr] = []
     for node in nodes:
@@ -98,10 +89,11 @@ def used_names(nodes: list[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
             yield name, use.lineno
 
 
-def _is_main_guard(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.If)
-        and isinstance(node.test, ast.Compare)
-        and isinstance(node.test.left, ast.Name)
-        and node.test.left.id == "__name__"
-    )
+def is_one_of(name: str, table: tuple[str, ...]) -> bool:
+    """Return whether a full name equals an entry of a table, or is below one."""
+    return any(name == entry or name.startswith(f"{entry}.") for entry in table)
+
+
+def prefixed(package: str, *names: str) -> tuple[str, ...]:
+    """Return the full names of a package's names."""
+    return tuple(f"{package}.{name}" for name in names)

@@ -23,6 +23,8 @@ from samestep.ranks.world.gloo_groups import protect_groups
 from samestep.ranks.world.sealed_objects import protect_objects
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
+group_sizes: set[int] = set()
+"""The sizes of the default groups that this process's program has created from a URL."""
 
 
 def protect_rendezvous() -> None:
@@ -77,6 +79,7 @@ def _kept_for_group(handler: Handler) -> Handler:
         had_group = dist.group.WORLD is not None
         found = next(handler(url, **options))
         store = found[0]
+        group_sizes.add(found[2])
         try:
             yield found
         finally:

@@ -1,13 +1,13 @@
 """The kind of a script follows from its source."""
 
 import sys
-from textwrap import dedent
 
 import pytest
 
 from samestep.base.errors import UsageError
 from samestep.launch.source.classify import classify
 from support.editable import Editable
+from support.sources import written
 
 NATIVE = {
     "module": "import torch.distributed\ntorch.distributed.init_process_group('gloo')",
@@ -16,23 +16,15 @@ NATIVE = {
     "from as": "from torch.distributed import init_process_group as go\ngo('gloo')",
     "star": "from torch.distributed import *\ninit_process_group('gloo')",
     "assigned": "import torch\nDDP = torch.nn.parallel.DistributedDataParallel\nDDP(model)",
-    "in a function": "def main():\n    import torch.distributed as d\n    d.init_process_group()",
+    "in a function": "def main():\n    import torch.distributed as d\n    d.init_process_group()\nmain()",
     "ddp": "from torch.nn.parallel import DistributedDataParallel as DDP\nDDP(model)",
     "join": "import samestep\nwith samestep.join() as world: pass",
     "join from": "from samestep import join\nwith join() as world: pass",
-    "accelerate": "from accelerate import Accelerator\nAccelerator()",
     "lightning": "import lightning as L\nL.Trainer(devices=2)",
-    "old lightning": "import pytorch_lightning as pl\npl.Trainer()",
-    "fabric": "from lightning.fabric import Fabric\nFabric()",
     "deepspeed": "import deepspeed\ndeepspeed.initialize()",
     "horovod": "import horovod.torch as hvd\nhvd.init()",
-    "composer": "from composer import Trainer\nTrainer()",
     "ignite": "import ignite.distributed as idist\nwith idist.Parallel('gloo') as p: p.run(f)",
-    "transformers": "from transformers import Trainer\nTrainer()",
     "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))",
-    "called through": "from mmengine.runner import Runner\nRunner.from_cfg({})",
-    "class method": "import pytorch_lightning as pl\npl.Trainer.from_argparse_args(args)",
-    "derived": "from transformers.trainer import Trainer\nclass My(Trainer): pass\nMy().train()",
     "decorated": "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef f(): ...",
     "horovod tf": "import horovod.tensorflow as hvd\nhvd.init()",
     "rpc": "import torch.distributed.rpc as rpc\nrpc.init_rpc('a')",
@@ -82,13 +74,6 @@ SERIAL = {
     "loader process": "from torch.multiprocessing import Process\nProcess(target=load).start()",
     "in a string": "'import torch.distributed as dist; dist.init_process_group()'",
 }
-
-
-def written(folder, text, name="train.py"):
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(dedent(text))
-    return file
 
 
 @pytest.mark.parametrize("text", NATIVE.values(), ids=NATIVE)
@@ -159,7 +144,7 @@ def test_the_evidence_is_the_first_call_and_its_line(tmp_path):
     ],
 )
 def test_imported_modules_of_the_user_are_read(tmp_path, statement, name):
-    written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", name)
+    written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()\ngo()", name)
     found = classify(written(tmp_path, f"{statement}\n"))
 
     assert found.kind == "native"

@@ -1,0 +1,108 @@
+"""Finds the variables of Slurm and MPI that a script reads, and gives them values under `samestep run`.
+
+Such a script takes its rank from a variable of the launcher that it was written for. Under another launcher
+the variable is missing, and the script fails, or takes the default: then each process is rank 0 of one.
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from samestep.base.place import Place
+from samestep.launch.source.names import Names
+
+_PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
+_READERS = ("os.environ.get", "os.getenv")
+_LOOPBACK = "127.0.0.1"
+
+_MEANINGS: tuple[tuple[tuple[str, ...], Callable[[Place], object]], ...] = (
+    (
+        ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
+        lambda place: place.rank,
+    ),
+    (
+        (
+            *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"),
+            *("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
+        ),
+        lambda place: place.size,
+    ),
+    (
+        (
+            *("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
+            *("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+        ),
+        lambda place: place.local_rank,
+    ),
+    (
+        (
+            *("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+            *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        ),
+        lambda place: place.local_size,
+    ),
+    (("SLURM_NODEID",), lambda place: place.node),
+    (("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), lambda place: place.nodes),
+)
+_ON_ONE_NODE = (
+    *("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"),
+    *("SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR"),
+)
+"""Variables that hold the job's nodes, or the address of the first."""
+_VALUES: Mapping[str, Callable[[Place], object]] = MappingProxyType(
+    {name: value for names, value in _MEANINGS for name in names}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRead:
+    """A line that reads a variable of another launcher.
+
+    >>> str(VariableRead("SLURM_PROCID", Path("train.py"), 12, has_default=False))
+    'train.py:12 reads SLURM_PROCID'
+    """
+
+    name: str
+    file: Path
+    line: int
+    has_default: bool
+    """Whether the script goes on if the variable is missing."""
+
+    def __str__(self) -> str:
+        return f"{self.file.name}:{self.line} reads {self.name}"
+
+
+def reads_of(file: Path, nodes: Iterable[ast.AST], names: Names) -> Iterator[VariableRead]:
+    """Yield the lines of a module that read variables of Slurm or MPI."""
+    for node in nodes:
+        key: ast.expr | None = None
+        if isinstance(node, ast.Call) and node.args and set(names.full(node.func)) & set(_READERS):
+            key = node.args[0]
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key = node.slice if "os.environ" in names.full(node.value) else None
+        name = key.value if isinstance(key, ast.Constant) else None
+        if isinstance(name, str) and name.startswith(_PREFIXES):
+            assert isinstance(node, (ast.Call, ast.Subscript))
+            yield VariableRead(name, file, node.lineno, has_default=isinstance(node, ast.Call))
+
+
+def values_at(reads: Iterable[VariableRead], place: Place) -> dict[str, str]:
+    """Return the variables that a script reads, with the values that their launcher would set."""
+    names = {read.name for read in reads}
+    values = {name: str(_VALUES[name](place)) for name in names if name in _VALUES}
+    if place.nodes == 1:
+        values |= {name: _LOOPBACK for name in names if name in _ON_ONE_NODE}
+    return values
+
+
+def missing_from(
+    reads: Iterable[VariableRead], environment: Mapping[str, str], *, nodes: int
+) -> VariableRead | None:
+    """Return the first line that fails because its variable is neither set nor has a value here."""
+    for read in reads:
+        known = read.name in _VALUES or (nodes == 1 and read.name in _ON_ONE_NODE)
+        if not (known or read.has_default or read.name in environment):
+            return read
+    return None

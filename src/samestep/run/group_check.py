@@ -1,0 +1,70 @@
+"""Ends a native script whose ranks train without a process group of the job's size: they are silent copies.
+
+Such a script takes its rank from a variable that is not set here, creates one group on each node, or none at
+all. Each group then trains alone, and all write the same files.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from samestep.base.errors import UsageError
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import Around, has_met
+from samestep.launch.source.launcher_variables import VariableRead
+
+CHECKED_STEP = 2
+"""The optimizer step after which the group is checked; a script may create it for its first step."""
+
+
+def checked_group(
+    run: Callable[[], Ending], *, around: Around, size: int, reads: Sequence[VariableRead]
+) -> Ending:
+    """Run a worker's program in `around`, and check its process group after its first steps.
+
+    Args:
+        run: runs the program.
+        around: runs a function in the program's other wrappers.
+        size: number of workers of the job.
+        reads: lines of the script that read variables of other launchers.
+
+    Raises:
+        UsageError: the ranks are not in one group; raised in the script.
+    """
+    steps = 0
+
+    def after_step(*_: Any) -> None:
+        nonlocal steps
+        if steps >= CHECKED_STEP or torch.compiler.is_compiling():
+            return
+        steps += 1
+        if steps == CHECKED_STEP and (why := _fault(size)):
+            raise UsageError(f"{why}, so the ranks train apart. {_remedy(reads)}")
+
+    handle = register_optimizer_step_post_hook(after_step)
+    try:
+        return around(run)
+    finally:
+        handle.remove()
+
+
+def _fault(size: int) -> str:
+    """Return what is wrong with the process group of this rank; empty if it is right."""
+    group = dist.group.WORLD
+    if group is not None and group.size() != size:
+        return f"the script's process group has {group.size()} of {size} ranks"
+    if group is None and not has_met(size):
+        return f"{CHECKED_STEP} steps were taken, and the {size} ranks have no process group"
+    return ""
+
+
+def _remedy(reads: Sequence[VariableRead]) -> str:
+    if reads:
+        return f"{reads[0]}: read RANK, WORLD_SIZE and LOCAL_RANK instead, or start it with that launcher."
+    return (
+        "Call `samestep.join` or init_process_group with the launcher's RANK and WORLD_SIZE; give --mode "
+        "native if independent copies are intended."
+    )

@@ -1,0 +1,84 @@
+"""Native scripts whose ranks train apart are ended in their first steps, and named."""
+
+from textwrap import dedent
+
+import pytest
+
+from support.forked_commands import samestep
+
+TRAINS = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+{group}
+model = torch.nn.Linear(4, 2)
+model = DistributedDataParallel(model) if dist.is_initialized() else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    loss = model(torch.ones(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step > 10 and os.environ["RANK"] == "0":
+        print("step", step)
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+APART = {
+    "no group": "if os.environ.get('JOIN'): dist.init_process_group('gloo')",
+    "groups of one": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)",
+    "a variable with another meaning": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, "
+    "world_size=int(os.environ.get('SLURM_GPUS', 1)))",
+}
+TOGETHER = {
+    "Slurm": "dist.init_process_group('gloo', rank=int(os.environ.get('SLURM_PROCID', 0)), "
+    "world_size=int(os.environ.get('SLURM_NTASKS', 1)))",
+    "Slurm's nodes": "dist.init_process_group('gloo', 'tcp://' + os.environ['SLURM_JOB_NODELIST'] + ':' + "
+    "os.environ['MASTER_PORT'], rank=int(os.environ['SLURM_PROCID']), world_size=2)",
+    "Open MPI": "dist.init_process_group('gloo', rank=int(os.environ['OMPI_COMM_WORLD_RANK']), "
+    "world_size=int(os.environ['OMPI_COMM_WORLD_SIZE']))",
+    "MPICH": "dist.init_process_group('gloo', rank=int(os.environ['PMI_RANK']), "
+    "world_size=int(os.environ['PMI_SIZE']))",
+}
+
+
+def run(folder, group, *flags):
+    script = folder / "train.py"
+    script.write_text(dedent(TRAINS.format(group=group)))
+    return samestep("run", "-n", 2, *flags, script)
+
+
+@pytest.mark.parametrize("group", APART.values(), ids=APART)
+def test_ranks_that_train_apart_are_ended_in_their_first_steps(tmp_path, group):
+    ended = run(tmp_path, group)
+
+    assert ended.code == 2
+    assert "step" not in ended.out
+    assert "train.py:12" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_the_variable_that_the_script_reads_is_named(tmp_path):
+    ended = run(tmp_path, APART["a variable with another meaning"])
+
+    assert "train.py:4 reads SLURM_GPUS" in ended.err
+
+
+def test_copies_that_are_meant_run_natively(tmp_path):
+    ended = run(tmp_path, APART["no group"], "--mode", "native")
+
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "step 99")
+
+
+@pytest.mark.parametrize("group", TOGETHER.values(), ids=TOGETHER)
+def test_a_script_that_reads_its_launchers_variables_gets_them(tmp_path, group):
+    ended = run(tmp_path, group)
+
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "step 99"), ended.err
+
+
+def test_a_script_that_needs_an_unknown_variable_is_refused_before_it_starts(tmp_path):
+    ended = run(tmp_path, "print(os.environ['SLURM_TOPOLOGY_ADDR'])\ndist.init_process_group('gloo')")
+
+    assert ended.code == 2
+    assert "train.py:4 reads SLURM_TOPOLOGY_ADDR" in ended.err
+    assert ended.out == ""

@@ -1,0 +1,57 @@
+"""Scripts that read variables of Slurm or MPI get them from `samestep run`, or are refused."""
+
+import pytest
+
+from samestep.base.place import Place
+from samestep.launch.source.classify import classify
+from samestep.launch.source.launcher_variables import missing_from, values_at
+from support.sources import written
+
+JOINS = "import os, torch.distributed as d\nd.init_process_group('gloo', rank=int({read}))\n"
+PLACE = Place(rank=3, size=4, local_rank=1, local_size=2, node=1, nodes=2)
+ALONE = Place(rank=1, size=2, local_rank=1, local_size=2)
+
+
+def reads(folder, read):
+    return classify(written(folder, JOINS.format(read=read))).reads
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        ("os.environ['SLURM_PROCID']", "3"),
+        ("os.environ.get('SLURM_NTASKS', 1)", "4"),
+        ("os.getenv('SLURM_LOCALID')", "1"),
+        ("os.environ['SLURM_NTASKS_PER_NODE']", "2"),
+        ("os.environ['SLURM_NODEID']", "1"),
+        ("os.environ['SLURM_NNODES']", "2"),
+        ("os.environ['OMPI_COMM_WORLD_RANK']", "3"),
+        ("os.environ['OMPI_COMM_WORLD_LOCAL_RANK']", "1"),
+        ("os.environ['PMI_SIZE']", "4"),
+    ],
+)
+def test_a_variable_has_the_value_of_its_launcher(tmp_path, read, value):
+    assert list(values_at(reads(tmp_path, read), PLACE).values()) == [value]
+
+
+def test_the_nodes_have_a_value_on_one_node_only(tmp_path):
+    (read,) = found = reads(tmp_path, "os.environ['SLURM_JOB_NODELIST']")
+
+    assert list(values_at(found, ALONE)) == ["SLURM_JOB_NODELIST"]
+    assert values_at(found, PLACE) == {}
+    assert missing_from(found, {}, nodes=1) is None
+    assert missing_from(found, {}, nodes=2) is read
+    assert missing_from(found, {"SLURM_JOB_NODELIST": "node[0-1]"}, nodes=2) is None
+
+
+def test_an_unknown_variable_is_missing_unless_it_has_a_default(tmp_path):
+    (read,) = found = reads(tmp_path, "os.environ['SLURM_TOPOLOGY_ADDR']")
+
+    assert missing_from(found, {}, nodes=1) is read
+    assert str(read) == "train.py:2 reads SLURM_TOPOLOGY_ADDR"
+    assert missing_from(reads(tmp_path, "os.getenv('SLURM_TOPOLOGY_ADDR', 0)"), {}, nodes=1) is None
+
+
+def test_variables_of_torchrun_and_writes_are_not_read(tmp_path):
+    assert reads(tmp_path, "os.environ['RANK']") == ()
+    assert reads(tmp_path, "0))\nos.environ['SLURM_PROCID'] = str((1") == ()
