@@ -11,7 +11,7 @@ from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli.main import application
 from samestep.cli.options import launch
-from samestep.cli.options.serial import SPLIT, not_serial
+from samestep.cli.options.serial import OF_ALL, SPLIT, not_serial
 from samestep.cli.options.settings import given
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
@@ -127,7 +127,7 @@ class Target:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in found if name in OF_SERIAL})
         names = [*found, *(text.partition("=")[0].replace("-", "_") for text in compares)]
-        of_serial = [name for name in names if name in OF_SERIAL]
+        of_serial = [name for name in names if name in OF_SERIAL and name not in OF_ALL]
         if self.kind != "recipe" and of_serial and not self._is_serial():
             raise UsageError(not_serial(of_serial[0], self.name))
 

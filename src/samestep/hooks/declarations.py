@@ -318,6 +318,27 @@ DEVICE_ANSWERS = tuple(
     )
 )
 
+_GLOO = "native scripts: --device cpu"
+GLOO_GROUPS = tuple(
+    Hook(owner, name, _GLOO, "Gloo replaces NCCL")
+    for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
+    for name in ("init_process_group", "new_group")
+)
+DEVICES_OF_BARRIER = Hook(
+    "torch.distributed",
+    "barrier",
+    _GLOO,
+    "Gloo takes no devices",
+    arguments=("group", "async_op", "device_ids"),
+)
+DEVICES_OF_DDP = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "__init__",
+    _GLOO,
+    "a model on the CPU has no device_ids",
+    arguments=("self", "module", "device_ids", "output_device"),
+)
+
 # --- launching -------------------------------------------------------------------------------------------
 
 PARENTS_CHILDREN = Hook(

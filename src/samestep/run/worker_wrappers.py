@@ -52,6 +52,9 @@ def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
 def _replication(decision: Decision) -> Around:
     """Return the function that runs a serial script replicated, and other programs as they are."""
     options = decision.options
+    if not decision.is_serial:
+        contexts = as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
+        return partial(_run_on_cpu, around=contexts) if options.device == "cpu" else contexts
     if not decision.is_replicated and options.device == "auto":
         return as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
     from samestep.autopilot.replicated_script import run_replicated
@@ -71,3 +74,11 @@ def _run_in_scratch(run: Callable[[], Ending], *, scratch: Path) -> Ending:
 
     with writing_to(scratch, detect(env.snapshot()).place.rank):
         return run()
+
+
+def _run_on_cpu(run: Callable[[], Ending], *, around: Around) -> Ending:
+    """Run a native program in `around`; names of GPUs and of NCCL mean the CPU and Gloo."""
+    from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
+
+    with gloo_on_cpu():
+        return around(run)

@@ -31,7 +31,7 @@ from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.world.device import shown_alone
 
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+VISIBLE = ("CUDAVISIBLE_DEVICES", "HIPVISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @contextmanager
@@ -45,20 +45,20 @@ def own_device(options: Options) -> Iterator[str | None]:
         UsageError: this process had opened a device before.
     """
     if options.device == "cpu":
-        with env.exported(dict.fromkeys(_VISIBLE, "")), onto_cpu():
+        with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu():
             yield "cpu"
         return
     environment = env.snapshot()
     count = torch.cuda.device_count()  # queries the driver's library, and opens no device
-    alone = shown_alone(count, environment.get(_VISIBLE[0]), detect(environment).place)
+    alone = shown_alone(count, environment.get(VISIBLE[0]), detect(environment).place)
     if alone is None:
         yield None
         return
-    with env.exported({_VISIBLE[0]: alone}):
+    with env.exported({VISIBLE[0]: alone}):
         if torch.cuda.device_count() != 1:
             raise UsageError(
                 f"this process has already opened one of {count} visible GPUs, so the others cannot be "
-                f"hidden. Start each worker with one GPU (srun --gpus-per-task=1, {_VISIBLE[0]}), or use "
+                f"hidden. Start each worker with one GPU (srun --gpus-per-task=1, {VISIBLE[0]}), or use "
                 "--device cpu."
             )
         yield None
@@ -88,8 +88,8 @@ class OntoCpu(TorchFunctionMode):
 
 
 @contextmanager
-def onto_cpu() -> Iterator[None]:
-    """Let the calling thread compute on the CPU, whatever device it names."""
+def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
+    """Let the calling thread compute on the CPU, whatever device it names; the script sees `gpus` GPUs."""
     import_module("torch._dynamo")  # collects torch's functions, before they are replaced
     hooks: dict[Hook, Make] = {
         declarations.LOADED: wrapping(_load_onto_cpu),
@@ -99,7 +99,7 @@ def onto_cpu() -> Iterator[None]:
         **{declarations.cuda(name): instead(value) for name, value in STAND_INS.items()},
         **{
             hook: partial(_answering, value=value)
-            for hook, value in zip(declarations.DEVICE_ANSWERS, DEVICE_ANSWERS, strict=True)
+            for hook, value in zip(declarations.DEVICE_ANSWERS, _answers(gpus), strict=True)
         },
     }
     with attached_all(hooks), OntoCpu():
@@ -267,5 +267,8 @@ STAND_INS: Mapping[str, Any] = {
     "set_rng_state_all": _set_rng_states,
 }
 """Replacements by their names in `torch.cuda`."""
-DEVICE_ANSWERS: tuple[Any, ...] = (True, 1, True, 1, torch.device("cpu"))
-"""The return values of the functions in `declarations.DEVICE_ANSWERS`, which report one GPU to a script."""
+
+
+def _answers(gpus: int) -> tuple[Any, ...]:
+    """Return the values of the functions in `declarations.DEVICE_ANSWERS`, which report GPUs to a script."""
+    return (True, gpus, True, gpus, torch.device("cpu"))

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.replicated_script import run_replicated, undo_replication
+from samestep.autopilot.script.devices import own_device
+from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.script.rank_output import silenced, writing_to
 from samestep.autopilot.script.seeds import equal_seeds, seed_all
@@ -123,14 +125,20 @@ class TracedRun:
         if self.kind == "native":
             # Fresh interpreters are seeded differently on each rank; here also equally in each run.
             seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
-            with writing_to(self.folder, rank):
+            on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
+            with on_cpu, writing_to(self.folder, rank):
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
             if self.neutral == "serial":
                 options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
             return run_replicated(probed, guarded=False, options=options)
-        with join() as world, writing_to(self.folder, rank), equal_seeds(world, SEED):
+        with (
+            own_device(self.options) as device,
+            join(device=device) as world,
+            writing_to(self.folder, rank),
+            equal_seeds(world, SEED),
+        ):
             return probed()
 
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
