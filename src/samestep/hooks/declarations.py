@@ -341,6 +341,10 @@ DEVICES_OF_DDP = Hook(
 
 # --- launching -------------------------------------------------------------------------------------------
 
+SPAWNED_WORKERS = tuple(
+    Hook("torch.multiprocessing", name, "workers of a script that spawns them", "samestep starts the workers")
+    for name in ("spawn", "start_processes")
+)
 PARENTS_CHILDREN = Hook(
     "multiprocessing.process",
     "_children",

@@ -15,7 +15,7 @@ from samestep.base.machine.topology import cores
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
-from samestep.launch.source.classify import ScriptKind, classify
+from samestep.launch.source.classify import SPAWNERS, ScriptKind, classify
 from samestep.launch.source.launcher_variables import missing_from
 from samestep.launch.source.modules import source_of, user_folders
 from samestep.launchers.binding import checked, share_of, undo_default_binding
@@ -66,6 +66,12 @@ class Decision:
     def starts_own_workers(self) -> bool:
         """Whether the program starts its own workers."""
         return self.script is not None and self.script.kind == "spawns"
+
+    @property
+    def spawns_by_torch(self) -> bool:
+        """Whether the program starts its workers by `torch.multiprocessing.spawn`; samestep replaces it."""
+        evidence = self.script.evidence if self.script is not None else None
+        return self.starts_own_workers and evidence is not None and evidence.name in SPAWNERS
 
     @property
     def is_serial(self) -> bool:
@@ -123,7 +129,9 @@ def decide(
     )
     if decision.starts_own_workers:
         _refuse_several_starts(decision)
-        return decision
+        if not (decision.spawns_by_torch and job.asked()):
+            return decision
+        decision = replace(decision, job=_with_number(job))
     _refuse_missing_variables(decision, environment)
     if decision.is_settled_by_join and threads is None:
         return decision
@@ -144,7 +152,8 @@ def with_checks(
         UsageError: one of them does not work with this program, or the folder of the clock is in use.
     """
     check_hang_timeout(hang_timeout)
-    uninstrumented = decision.starts_own_workers or decision.job.program.kind == "executable"
+    own_workers = decision.starts_own_workers and not decision.spawns_by_torch
+    uninstrumented = own_workers or decision.job.program.kind == "executable"
     if sanitize and (decision.size == 1 or uninstrumented):
         raise UsageError(
             "--sanitize compares the workers of a Python script; give -n 2 or more, and a script that does "
@@ -261,6 +270,12 @@ def _refuse_several_starts(decision: Decision) -> None:
         )
 
 
+def _with_number(job: Job) -> Job:
+    """Return a job whose program's arguments have the number of workers for ``{n}``."""
+    arguments = tuple(one.replace("{n}", str(job.asked())) for one in job.program.args)
+    return replace(job, program=replace(job.program, args=arguments))
+
+
 def _refuse_missing_variables(decision: Decision, environment: Mapping[str, str]) -> None:
     """Refuse a script that fails because a variable of its launcher is missing."""
     if decision.script is None or not isinstance(decision.plan, Spawn):
@@ -327,7 +342,12 @@ def _script_text(decision: Decision) -> str:
     if script is None:
         return f"{target} runs on each worker as it is (--mode native)"
     if script.kind == "spawns":
-        return f"{target} starts its own workers ({script.evidence}): it is started once"
+        once = (
+            "it is started once, and its workers are forked"
+            if decision.spawns_by_torch
+            else "it is started once"
+        )
+        return f"{target} starts its own workers ({script.evidence}): {once}"
     if script.kind == "serial":
         return f"{target} {_serial_text(decision, script)}"
     why = f" ({script.evidence})" if script.evidence else ""

@@ -103,6 +103,9 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
     if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
         return
     words = cause.describe(decision.size)
+    if decision.starts_own_workers:  # the script has failed, not a rank
+        error = cause.error or "no exception"
+        words = f"{decision.job.program.target} failed with {error} (exit code {cause.code})"
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
         # Another node may have no clearer failure; then this message is all that is known of the cause.
         message = " ".join(cause.message.split()).rstrip(".")

@@ -1,6 +1,7 @@
 """Chooses the wrappers around each worker's program: replication, counting, the clock and the checks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,32 @@ from samestep.run.decision import Decision
 
 
 def wrapper(decision: Decision) -> Around:
+    """Return the function that runs each program that is started, with all that the decision asks for."""
+    if not decision.spawns_by_torch:
+        return _of_worker(decision)
+    from samestep.run.spawned_workers import with_own_workers
+
+    own = partial(
+        with_own_workers,
+        asked=decision.job.asked(),
+        around=_of_worker(replace(decision, options=replace(decision.options, device="auto"))),
+        watch=partial(_monitor_of_spawned, decision),
+    )
+    if decision.options.device != "cpu":
+        return own
+    return partial(_run_on_cpu, around=own, gpus=decision.size)  # the workers are forked within
+
+
+def _monitor_of_spawned(decision: Decision, count: int) -> Watch:
+    """Return the function that runs and watches each of the workers that a script spawns."""
+    if not decision.hang_timeout_s or count == 1:
+        return unwatched
+    from samestep.run.worker_monitors import watchdog
+
+    return watchdog(limit_s=decision.hang_timeout_s, replicated=False, forked=count)
+
+
+def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
     inner = _replication(decision)
     if decision.count:
@@ -76,9 +103,9 @@ def _run_in_scratch(run: Callable[[], Ending], *, scratch: Path) -> Ending:
         return run()
 
 
-def _run_on_cpu(run: Callable[[], Ending], *, around: Around) -> Ending:
+def _run_on_cpu(run: Callable[[], Ending], *, around: Around, gpus: int | None = None) -> Ending:
     """Run a native program in `around`; names of GPUs and of NCCL mean the CPU and Gloo."""
     from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
 
-    with gloo_on_cpu():
+    with gloo_on_cpu(gpus=gpus):
         return around(run)

@@ -16,15 +16,15 @@ from samestep.launchers.detect import detect
 
 
 @contextmanager
-def gloo_on_cpu() -> Iterator[None]:
-    """Let the program of the block run on the CPU; it sees one GPU for each rank of its node."""
+def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
+    """Let the program of the block run on the CPU; it sees `gpus` GPUs, or one for each rank of its node."""
     hooks: dict[Hook, Make] = {
         **dict.fromkeys(declarations.GLOO_GROUPS, wrapping(_over_gloo)),
         declarations.DEVICES_OF_BARRIER: wrapping(_met),
         declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
     }
-    gpus = detect(env.snapshot()).place.local_size
-    with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu(gpus=gpus), attached_all(hooks):
+    seen = gpus or detect(env.snapshot()).place.local_size
+    with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu(gpus=seen), attached_all(hooks):
         yield
 
 

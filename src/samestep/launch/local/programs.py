@@ -52,7 +52,7 @@ def entry_of(
     def run(start: Start, pipe: ReportPipe) -> Report:
         if program.kind == "executable" or not hosted:
             return become(program)
-        _seed_generators()
+        seed_generators()
         settle_math_kernels()
         if start.place.size > 1:
             from samestep.ranks.world.ddp_groups import keep_groups_of_reducers
@@ -107,7 +107,7 @@ def become(program: Program) -> Report:
         return Report(ending=Ending(exit_code=127, error="OSError", message=text, traceback=text))
 
 
-def _seed_generators() -> None:
+def seed_generators() -> None:
     """Seed the global generators of NumPy and torch in this worker, as each fresh interpreter does.
 
     Python's own `random` does this after a fork by itself, and devices' generators start with their context.

@@ -6,6 +6,7 @@ started all have the job's secret, and all create a `NetworkStore` instead.
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -27,15 +28,18 @@ group_sizes: set[int] = set()
 """The sizes of the default groups that this process's program has created from a URL."""
 
 
-def protect_rendezvous() -> None:
+def protect_rendezvous(master: tuple[str, int] | None = None) -> None:
     """Make ``env://`` and ``tcp://`` create a store that only this job's ranks can use.
 
     A store of torchrun's agents is not replaced.
+
+    Args:
+        master: host and port at which all ranks of the job meet, whatever address the program sets.
     """
     if env.snapshot().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     torchs: Any = import_module("torch.distributed.rendezvous")  # a function of the package hides its name
-    put(declarations.ENV_STORE, _created)
+    put(declarations.ENV_STORE, partial(_created, master))
     handlers: dict[str, Handler] = torchs._rendezvous_handlers  # noqa: SLF001
     for scheme in ("env", "tcp"):
         handlers[scheme] = _kept_for_group(handlers[scheme])
@@ -44,16 +48,19 @@ def protect_rendezvous() -> None:
 
 
 def _created(
+    master: tuple[str, int] | None,
     hostname: str,
     port: int,
     rank: int,
-    world_size: int | None,  # noqa: ARG001 - torch's signature
+    world_size: int | None,
     timeout: timedelta,
     use_libuv: bool = True,  # noqa: ARG001, FBT001, FBT002
 ) -> NetworkStore:
     """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
     environment = env.snapshot()
     place = detect(environment).place
+    if master is not None and world_size == place.size:
+        hostname, port = master
     try:
         store = ranks_store(
             environment,
