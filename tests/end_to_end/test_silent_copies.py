@@ -18,7 +18,7 @@ for step in range(100):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step > 10 and os.environ["RANK"] == "0":
+    if step > 10 and not (dist.is_initialized() and dist.get_rank()):
         print("step", step)
 if dist.is_initialized():
     dist.destroy_process_group()
@@ -76,9 +76,25 @@ def test_a_script_that_reads_its_launchers_variables_gets_them(tmp_path, group):
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "step 99"), ended.err
 
 
-def test_a_script_that_needs_an_unknown_variable_is_refused_before_it_starts(tmp_path):
-    ended = run(tmp_path, "print(os.environ['SLURM_TOPOLOGY_ADDR'])\ndist.init_process_group('gloo')")
+def test_a_script_that_needs_an_unknown_variable_is_refused_in_one_line(tmp_path):
+    ended = run(tmp_path, "dist.init_process_group('gloo', rank=int(os.environ['SLURM_RESTART_COUNT']))")
 
     assert ended.code == 2
-    assert "train.py:4 reads SLURM_TOPOLOGY_ADDR" in ended.err
-    assert ended.out == ""
+    assert "train.py:4 reads SLURM_RESTART_COUNT" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_variable_that_is_read_if_it_is_there_refuses_nothing(tmp_path):
+    guarded = "name = os.environ['SLURM_JOB_NAME'] if 'SLURM_JOB_NAME' in os.environ else ''"
+    ended = run(tmp_path, f"{guarded}\ndist.init_process_group('gloo')")
+
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "step 99"), ended.err
+
+
+def test_an_error_that_the_script_catches_ends_the_run_all_the_same(tmp_path):
+    script = tmp_path / "train.py"
+    text = dedent(TRAINS.format(group=APART["no group"]))
+    caught = "    try: optimizer.step()\n    except ValueError: pass"
+    script.write_text(text.replace("    optimizer.step()", caught))
+
+    assert samestep("run", "-n", 2, script).code == 2

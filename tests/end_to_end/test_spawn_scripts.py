@@ -73,3 +73,68 @@ def test_a_hang_names_the_ranks_and_lines():
 
     assert ended.code == 1
     assert "spawns_by_flag.py:27" in ended.err
+
+
+def spawns(folder, body, call):
+    script = folder / "train.py"
+    lines = [
+        "import os, sys, time, torch, torch.multiprocessing as mp",
+        f"def work(rank, *args):\n    {body}",
+        f"if __name__ == '__main__':\n    {call}",
+    ]
+    script.write_text("\n".join(lines) + "\n")
+    return script
+
+
+def test_tensors_among_the_arguments_are_shared(tmp_path):
+    call = (
+        "out = {'sums': [torch.zeros(2)]}; mp.spawn(work, (out,), nprocs=2); print(out['sums'][0].tolist())"
+    )
+    ended = run(spawns(tmp_path, "args[0]['sums'][0][rank] = rank + 1", call))
+
+    assert (ended.code, ended.out) == (0, "[1.0, 2.0]\n"), ended.err
+
+
+def test_workers_that_need_no_group_may_train(tmp_path):
+    body = "opt = torch.optim.SGD(args[0].parameters(), 0.1); [opt.step() for _ in range(4)]"
+    ended = run(spawns(tmp_path, body, "mp.spawn(work, (torch.nn.Linear(2, 2),), nprocs=2); print('ended')"))
+
+    assert (ended.code, ended.out) == (0, "ended\n"), ended.err
+
+
+def test_a_script_that_spawns_nothing_after_all_is_told_so(tmp_path):
+    ended = run(
+        spawns(tmp_path, "pass", "print('alone') if len(sys.argv) == 1 else mp.spawn(work, nprocs=2)")
+    )
+
+    assert (ended.code, ended.out) == (2, "alone\n")
+    assert "-n 2 had no effect" in ended.err
+
+
+def test_a_context_that_is_not_joined_has_processes_and_is_waited_for(tmp_path):
+    call = "c = mp.spawn(work, nprocs=2, join=False); c.processes[0].join(); print(c.processes[0].exitcode)"
+    ended = run(spawns(tmp_path, "time.sleep(rank); print('worker', rank, flush=True)", call))
+
+    assert (ended.code, ended.out) == (0, "worker 0\n0\nworker 1\n"), ended.err
+
+
+def test_the_exit_code_of_a_worker_is_reported_as_by_torch(tmp_path):
+    call = "\n    ".join(
+        [
+            "try: mp.spawn(work, nprocs=2)",
+            "except mp.ProcessExitedException as error: print(error.error_index, error.exit_code)",
+        ]
+    )
+    ended = run(spawns(tmp_path, "sys.exit(3 * rank)", call))
+
+    assert (ended.code, ended.out) == (0, "1 3\n"), ended.err
+
+
+def test_an_option_that_needs_forked_workers_is_refused_where_they_cannot_be_forked(tmp_path):
+    call = (
+        "import threading; threading.Thread(target=time.sleep, args=(5,), name='beside', daemon=True).start()"
+    )
+    ended = run("--count", spawns(tmp_path, "pass", f"{call}; mp.spawn(work, nprocs=2)"))
+
+    assert ended.code == 2
+    assert "beside" in ended.err

@@ -233,8 +233,8 @@ def single_process_view(world: World) -> Iterator[None]:
         raise UsageError(_STARTS_RANKS.format(does="creates a process group itself"))
 
     def started(original: Callable[..., None], process: Any, *args: Any, **kwargs: Any) -> None:
-        variables = kwargs.get("env") or env.snapshot()
-        if is_hidden and any(name in variables for name in _RANKS):
+        variables, own = kwargs.get("env") or {}, env.snapshot()
+        if is_hidden and any(name in variables and variables[name] != own.get(name) for name in _RANKS):
             raise UsageError(_STARTS_RANKS.format(does="starts further ranks itself"))
         original(process, *args, **kwargs)
 

@@ -16,7 +16,6 @@ from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
 from samestep.launch.source.classify import SPAWNERS, ScriptKind, classify
-from samestep.launch.source.launcher_variables import missing_from
 from samestep.launch.source.modules import source_of, user_folders
 from samestep.launchers.binding import checked, share_of, undo_default_binding
 from samestep.launchers.binding import in_words as binding_text
@@ -72,6 +71,13 @@ class Decision:
         """Whether the program starts its workers by `torch.multiprocessing.spawn`; samestep replaces it."""
         evidence = self.script.evidence if self.script is not None else None
         return self.starts_own_workers and evidence is not None and evidence.name in SPAWNERS
+
+    @property
+    def must_have_group(self) -> bool:
+        """Whether all workers must be in one process group; those that a script spawns need none."""
+        if self.script is None or not self.must_join or self.size == 1 or self.is_serial:
+            return False
+        return not self.starts_own_workers or self.script.creates_group
 
     @property
     def is_serial(self) -> bool:
@@ -132,7 +138,6 @@ def decide(
         if not (decision.spawns_by_torch and job.asked()):
             return decision
         decision = replace(decision, job=_with_number(job))
-    _refuse_missing_variables(decision, environment)
     if decision.is_settled_by_join and threads is None:
         return decision
     return replace(decision, threads=_threads(plan, detected, environment, threads))
@@ -274,18 +279,6 @@ def _with_number(job: Job) -> Job:
     """Return a job whose program's arguments have the number of workers for ``{n}``."""
     arguments = tuple(one.replace("{n}", str(job.asked())) for one in job.program.args)
     return replace(job, program=replace(job.program, args=arguments))
-
-
-def _refuse_missing_variables(decision: Decision, environment: Mapping[str, str]) -> None:
-    """Refuse a script that fails because a variable of its launcher is missing."""
-    if decision.script is None or not isinstance(decision.plan, Spawn):
-        return
-    read = missing_from(decision.script.reads, environment, nodes=decision.plan.nodes.count)
-    if read is not None:
-        raise UsageError(
-            f"{read}, which samestep run does not set. Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
-            "MASTER_PORT instead, or start it with that launcher."
-        )
 
 
 def banner(decision: Decision) -> list[str]:

@@ -61,6 +61,9 @@ def start_own(decision: Decision, arguments: Sequence[str]) -> int:
 
 def execute(decision: Decision) -> int:
     """Run the job to its end and return the exit code of the run."""
+    if decision.spawns_by_torch:
+        # A query of the CUDA driver in the script would forbid to fork its workers.
+        env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))

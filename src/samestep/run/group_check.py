@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from samestep.base.errors import UsageError
-from samestep.launch.local.hosting import Ending
+from samestep.base.standard_streams import write_stderr
+from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.local.programs import Around, has_met
 from samestep.launch.source.launcher_variables import VariableRead
 
@@ -34,21 +35,43 @@ def checked_group(
     Raises:
         UsageError: the ranks are not in one group; raised in the script.
     """
-    steps = 0
+    steps, fault = 0, ""
 
     def after_step(*_: Any) -> None:
-        nonlocal steps
-        if steps >= CHECKED_STEP or torch.compiler.is_compiling():
+        nonlocal steps, fault
+        if torch.compiler.is_compiling():
             return
-        steps += 1
+        steps = min(steps + 1, CHECKED_STEP + 1)
+        if fault:  # the script has caught the error
+            write_stderr(f"samestep: error: {fault}\n")
+            exit_process(UsageError.exit_code)
         if steps == CHECKED_STEP and (why := _fault(size)):
-            raise UsageError(f"{why}, so the ranks train apart. {_remedy(reads)}")
+            fault = f"{why}, so the ranks train apart. {_remedy(reads)}"
+            raise UsageError(fault)
 
     handle = register_optimizer_step_post_hook(after_step)
     try:
-        return around(run)
+        return _explained(around(run), reads)
     finally:
         handle.remove()
+
+
+def _explained(ending: Ending, reads: Sequence[VariableRead]) -> Ending:
+    """Return the end of a program; in one line if a variable of another launcher was missing."""
+    missing = [read for read in reads if ending.error == "KeyError" and ending.message == repr(read.name)]
+    if not missing:
+        return ending
+    text = (
+        f"{missing[0]}, which samestep run does not set. Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+        "MASTER_PORT instead, or start it with that launcher."
+    )
+    return Ending(
+        exit_code=UsageError.exit_code,
+        error=UsageError.__name__,
+        message=text,
+        traceback=f"samestep: error: {text}\n",
+        line=ending.line,
+    )
 
 
 def _fault(size: int) -> str:

@@ -21,9 +21,17 @@ def wrapper(decision: Decision) -> Around:
         return _of_worker(decision)
     from samestep.run.spawned_workers import with_own_workers
 
+    given = {
+        "--sanitize": decision.sanitize,
+        "--count": decision.count,
+        "--clock": decision.clocking,
+        "--device cpu": decision.options.device == "cpu",
+        "--scratch": decision.options.scratch,
+    }
     own = partial(
         with_own_workers,
         asked=decision.job.asked(),
+        needs_fork=next((name for name, value in given.items() if value), ""),
         around=_of_worker(replace(decision, options=replace(decision.options, device="auto"))),
         watch=partial(_monitor_of_spawned, decision),
     )
@@ -52,7 +60,7 @@ def _of_worker(decision: Decision) -> Around:
         from samestep.run.worker_clock import clocked
 
         inner = partial(clocked, around=inner, clocking=decision.clocking, kind=_kind(decision))
-    if decision.must_join and decision.size > 1 and not decision.is_replicated:
+    if decision.must_have_group:
         from samestep.run.group_check import checked_group
 
         reads = decision.script.reads if decision.script else ()

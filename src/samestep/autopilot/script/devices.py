@@ -31,7 +31,7 @@ from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.world.device import shown_alone
 
-VISIBLE = ("CUDAVISIBLE_DEVICES", "HIPVISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @contextmanager

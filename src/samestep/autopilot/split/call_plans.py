@@ -20,6 +20,8 @@ Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split."""
 _EQUAL = 1e-6
 """Relative difference up to which an output counts as equal on all ranks."""
+_ROUNDED = 100.0
+"""Absolute difference of each element up to which it does, in units of rounding: zeros may be sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,27 @@ class ReplicatedOutput:
         Raises:
             UsageError: it differs between the ranks.
         """
-        total = float(part.detach().double().abs().sum().nan_to_num()) if part.numel() else 0.0
-        extremes = torch.tensor([total, -total], dtype=torch.float64, device=split.world.device)
-        split.world.all_reduce(extremes, op="max")
-        largest, least = float(extremes[0]), -float(extremes[1])
-        if largest - least > _EQUAL * largest:
+        digest, size, rounding = _digest(part)
+        message = torch.tensor([digest, -digest, size], dtype=torch.float64, device=split.world.device)
+        split.world.all_reduce(message, op="max")
+        largest, least, size = message[0].item(), -message[1].item(), message[2].item()
+        if largest - least > _EQUAL * size + rounding:
             raise UsageError(
                 "an output of a model did not depend on its samples in its first call, and does now. "
                 "Compute it outside of forward, or keep the model's calls unsplit: "
                 "samestep.batch_dim(model, dim=None)."
             )
         return part
+
+
+def _digest(value: Tensor) -> tuple[float, float, float]:
+    """Return a randomly weighted sum of all elements, their absolute sum, and the rounding of zeros."""
+    real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
+    flat = real.double().flatten().nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)
+    weights = torch.rand(len(flat), generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 0.5
+    eps = torch.finfo(real.dtype).eps if real.is_floating_point() else 0.0
+    weighted = float((flat * weights.to(flat.device)).sum())
+    return weighted, float(flat.abs().sum()), _ROUNDED * eps * len(flat)
 
 
 @dataclass(frozen=True, slots=True)

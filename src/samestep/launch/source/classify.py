@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import TEXT_BYTES, read_bytes
-from samestep.launch.source.launcher_variables import VariableRead, reads_of
+from samestep.launch.source.launcher_variables import VariableRead, reads_of, reads_rank
 from samestep.launch.source.libraries import LIBRARIES, asks_for_several, flag_asking_for_several
 from samestep.launch.source.modules import ImportedModules
 from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, used_names
@@ -109,7 +109,9 @@ class ScriptKind:
     evidence: Evidence | None = None
     """First call that shows the kind; of a serial script, that of a training library."""
     joins: bool = False  # whether the script calls `samestep.join`
-    reads: tuple[VariableRead, ...] = ()  # lines of a native script that read variables of Slurm or MPI
+    reads: tuple[VariableRead, ...] = ()
+    """Lines of a native script that read variables of Slurm or MPI, if it reads none of torchrun's."""
+    creates_group: bool = False  # whether a script that starts its own workers creates a process group
 
 
 def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[str] = ()) -> ScriptKind:
@@ -151,20 +153,25 @@ class _Findings:
     sets_ranks: bool = False
     joins: bool = False
     reads: list[VariableRead] = field(default_factory=list)
+    reads_rank: bool = False
 
     def kind(self, flag: str) -> ScriptKind:
         """Return the kind of the script; `flag` is one of its own that asks a library for several devices."""
         if self.launches:
             return ScriptKind("spawns", self.launches)
         if self.numbered and (self.sets_ranks or not self.creates_group):
-            return ScriptKind("spawns", self.numbered)
+            return ScriptKind("spawns", self.numbered, creates_group=self.creates_group)
         if self.processes and self.sets_ranks and self.creates_group:
             return ScriptKind("spawns", self.processes)
         if self.native:
-            return ScriptKind("native", self.native, joins=self.joins, reads=tuple(self.reads))
+            return ScriptKind("native", self.native, joins=self.joins, reads=self.needed())
         if self.library and (self.several or flag):
-            return ScriptKind("native", self.several or self.library, reads=tuple(self.reads))
+            return ScriptKind("native", self.several or self.library, reads=self.needed())
         return ScriptKind("serial", self.library)
+
+    def needed(self) -> tuple[VariableRead, ...]:
+        """Return the lines that read variables of other launchers, for lack of torchrun's."""
+        return () if self.reads_rank else tuple(self.reads)
 
 
 def _search(file: Path, nodes: list[ast.AST], names: Names, found: _Findings) -> None:
@@ -179,6 +186,7 @@ def _search(file: Path, nodes: list[ast.AST], names: Names, found: _Findings) ->
         found.creates_group = found.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
         found.joins = found.joins or name == "samestep.join"
     found.reads += reads_of(file, nodes, names)
+    found.reads_rank = found.reads_rank or reads_rank(nodes, names)
     found.sets_ranks = found.sets_ranks or sets_rank(nodes, names)
     several = next(asks_for_several(nodes, names), None)
     found.several = found.several or (Evidence(file, several[1], several[0]) if several else None)

@@ -15,6 +15,7 @@ from samestep.launch.source.names import Names
 
 _PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
 _READERS = ("os.environ.get", "os.getenv")
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _LOOPBACK = "127.0.0.1"
 
 _MEANINGS: tuple[tuple[tuple[str, ...], Callable[[Place], object]], ...] = (
@@ -60,22 +61,32 @@ _VALUES: Mapping[str, Callable[[Place], object]] = MappingProxyType(
 class VariableRead:
     """A line that reads a variable of another launcher.
 
-    >>> str(VariableRead("SLURM_PROCID", Path("train.py"), 12, has_default=False))
+    >>> str(VariableRead("SLURM_PROCID", Path("train.py"), 12))
     'train.py:12 reads SLURM_PROCID'
     """
 
     name: str
     file: Path
     line: int
-    has_default: bool
-    """Whether the script goes on if the variable is missing."""
 
     def __str__(self) -> str:
         return f"{self.file.name}:{self.line} reads {self.name}"
 
 
+def reads_rank(nodes: Iterable[ast.AST], names: Names) -> bool:
+    """Return whether code reads torchrun's variables; then it needs none of another launcher's."""
+    return any(name in _OF_TORCHRUN for name, _ in _reads(nodes, names))
+
+
 def reads_of(file: Path, nodes: Iterable[ast.AST], names: Names) -> Iterator[VariableRead]:
     """Yield the lines of a module that read variables of Slurm or MPI."""
+    for name, line in _reads(nodes, names):
+        if name.startswith(_PREFIXES):
+            yield VariableRead(name, file, line)
+
+
+def _reads(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
+    """Yield each variable that is read by its name, and the line."""
     for node in nodes:
         key: ast.expr | None = None
         if isinstance(node, ast.Call) and node.args and set(names.full(node.func)) & set(_READERS):
@@ -83,9 +94,8 @@ def reads_of(file: Path, nodes: Iterable[ast.AST], names: Names) -> Iterator[Var
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             key = node.slice if "os.environ" in names.full(node.value) else None
         name = key.value if isinstance(key, ast.Constant) else None
-        if isinstance(name, str) and name.startswith(_PREFIXES):
-            assert isinstance(node, (ast.Call, ast.Subscript))
-            yield VariableRead(name, file, node.lineno, has_default=isinstance(node, ast.Call))
+        if isinstance(node, (ast.Call, ast.Subscript)) and isinstance(name, str):
+            yield name, node.lineno
 
 
 def values_at(reads: Iterable[VariableRead], place: Place) -> dict[str, str]:
@@ -95,14 +105,3 @@ def values_at(reads: Iterable[VariableRead], place: Place) -> dict[str, str]:
     if place.nodes == 1:
         values |= {name: _LOOPBACK for name in names if name in _ON_ONE_NODE}
     return values
-
-
-def missing_from(
-    reads: Iterable[VariableRead], environment: Mapping[str, str], *, nodes: int
-) -> VariableRead | None:
-    """Return the first line that fails because its variable is neither set nor has a value here."""
-    for read in reads:
-        known = read.name in _VALUES or (nodes == 1 and read.name in _ON_ONE_NODE)
-        if not (known or read.has_default or read.name in environment):
-            return read
-    return None

@@ -47,6 +47,7 @@ _STRATEGIES = (
 """Calls that create a strategy for several devices."""
 _ONE_DEVICE_STRATEGY = "SingleDevice"
 
+_UNSET = ("", "none", "null", "false", "no", "0", "-1")
 _Asks = Callable[[object], bool]
 """Whether the value of an argument asks for several devices."""
 
@@ -62,11 +63,11 @@ def _count(value: object) -> bool:
 
 
 def _strategy(value: object) -> bool:
-    return isinstance(value, str) and value not in ("", "auto", "none", "single_device", "single_tpu")
+    return _is_set(value) and isinstance(value, str) and value not in ("auto", "single_device", "single_tpu")
 
 
 def _is_set(value: object) -> bool:
-    return value not in (None, False, "", -1) and value != []
+    return str(value).lower() not in _UNSET and bool(value)
 
 
 _DEVICES: Mapping[str, _Asks] = MappingProxyType(
@@ -81,10 +82,11 @@ _SHARDING: Mapping[str, _Asks] = MappingProxyType(
         (
             *("fsdp", "fsdp_config", "fsdp_plugin", "deepspeed", "deepspeed_config", "deepspeed_plugin"),
             *("ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-            *("megatron_lm_plugin", "parallelism_config", "torch_tp_plugin", "tp_size"),
+            *("megatron_lm_plugin", "parallelism_config", "torch_tp_plugin"),
         ),
         _is_set,
     )
+    | {"tp_size": _count}
 )
 _ARGUMENTS: tuple[tuple[tuple[str, ...], Mapping[str, _Asks]], ...] = (
     (_LIGHTNING, _DEVICES),
@@ -121,8 +123,8 @@ def flag_asking_for_several(arguments: Sequence[str]) -> str:
         flag, equals, value = argument.partition("=")
         if not flag.startswith("--"):
             continue
-        following = arguments[position + 1 : position + 2]
-        text = value if equals else "".join(one for one in following if not one.startswith("--")) or "True"
+        following = [one for one in arguments[position + 1 : position + 2] if not one.startswith("--")]
+        text = value if equals else following[0] if following else "True"
         asks = _FLAGS.get(flag.lstrip("-").rpartition(".")[2].replace("-", "_"))
         if asks is not None and asks(text):
             return flag

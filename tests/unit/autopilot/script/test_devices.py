@@ -1,9 +1,12 @@
 """A script that names CUDA devices runs on the CPU."""
 
+import os
+
 import pytest
 import torch
 
-from samestep.autopilot.script.devices import onto_cpu
+from samestep.autopilot.script.devices import onto_cpu, own_device
+from samestep.autopilot.script.options import Options
 
 ON_CPU = [
     "torch.ones(2).cuda()",
@@ -113,3 +116,24 @@ def test_libraries_get_the_actual_devices_and_so_does_a_script_afterwards():
 def test_without_this_mode_such_a_script_fails():
     with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         evaluated("torch.ones(2).cuda()")
+
+
+def test_gpus_are_hidden_from_a_script_on_the_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+
+    with own_device(Options(device="cpu")) as device:
+        assert device == "cpu"
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+        assert os.environ["HIP_VISIBLE_DEVICES"] == ""
+
+
+def test_each_rank_sees_one_of_the_visible_gpus(monkeypatch):
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**variables, "CUDA_VISIBLE_DEVICES": "4,5"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    )
+
+    with own_device(Options()):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"

@@ -51,7 +51,7 @@ def test_any_trace_of_a_group_is_believed(traces, trace):
 
 def test_a_worker_begins_its_program_once_the_kernels_are_settled(monkeypatch):
     done = []
-    monkeypatch.setattr(programs, "_seed_generators", lambda: None)
+    monkeypatch.setattr(programs, "seed_generators", lambda: None)
     monkeypatch.setattr(programs, "settle_math_kernels", lambda: done.append("settled"))
 
     def watch(*_):

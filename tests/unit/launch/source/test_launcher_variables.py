@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.place import Place
 from samestep.launch.source.classify import classify
-from samestep.launch.source.launcher_variables import missing_from, values_at
+from samestep.launch.source.launcher_variables import values_at
 from support.sources import written
 
 JOINS = "import os, torch.distributed as d\nd.init_process_group('gloo', rank=int({read}))\n"
@@ -35,23 +35,25 @@ def test_a_variable_has_the_value_of_its_launcher(tmp_path, read, value):
 
 
 def test_the_nodes_have_a_value_on_one_node_only(tmp_path):
-    (read,) = found = reads(tmp_path, "os.environ['SLURM_JOB_NODELIST']")
+    found = reads(tmp_path, "os.environ['SLURM_JOB_NODELIST']")
 
     assert list(values_at(found, ALONE)) == ["SLURM_JOB_NODELIST"]
     assert values_at(found, PLACE) == {}
-    assert missing_from(found, {}, nodes=1) is None
-    assert missing_from(found, {}, nodes=2) is read
-    assert missing_from(found, {"SLURM_JOB_NODELIST": "node[0-1]"}, nodes=2) is None
 
 
-def test_an_unknown_variable_is_missing_unless_it_has_a_default(tmp_path):
+def test_an_unknown_variable_has_no_value(tmp_path):
     (read,) = found = reads(tmp_path, "os.environ['SLURM_TOPOLOGY_ADDR']")
 
-    assert missing_from(found, {}, nodes=1) is read
+    assert values_at(found, ALONE) == {}
     assert str(read) == "train.py:2 reads SLURM_TOPOLOGY_ADDR"
-    assert missing_from(reads(tmp_path, "os.getenv('SLURM_TOPOLOGY_ADDR', 0)"), {}, nodes=1) is None
 
 
-def test_variables_of_torchrun_and_writes_are_not_read(tmp_path):
-    assert reads(tmp_path, "os.environ['RANK']") == ()
+@pytest.mark.parametrize(
+    "read", ["os.environ['RANK']", "os.environ.get('SLURM_PROCID', os.environ['RANK'])"], ids=["only", "too"]
+)
+def test_a_script_that_reads_torchruns_variables_needs_no_others(tmp_path, read):
+    assert reads(tmp_path, read) == ()
+
+
+def test_a_variable_that_is_set_is_not_read(tmp_path):
     assert reads(tmp_path, "0))\nos.environ['SLURM_PROCID'] = str((1") == ()

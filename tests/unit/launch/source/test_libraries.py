@@ -65,6 +65,11 @@ def test_a_library_that_is_asked_for_several_devices_is_native(tmp_path, text):
         (["--fsdp", "full_shard"], "native"),
         (["--deepspeed", "zero.json"], "native"),
         (["--epochs", "4", "devices"], "serial"),
+        (["--ddp_find_unused_parameters", "False"], "serial"),
+        (["--fsdp", ""], "serial"),
+        (["--deepspeed", "None"], "serial"),
+        (["--tp_size", "1"], "serial"),
+        (["--strategy", "no"], "serial"),
     ],
 )
 def test_flags_of_the_script_can_ask_for_several_devices(tmp_path, arguments, kind):
