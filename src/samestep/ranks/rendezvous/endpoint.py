@@ -22,6 +22,7 @@ from samestep.launchers import hostlist
 from samestep.launchers.compute_threads import launcher_processes
 from samestep.launchers.detect import Detected
 from samestep.launchers.registry import BY_NAME, ENVIRONMENT
+from samestep.launchers.slurm_nodes import address_of
 
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) use.
@@ -71,6 +72,8 @@ def name_of(detected: Detected, ancestors: Ancestors = ancestors) -> str:
 def resolve(address: str, *, timeout_s: float = 10.0) -> str:
     """Return the IP address of a host; wait for the name server at most `timeout_s`.
 
+    A name that does not resolve may be that of a Slurm node with another address.
+
     Raises:
         DetectionError: there is no such host, or the name server did not answer in time.
     """
@@ -90,6 +93,8 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
     thread.join(timeout_s)
     if answers:
         return answers[0]
+    if problems and (other := address_of(address)) is not None:
+        return resolve(other, timeout_s=timeout_s)
     reason = problems[0] if problems else f"no answer within {timeout_s:g} s"
     raise DetectionError(
         f"{address}, the host of rank 0, cannot be resolved on {socket.gethostname()} ({reason}). Set "

@@ -1,0 +1,44 @@
+"""A node whose name does not resolve is reached at the address that Slurm uses."""
+
+import pytest
+
+from samestep.base.errors import DetectionError
+from samestep.launchers.slurm_nodes import address_of
+from samestep.ranks.rendezvous.endpoint import resolve
+
+NODE = "node-that-no-resolver-knows.invalid"
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """Return a function that makes ``scontrol`` print a text; until then there is none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def prints(text):
+        command = tmp_path / "scontrol"
+        command.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
+        command.chmod(0o755)
+
+    return prints
+
+
+def test_an_unknown_name_is_answered_by_slurm(scontrol):
+    scontrol(f"NodeName={NODE} Arch=x86_64\n   NodeAddr=10.1.2.3 NodeHostName={NODE} Version=23.02\n")
+
+    assert resolve(NODE) == "10.1.2.3"
+
+
+def test_a_name_that_resolves_is_not_asked_for(scontrol):
+    scontrol("NodeAddr=10.1.2.3\n")
+
+    assert resolve("127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("text", [None, "", "Node not found\n", f"NodeAddr={NODE} \n"])
+def test_it_stays_an_error_without_another_address(scontrol, text):
+    if text is not None:
+        scontrol(text)
+
+    assert address_of(NODE) is None
+    with pytest.raises(DetectionError, match="MASTER_ADDR"):
+        resolve(NODE)
