@@ -102,13 +102,13 @@ def test_workers_that_need_no_group_may_train(tmp_path):
     assert (ended.code, ended.out) == (0, "ended\n"), ended.err
 
 
-def test_a_script_that_spawns_nothing_after_all_is_told_so(tmp_path):
-    ended = run(
-        spawns(tmp_path, "pass", "print('alone') if len(sys.argv) == 1 else mp.spawn(work, nprocs=2)")
-    )
+def test_a_script_that_trains_without_spawning_workers_is_refused_at_its_first_step(tmp_path):
+    alone = "torch.optim.SGD([torch.zeros(1)], 0.1).step(); print('trained')"
+    call = f"mp.spawn(work, nprocs=2) if len(sys.argv) > 1 else exec({alone!r})"
+    ended = run(spawns(tmp_path, "pass", call))
 
-    assert (ended.code, ended.out) == (2, "alone\n")
-    assert "-n 2 had no effect" in ended.err
+    assert (ended.code, ended.out) == (2, "")
+    assert "-n 2 has no effect" in ended.err
 
 
 def test_a_context_that_is_not_joined_has_processes_and_is_waited_for(tmp_path):

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samestep.base.console import log
 from samestep.base.errors import UsageError
@@ -83,13 +84,20 @@ def with_own_workers(
             pass
         return None
 
+    def trained_alone(*_: Any) -> None:
+        if not calls and asked not in (None, 1):
+            raise UsageError(
+                f"the script trains without spawning workers, so -n {asked} has no effect. Give it the flag "
+                "by which it uses several GPUs, or --mode autopilot to run it as a serial script."
+            )
+
     hooks = dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(spawned))
-    with attached_all(hooks):
-        ending = run()
-    if calls or ending.exit_code or asked in (None, 1):
-        return ending
-    text = f"the script spawned no workers, so -n {asked} had no effect; it trained in one process."
-    return Ending(exit_code=2, error="UsageError", message=text, traceback=f"samestep: error: {text}\n")
+    handle = register_optimizer_step_pre_hook(trained_alone)
+    try:
+        with attached_all(hooks):
+            return run()
+    finally:
+        handle.remove()
 
 
 def _check_number(found: int, asked: int | None) -> None:
