@@ -345,6 +345,8 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(script):
     ("arguments", "words"),
     [
         (["absent.py"], "absent.py does not exist"),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], "torchrun"),
+        (["accelerate", "launch", "train.py"], "accelerate"),
         (["-n", "0", "PROG"], "-n 0"),
         (["-n", "two", "PROG"], "-n"),
         (["-n", "2", "-m", "no.such.module"], "no.such.module"),

@@ -21,7 +21,6 @@ from samestep.studies.scaling.sweep.plan import Kind
 from samestep.studies.scaling.sweep.trial import Trial
 from samestep.studies.scaling.sweep.variants import Variant, variants
 
-_LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "accelerate", "deepspeed", "python", "python3")
 _NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
 _OF_JOB = ("bind", "threads")
 _OF_SCRIPTS = ("mode", "split", "load", "random", "device")
@@ -67,7 +66,7 @@ class Target:
         """
         if name.startswith("-"):
             raise UsageError(f"samestep scale has no option {name.partition('=')[0]}.")
-        if name in _LAUNCHERS and not Path(name).exists():
+        if name in launch.LAUNCHERS and not Path(name).exists():
             raise UsageError(
                 f"{name} is a launcher, but scale starts the workers itself; give the script. To compare "
                 "launchers, give --compare launcher=samestep,torchrun."

@@ -133,6 +133,10 @@ class Clock:
         return ClockOptions(folder=folder, steps=steps, warm_up=warm_up)
 
 
+LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "accelerate", "deepspeed", "python", "python3")
+"""Commands that are typed before a script, which samestep replaces."""
+
+
 def worker_counts(text: str) -> list[int]:
     """Return the numbers in a ``-n N,..``, sorted.
 
@@ -158,6 +162,10 @@ def program(target: str, args: Sequence[str] = (), *, module: bool, no_python: b
         raise UsageError("-m runs a Python module and --no-python an executable; give only one of them.")
     kind: Kind = "module" if module else "executable" if no_python else "script"
     if kind == "script" and (wrong := _not_a_script(target)):
+        if target in LAUNCHERS:
+            raise UsageError(
+                f"samestep replaces {target}: give the script itself, without {target} and its flags."
+            )
         raise UsageError(
             f"{target} {wrong}. Give the path of a Python script, -m MODULE, or --no-python COMMAND."
         )
