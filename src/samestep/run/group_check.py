@@ -11,31 +11,31 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.standard_streams import write_stderr
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.local.programs import Around, has_met
 from samestep.launch.source.launcher_variables import VariableRead
+from samestep.launchers.detect import detect
 
 CHECKED_STEP = 2
 """The optimizer step after which the group is checked; a script may create it for its first step."""
 
 
-def checked_group(
-    run: Callable[[], Ending], *, around: Around, size: int, reads: Sequence[VariableRead]
-) -> Ending:
+def checked_group(run: Callable[[], Ending], *, around: Around, reads: Sequence[VariableRead]) -> Ending:
     """Run a worker's program in `around`, and check its process group after its first steps.
 
     Args:
         run: runs the program.
         around: runs a function in the program's other wrappers.
-        size: number of workers of the job.
         reads: lines of the script that read variables of other launchers.
 
     Raises:
         UsageError: the ranks are not in one group; raised in the script.
     """
     steps, fault = 0, ""
+    size = detect(env.snapshot()).place.size  # of this round: nodes may come and go
 
     def after_step(*_: Any) -> None:
         nonlocal steps, fault

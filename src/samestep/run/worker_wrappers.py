@@ -64,7 +64,7 @@ def _of_worker(decision: Decision) -> Around:
         from samestep.run.group_check import checked_group
 
         reads = decision.script.reads if decision.script else ()
-        inner = partial(checked_group, around=inner, size=decision.size, reads=reads)
+        inner = partial(checked_group, around=inner, reads=reads)
     if not decision.sanitize:
         return inner
     from samestep.run.worker_monitors import sanitized
