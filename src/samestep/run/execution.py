@@ -176,11 +176,9 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
         ending = become(program).ending
     else:
         if place.size > 1 and decision.script is not None and decision.script.kind != "spawns":
-            from samestep.ranks.world.ddp_groups import keep_groups_of_reducers
-            from samestep.ranks.world.torch_rendezvous import protect_rendezvous
+            from samestep.ranks.world.torch_rendezvous import prepare_groups
 
-            protect_rendezvous()
-            keep_groups_of_reducers()
+            prepare_groups()
         ending = monitor(decision)(partial(wrapper(decision), lambda: host(program)), _failure_writer())
     write_stderr(ending.traceback)
     if ending.exit_code == 0 and decision.must_join and not has_met(place.size):

@@ -37,6 +37,7 @@ from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.local.workers import Workers
 from samestep.ranks.rendezvous.free_port import reserved_port
 from samestep.ranks.rendezvous.job_secret import shared_secret
+from samestep.ranks.world.torch_rendezvous import prepare_groups
 
 _DEPTH = 4
 """Depth of nested arguments in which tensors are searched."""
@@ -170,7 +171,7 @@ class SpawnedWorkers:
             def entry(start: Start, pipe: ReportPipe) -> Report:
                 forget_parent()
                 seed_generators()
-                _prepare(this.master)
+                prepare_groups(this.master)
                 run = partial(_called, fn, start.place.rank, args)
                 return Report(ending=watch(partial(around, run), pipe.send_provisional))
 
@@ -262,15 +263,6 @@ class SpawnedProcess:
         """Ask it to end."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-
-
-def _prepare(master: tuple[str, int]) -> None:
-    """Let the script's process groups meet at `master`, and outlive their reducers."""
-    from samestep.ranks.world.ddp_groups import keep_groups_of_reducers
-    from samestep.ranks.world.torch_rendezvous import protect_rendezvous
-
-    protect_rendezvous(master)
-    keep_groups_of_reducers()
 
 
 def _called(fn: Callable[..., Any], rank: int, args: Sequence[Any]) -> Ending:

@@ -26,7 +26,6 @@ def wrapper(decision: Decision) -> Around:
         "--count": decision.count,
         "--clock": decision.clocking,
         "--device cpu": decision.options.device == "cpu",
-        "--scratch": decision.options.scratch,
     }
     own = partial(
         with_own_workers,
@@ -42,11 +41,7 @@ def wrapper(decision: Decision) -> Around:
 
 def _monitor_of_spawned(decision: Decision, count: int) -> Watch:
     """Return the function that runs and watches each of the workers that a script spawns."""
-    if not decision.hang_timeout_s or count == 1:
-        return unwatched
-    from samestep.run.worker_monitors import watchdog
-
-    return watchdog(limit_s=decision.hang_timeout_s, replicated=False, forked=count)
+    return unwatched if count == 1 else _watched(decision, forked=count)
 
 
 def _of_worker(decision: Decision) -> Around:
@@ -77,7 +72,13 @@ def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
 
     `forked` is the number of workers that are forked from this process, if these are all.
     """
-    if not decision.hang_timeout_s or decision.size == 1 or decision.starts_own_workers:
+    if decision.size == 1 or decision.starts_own_workers:
+        return unwatched
+    return _watched(decision, forked=forked)
+
+
+def _watched(decision: Decision, *, forked: int | None) -> Watch:
+    if not decision.hang_timeout_s:
         return unwatched
     from samestep.run.worker_monitors import watchdog
 
@@ -87,11 +88,11 @@ def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
 def _replication(decision: Decision) -> Around:
     """Return the function that runs a serial script replicated, and other programs as they are."""
     options = decision.options
+    as_given = as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
     if not decision.is_serial:
-        contexts = as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
-        return partial(_run_on_cpu, around=contexts) if options.device == "cpu" else contexts
+        return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
     if not decision.is_replicated and options.device == "auto":
-        return as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
+        return as_given
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)

@@ -55,11 +55,9 @@ def entry_of(
         seed_generators()
         settle_math_kernels()
         if start.place.size > 1:
-            from samestep.ranks.world.ddp_groups import keep_groups_of_reducers
-            from samestep.ranks.world.torch_rendezvous import protect_rendezvous
+            from samestep.ranks.world.torch_rendezvous import prepare_groups
 
-            protect_rendezvous()
-            keep_groups_of_reducers()
+            prepare_groups()
         ending = watch(
             partial(_ending, around, partial(host, program, pipe.send_provisional)), pipe.send_provisional
         )

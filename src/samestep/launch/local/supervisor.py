@@ -103,7 +103,7 @@ def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
             signals.received[0],
             grace_s=job.patience_s,
             hurry=lambda: len(signals.received) > 1,
-            first="nobody" if signals.reach_workers else "all",
+            first="none" if signals.reach_workers else "all",
         )
         return Outcome(interrupted_by=signals.received[0], preempted=_preempted(workers))
     if workers.failures:

@@ -257,7 +257,7 @@ class Workers:
         *,
         grace_s: float,
         hurry: Callable[[], bool] = lambda: False,
-        first: Literal["working", "all", "nobody"] = "working",
+        first: Literal["working", "all", "none"] = "working",
     ) -> None:
         """End all workers and all processes they started; kill those that take longer than `grace_s`.
 
@@ -266,7 +266,7 @@ class Workers:
             grace_s: seconds that they may take to end.
             hurry: called after each event; True ends the waiting.
             first: the workers that get the signal at once. ``working``: not those whose program has ended
-                already, which may finish their atexit handlers for a second. ``nobody``: the keyboard may
+                already, which may finish their atexit handlers for a second. ``none``: the keyboard may
                 have sent it; all workers get it if none has made progress after a second.
         """
         noted = list(self.failures)
@@ -275,13 +275,13 @@ class Workers:
         leaving = [worker for worker in self.running if worker.has_reported]
         still = self._progress()
         deadline = time.monotonic() + grace_s
-        if first != "nobody":
+        if first != "none":
             self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
             self.signal(signal.SIGCONT)  # a stopped process would not handle the other signal
         self._wait_until(min(time.monotonic() + _SECOND_S, deadline), hurry)
         if first == "working":
             self.signal(number, leaving)
-        elif first == "nobody" and self._progress() == still:
+        elif first == "none" and self._progress() == still:
             self.signal(number)
         self._wait_until(deadline, hurry)
         self.signal(signal.SIGKILL)

@@ -20,12 +20,19 @@ from samestep.hooks.registry import put
 from samestep.launchers.detect import detect
 from samestep.ranks.rendezvous.network_store import NetworkStore
 from samestep.ranks.rendezvous.store import ranks_store
+from samestep.ranks.world.ddp_groups import keep_groups_of_reducers
 from samestep.ranks.world.gloo_groups import protect_groups
 from samestep.ranks.world.sealed_objects import protect_objects
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 group_sizes: set[int] = set()
 """The sizes of the default groups that this process's program has created from a URL."""
+
+
+def prepare_groups(master: tuple[str, int] | None = None) -> None:
+    """Prepare this process for a program that creates process groups itself; see `protect_rendezvous`."""
+    protect_rendezvous(master)
+    keep_groups_of_reducers()
 
 
 def protect_rendezvous(master: tuple[str, int] | None = None) -> None:
