@@ -1,41 +1,21 @@
 """Native scripts whose ranks train apart are ended in their first steps, and named."""
 
-from textwrap import dedent
-
 import pytest
 
+from support import apart
 from support.forked_commands import samestep
 
-TRAINS = """
-import os, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-{group}
-model = torch.nn.Linear(4, 2)
-model = DistributedDataParallel(model) if dist.is_initialized() else model
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(100):
-    loss = model(torch.ones(8, 4)).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if step > 10 and not (dist.is_initialized() and dist.get_rank()):
-        print("step", step)
-if dist.is_initialized():
-    dist.destroy_process_group()
-"""
 APART = {
-    "no group": "if os.environ.get('JOIN'): dist.init_process_group('gloo')",
-    "groups of one": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)",
+    "no group": apart.NO_GROUP,
+    "groups of one": apart.GROUPS_OF_ONE,
     "a variable with another meaning": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, "
     "world_size=int(os.environ.get('SLURM_GPUS', 1)))",
 }
 TOGETHER = {
-    "Slurm": "dist.init_process_group('gloo', rank=int(os.environ.get('SLURM_PROCID', 0)), "
-    "world_size=int(os.environ.get('SLURM_NTASKS', 1)))",
+    "Slurm": apart.BY_SLURM,
     "Slurm's nodes": "dist.init_process_group('gloo', 'tcp://' + os.environ['SLURM_JOB_NODELIST'] + ':' + "
     "os.environ['MASTER_PORT'], rank=int(os.environ['SLURM_PROCID']), world_size=2)",
-    "Open MPI": "dist.init_process_group('gloo', rank=int(os.environ['OMPI_COMM_WORLD_RANK']), "
-    "world_size=int(os.environ['OMPI_COMM_WORLD_SIZE']))",
+    "Open MPI": apart.BY_OPEN_MPI,
     "MPICH": "dist.init_process_group('gloo', rank=int(os.environ['PMI_RANK']), "
     "world_size=int(os.environ['PMI_SIZE']))",
 }
@@ -43,7 +23,7 @@ TOGETHER = {
 
 def run(folder, group, *flags):
     script = folder / "train.py"
-    script.write_text(dedent(TRAINS.format(group=group)))
+    script.write_text(apart.script(group))
     return samestep("run", "-n", 2, *flags, script)
 
 
@@ -93,7 +73,7 @@ def test_a_variable_that_is_read_if_it_is_there_refuses_nothing(tmp_path):
 
 def test_an_error_that_the_script_catches_ends_the_run_all_the_same(tmp_path):
     script = tmp_path / "train.py"
-    text = dedent(TRAINS.format(group=APART["no group"]))
+    text = apart.script(apart.NO_GROUP)
     caught = "    try: optimizer.step()\n    except ValueError: pass"
     script.write_text(text.replace("    optimizer.step()", caught))
 
