@@ -65,6 +65,10 @@ class OutOfStep(WorldError):  # noqa: N818 - reads as the event it is
     """Replicas differ, or ranks disagree about the next step."""
 
 
+class StepsDiffer(OutOfStep):
+    """A rank has left the training loop while another one takes a further step."""
+
+
 class CheckpointError(Error):
     """There is no usable checkpoint at the given path."""
 

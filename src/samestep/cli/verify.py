@@ -42,8 +42,10 @@ _AS_ONE_TASK = {
 _WORDS = {
     "same": "the runs take the same steps",
     "same but for exceptions": "the runs take the same steps, except for the named exceptions",
+    "not compared": "the findings leave open whether the runs are the same",
     "different": "the runs differ",
 }
+_EXIT_CODES = {"different": 1, "not compared": 3}
 
 
 @with_flags_of(Options, only=SPLIT, defaults=True)
@@ -71,7 +73,7 @@ def verify(
     Runs the script for some steps on each number of workers, on this node or on one node of the allocation,
     and compares samples, losses, gradients, learning rates, parameters and printed numbers with those of one
     worker. Files that the script writes are discarded. The exit code is 0 if the steps are the same, also
-    with named exceptions, and 1 if they differ; the report names the cause.
+    with named exceptions, 1 if they differ, and 3 if they could not be compared; the report names the causes.
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
     check_hang_timeout(hang_timeout)
@@ -101,7 +103,7 @@ def verify(
         print(json_line(report.as_json()).rstrip())
     else:
         _print(report)
-    return 1 if report.verdict == "different" else 0
+    return _EXIT_CODES.get(report.verdict, 0)
 
 
 def _refuse_several_tasks(found: Detected) -> None:

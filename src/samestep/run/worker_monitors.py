@@ -7,6 +7,7 @@ from functools import partial
 from typing import NoReturn
 
 from samestep.base import env
+from samestep.base.errors import OutOfStep, StepsDiffer
 from samestep.base.place import Place
 from samestep.base.standard_streams import write_stderr
 from samestep.launch.local.failure import follows_from_another
@@ -17,12 +18,14 @@ from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from samestep.observe.sanitize.rank_comparison import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
+from samestep.ranks.hang.report import HangReport
 from samestep.ranks.hang.status_store import ProcessGroupStore, SharedMemoryStore, StatusStore
 from samestep.ranks.hang.watchdog import Response, Watchdog, interval_of
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
-_ADVICE = "Give every rank the same number of steps: as many batches per epoch, and as many epochs."
+_ADVICE = "Make all ranks call the same collectives in the same order, whatever their rank and their data."
+_ADVICE_STEPS = "Give every rank the same number of steps: as many batches per epoch, and as many epochs."
 _ADVICE_REPLICATED = (
     "A serial script must take the same branches on every rank, so nothing in it may depend on the clock or "
     "on what a single rank reads."
@@ -38,7 +41,7 @@ def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
         forked: number of workers that will be forked from this process, if these are all.
     """
     memory = None if forked is None else SharedMemoryStore(forked)
-    advice = _ADVICE_REPLICATED if replicated else _ADVICE
+    advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (_ADVICE, _ADVICE_STEPS)
     return partial(_run_watched, limit_s=limit_s, advice=advice, memory=memory)
 
 
@@ -85,7 +88,7 @@ def _run_watched(
     report: Report,
     *,
     limit_s: float,
-    advice: str,
+    advice: tuple[str, str],
     memory: SharedMemoryStore | None,
 ) -> Ending:
     environment = env.snapshot()
@@ -99,7 +102,8 @@ def _run_watched(
             limit_s=limit_s,
             on_hang=partial(_end_with_cause, report),
             on_abort=partial(_end_after_another, report),
-            advice=advice,
+            diverged=advice[0],
+            steps=advice[1],
         ),
         generation=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
     )
@@ -112,8 +116,8 @@ def _run_watched(
         raise
     watchdog.end("failed" if ending.exit_code else "ended")
     lost = follows_from_another(ending.error, ending.message)
-    if lost and (text := watchdog.explain_lost_connection(ending.line)):
-        cause = _out_of_step(text)
+    if lost and (found := watchdog.explain_lost_connection(ending.line)):
+        cause = _out_of_step(found)
         own = "" if ending.error == "PeerLost" else ending.traceback  # a PeerLost line adds nothing
         return replace(cause, traceback=own + cause.traceback)
     return ending
@@ -129,13 +133,14 @@ def _status_store(
     return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
 
 
-def _out_of_step(text: str) -> Ending:
-    lines = "".join(f"samestep: {line}\n" for line in f"error: {text}".splitlines())
-    return Ending(exit_code=1, error="OutOfStep", message=text, traceback=lines)
+def _out_of_step(found: HangReport) -> Ending:
+    lines = "".join(f"samestep: {line}\n" for line in f"error: {found.text}".splitlines())
+    kind = StepsDiffer if found.steps_differ else OutOfStep
+    return Ending(exit_code=1, error=kind.__name__, message=found.text, traceback=lines)
 
 
-def _end_with_cause(report: Report, text: str) -> NoReturn:
-    report(_out_of_step(text))
+def _end_with_cause(report: Report, found: HangReport) -> NoReturn:
+    report(_out_of_step(found))
     os._exit(1)
 
 

@@ -4,7 +4,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from samestep.ranks.hang.detection import Hang
+from samestep.ranks.hang.loop_end import has_left_loop, is_in_training_loop
 from samestep.ranks.hang.rank_status import RankStatus
+
+_BUFFERS = (
+    "The forward of a DistributedDataParallel model with buffers contains a broadcast: call it on every "
+    "rank, or call model.module on a single rank."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,17 +19,27 @@ class Advice:
 
     Args:
         diverged: for ranks that execute different calls.
+        steps: for a rank that has left the training loop in which another one is.
         slow: for a rank that may only be slow.
     """
 
     diverged: str
+    steps: str
     slow: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangReport:
+    """The message of a hang, and whether ranks take different numbers of steps."""
+
+    text: str
+    steps_differ: bool
 
 
 def describe(
     hang: Hang, statuses: Mapping[int, RankStatus], size: int, *, quiet: Mapping[int, str], advice: Advice
-) -> str:
-    """Return the message of a hang: a summary, a line for each group of ranks, and what to do.
+) -> HangReport:
+    """Return the report of a hang: a summary, a line for each group of ranks, and what to do.
 
     Args:
         hang: the hang.
@@ -36,8 +52,32 @@ def describe(
     for rank in range(size):
         ranks.setdefault(_state(rank, statuses.get(rank), quiet), []).append(rank)
     lines = [f"  {format_ranks(same)}: {state}" for state, same in ranks.items()]
-    hint = advice.slow if _may_be_slow(hang, statuses) else advice.diverged
-    return "\n".join([_head(hang, size), *lines, hint])
+    steps_differ = _steps_differ(statuses)
+    if _may_be_slow(hang, statuses):
+        hint = advice.slow
+    elif any(_is_buffer_broadcast(status) for status in statuses.values()):
+        hint = _BUFFERS
+    else:
+        hint = advice.steps if steps_differ else advice.diverged
+    return HangReport("\n".join([_head(hang, size), *lines, hint]), steps_differ)
+
+
+def _steps_differ(statuses: Mapping[int, RankStatus]) -> bool:
+    """Return whether a rank has left the training loop in which another one waits."""
+    over = [status for status in statuses.values() if status.state == "ended"]
+    return any(
+        (is_in_training_loop(waiting.line) if other in over else has_left_loop(other.line, waiting.line))
+        for waiting in statuses.values()
+        if waiting.wait is not None
+        for other in statuses.values()
+        if other is not waiting
+    )
+
+
+def _is_buffer_broadcast(status: RankStatus) -> bool:
+    """Return whether a rank waits in the broadcast of a model's buffers, which its forward contains."""
+    text = status.line.rpartition(".py:")[2]
+    return status.wait is not None and "broadcast" in status.wait.op and "broadcast" not in text
 
 
 def _head(hang: Hang, size: int) -> str:

@@ -18,7 +18,7 @@ from samestep.base.place import Place
 from samestep.ranks.hang.detection import Hang, ended_before, find_hang
 from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
 from samestep.ranks.hang.rank_status import RankStatus, State, Wait
-from samestep.ranks.hang.report import Advice, describe
+from samestep.ranks.hang.report import Advice, HangReport, describe
 from samestep.ranks.hang.script_position import with_text
 from samestep.ranks.hang.status_sampling import StatusSampler
 from samestep.ranks.hang.status_store import StatusStore
@@ -75,15 +75,17 @@ class Response:
 
     Args:
         limit_s: the hang timeout, in seconds.
-        on_hang: called with the message of a hang that this rank reports; ends the process.
+        on_hang: called with a hang that this rank reports; ends the process.
         on_abort: called when another rank has aborted the run; ends the process.
-        advice: what to do if ranks execute different calls.
+        diverged: what to do if ranks execute different calls.
+        steps: what to do if ranks take different numbers of steps.
     """
 
     limit_s: float
-    on_hang: Callable[[str], None]
+    on_hang: Callable[[HangReport], None]
     on_abort: Callable[[], None]
-    advice: str
+    diverged: str
+    steps: str
 
 
 class Watchdog(StatusMonitor):
@@ -125,15 +127,15 @@ class Watchdog(StatusMonitor):
             if state == "ended":
                 self.store.linger(self._all_ended)
 
-    def explain_lost_connection(self, line: str) -> str:
-        """Return a message, after a connection was lost, if another rank's script had ended; else empty.
+    def explain_lost_connection(self, line: str) -> HangReport | None:
+        """Return a report, after a connection was lost, if another rank's script had ended; else None.
 
         Args:
             line: the line of the script that raised.
         """
         last = self.sampler.last_collective()
         if last is None:
-            return ""
+            return None
         deadline = time.monotonic() + _LAST_STATUS_S
         statuses = self.statuses()
         while (
@@ -144,7 +146,7 @@ class Watchdog(StatusMonitor):
             time.sleep(0.02)
             statuses = self.statuses()
         if not gone:
-            return ""
+            return None
         rank = self.place.rank
         statuses[rank] = replace(self.sampler.last, state="running", line=with_text(line), wait=last)
         return self._describe(Hang(wait=last, waiting=(rank,), missing=gone), statuses)
@@ -167,9 +169,9 @@ class Watchdog(StatusMonitor):
         self._count_silence(statuses)
         hang = find_hang(statuses, self.place.size, limit_s=limit_s, gone_s=min(_GONE_S, limit_s))
         if hang is not None and self._is_reporter(hang, own.wait):
-            text = self._describe(hang, statuses)
+            report = self._describe(hang, statuses)
             self.store.abort()
-            self._response.on_hang(text)
+            self._response.on_hang(report)
 
     def _count_silence(self, statuses: dict[int, RankStatus]) -> None:
         for rank, status in statuses.items():
@@ -180,14 +182,15 @@ class Watchdog(StatusMonitor):
         able = [rank for rank in hang.waiting if self._beats.get(rank, (0, 0))[1] < _QUIET_SAMPLES]
         return self.place.rank in able[:1] or wait.age_s > 1.5 * self._response.limit_s + _GONE_S
 
-    def _describe(self, hang: Hang, statuses: dict[int, RankStatus]) -> str:
+    def _describe(self, hang: Hang, statuses: dict[int, RankStatus]) -> HangReport:
         response, own, quiet = self._response, statuses[self.place.rank], {}
         for rank, (_, count) in self._beats.items():
             why = _stopped(statuses[rank], own.host) or ("not responding" if count >= _QUIET_SAMPLES else "")
             if why and statuses[rank].state == "running":
                 quiet[rank] = why
         advice = Advice(
-            diverged=response.advice,
+            diverged=response.diverged,
+            steps=response.steps,
             slow="If this is expected, raise --hang-timeout "
             f"(now {response.limit_s:g} s; 0 disables the check).",
         )

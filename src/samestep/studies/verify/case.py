@@ -1,7 +1,7 @@
 """A run on several workers, compared with the run on one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,8 +10,8 @@ from samestep.studies.verify.compare import Deviation, deviations, is_half
 from samestep.studies.verify.run_record import RunRecord, same_samples
 from samestep.studies.verify.verdict import Cause, Finding
 
-_FROM_SAMPLES = ("loss", "gradient", "gradient norm")
-"""Quantities that other samples change in their own step."""
+_BEFORE_UPDATE = ("loss", "gradient", "gradient norm")
+"""Quantities of a step that are known before its update; other samples change them."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,13 @@ class Comparison:
         reference: the run on one worker.
         run: the run on several workers.
         control: the reference again, its gradients disturbed by rounding.
+        other_rates: first step with another learning rate, whose update and later steps are not compared.
     """
 
     reference: RunRecord
     run: RunRecord
     control: RunRecord
+    other_rates: int | None = field(default=None, kw_only=True)
 
     @property
     def size(self) -> int:
@@ -41,12 +43,34 @@ class Comparison:
     @cached_property
     def deviations(self) -> Sequence[Deviation]:
         """Deviations of all steps."""
-        return deviations(self.reference, self.run, self.control)
+        found, last = deviations(self.reference, self.run, self.control), self.other_rates
+        if last is None:
+            return found
+        return [
+            one for one in found if one.step < last or (one.step == last and one.quantity in _BEFORE_UPDATE)
+        ]
 
     @cached_property
     def first(self) -> Deviation | None:
         """The first deviation that rounding does not explain."""
         return self.first_of(None)
+
+    @cached_property
+    def first_epoch(self) -> int:
+        """Number of steps before a sample repeats in either run."""
+        return min(self.reference.first_epoch(), self.run.first_epoch())
+
+    def until_samples_differ(self, found: Sequence[Finding]) -> "Comparison":
+        """Return the comparison of the steps before the first with other samples."""
+        if not found:
+            return self
+        step = min(self.first_epoch if one.step is None else one.step for one in found)
+        records = (one.until(step) for one in (self.reference, self.run, self.control))
+        return Comparison(*records)
+
+    def until_rates_differ(self, step: int) -> "Comparison":
+        """Return the comparison of what comes before the update of the first step with another rate."""
+        return replace(self, other_rates=step)
 
     def first_of(self, quantity: str | None) -> Deviation | None:
         """Return the first deviation of a quantity, or of any, that rounding does not explain."""
@@ -64,12 +88,18 @@ class Comparison:
         if is_half(self.reference) and (step := self._other_keys()) is not None:
             return step
         numeric = {
-            one.step for one in self.deviations if not one.is_rounding and one.quantity in _FROM_SAMPLES
+            one.step for one in self.deviations if not one.is_rounding and one.quantity in _BEFORE_UPDATE
         }
         for step in sorted(numeric):
             if not same_samples(self.run.samples(step), self.reference.samples(step)):
-                return step if self.first is not None and step <= self.first.step else None
+                is_first = self.first is not None and step <= self.first.step
+                return step if is_first or self._has_other_count(step) else None
         return None
+
+    def _has_other_count(self, step: int) -> bool:
+        """Return whether a step uses more or fewer samples; a difference of values changes no number."""
+        known = any(len(set(self.reference.samples(k))) > 1 and self.has_same_samples(k) for k in range(step))
+        return known and len(self.run.samples(step)) != len(self.reference.samples(step))
 
     def _other_keys(self) -> int | None:
         """Return the first step whose keys differ, if another step has several keys and they are equal."""
@@ -79,7 +109,7 @@ class Comparison:
         off = {
             one.step
             for one in self.deviations
-            if one.quantity in _FROM_SAMPLES and one.value > self.reference.facts.epsilon
+            if one.quantity in _BEFORE_UPDATE and one.value > self.reference.facts.epsilon
         }
         return next((step for step in other if step < last and step in off), None) if is_known else None
 
@@ -98,3 +128,8 @@ class Comparison:
             step=step,
             max_relative_deviation=max(values, default=None),
         )
+
+    @property
+    def largest_deviation(self) -> float | None:
+        """The largest deviation of all quantities and steps; None if none is a finite number."""
+        return max((one.value for one in self.deviations if np.isfinite(one.value)), default=None)

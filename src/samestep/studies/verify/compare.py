@@ -1,9 +1,7 @@
 """Compares two runs of one training step by step; a third run measures the effect of rounding."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import TypeAlias
 
 import numpy as np
@@ -61,7 +59,7 @@ def deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list
             allowed = (
                 _AT_FIRST * reference.facts.epsilon
                 if step == 0 and quantity in _SUMS and is_half(reference)
-                else _allowed(envelope[quantity], _floor(quantity, reference, step))
+                else allowed_deviation(envelope[quantity], _floor(quantity, reference, step))
             )
             found.append(Deviation(quantity, step, measure(run, reference, step), allowed))
     return found
@@ -97,7 +95,7 @@ def rounding_of(epsilon: float) -> float:
     return MARGIN * ROUNDING * epsilon
 
 
-def _allowed(usual: float, floor: float) -> float:
+def allowed_deviation(usual: float, floor: float) -> float:
     """Return the allowed deviation of a run where the control deviates by `usual`."""
     grown = MARGIN * usual
     return max(floor, grown if usual > MOST else min(grown, MOST))
@@ -147,95 +145,3 @@ _SUMS = ("loss", "gradient norm")
 
 def _number(value: float) -> Vector:
     return np.array([value])
-
-
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
-
-_TIME = re.compile(
-    r"\b(?:time|took|elapsed|eta|speed|throughput|duration)\b\W*[\d.:]+"
-    r"|[\d.]+\s*(?:ms|s|secs?|seconds?|mins?|minutes?|h|hours?|\w+/s(?:ec)?)\b"
-    r"|\d+(?::\d\d)+(?:\.\d+)?",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """A printed number that deviates by more than rounding.
-
-    Args:
-        value: the relative deviation.
-        line: the line that contains the number.
-        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
-    """
-
-    value: float
-    line: str
-    is_own_loss: bool
-
-
-def printed_deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[Printed]:
-    """Return the printed numbers that deviate by more than rounding.
-
-    Times and rates are ignored, and so are numbers that differ between the two serial runs, and counts of one
-    worker's share, such as half of the samples or batches.
-    """
-    size = 1 if run.is_replicated else run.size
-    rounding = rounding_of(reference.facts.epsilon)
-    lines, again, other = (
-        _TIME.sub("~", one.facts.printed).splitlines() for one in (reference, control, run)
-    )
-    found = []
-    for i, j in _pairs(lines, other):
-        same_line = "".join(again[i : i + 1])
-        numbers, others, usual = (_NUMBER.findall(line) for line in (lines[i], other[j], same_line))
-        for k, (of, one) in enumerate(zip(numbers, others, strict=True)):
-            if of == one or _is_share(of, one, size):
-                continue
-            known = _apart(of, usual[k]) if len(usual) == len(numbers) else 0.0
-            value = _apart(of, one)
-            if not value <= _allowed(known, rounding) + 2 * _last_digit(of) / max(abs(float(of)), 1e-12):
-                found.append(Printed(value, other[j], _is_own_loss(of, one, reference, run)))
-    return found
-
-
-def _apart(of: str, one: str) -> float:
-    return abs(float(of) - float(one)) / max(abs(float(of)), 1e-12) if of != one else 0.0
-
-
-def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
-    """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
-    if run.is_replicated or not _last_digit(one):
-        return False
-    pairs = (
-        pair
-        for step in range(min(reference.steps, run.steps))
-        for pair in zip(reference.at(step).losses, run.at(step).losses, strict=False)
-    )
-    return any(
-        abs(float(of) - usual) <= _last_digit(of) and abs(float(one) - own) <= _last_digit(one)
-        for usual, own in pairs
-    )
-
-
-def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the pairs of lines that are equal but for their numbers."""
-    one, other = ([_NUMBER.sub("#", line) for line in some] for some in (lines, others))
-    if one == other:
-        return [(i, i) for i in range(len(lines))]
-    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
-
-
-def _is_share(of: str, one: str, size: int) -> bool:
-    """Return whether a count is one worker's share of another, or `size` times it."""
-    if not (of.isdecimal() and one.isdecimal()):
-        return False
-    return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
-
-
-def _last_digit(text: str) -> float:
-    """Return the value of a printed number's last decimal; 0 for an integer, which is exact."""
-    digits, _, exponent = text.lower().partition("e")
-    decimals = digits.partition(".")[2]
-    return 10.0 ** (int(exponent or 0) - len(decimals)) if decimals or exponent else 0.0

@@ -124,7 +124,8 @@ class RunRecord:
 def _truncated(trace: Trace, step: int) -> Trace:
     if len(trace.steps) <= step:
         return trace
-    facts = replace(trace.facts, evaluated=[], printed=trace.facts.printed[: trace.steps[step - 1].printed])
+    printed = trace.steps[step - 1].printed if step else 0
+    facts = replace(trace.facts, evaluated=[], printed=trace.facts.printed[:printed])
     return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
 
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from samestep.base.units import counted
-from samestep.studies.verify.causes import REPEATED_EPOCHS
 from samestep.studies.verify.compare import Deviation, beginning, is_half
 from samestep.studies.verify.run_record import RunRecord, same_samples
+from samestep.studies.verify.sample_causes import REPEATED_EPOCHS
 from samestep.studies.verify.verdict import Finding
 
 _SEED = "Seed every random generator with a constant: no comparison is possible until then."

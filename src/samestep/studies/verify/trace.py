@@ -98,6 +98,11 @@ class Trace:
     begun: int
     """Number of steps that the rank began."""
 
+    def evaluations(self) -> list[int]:
+        """Return the number of samples of each evaluation: of the calls between two steps, if any."""
+        counts = [len(step.evaluated) for step in self.steps] + [len(self.facts.evaluated)]
+        return [count for count in counts if count]
+
 
 class Writer:
     """Appends to the trace of one rank.

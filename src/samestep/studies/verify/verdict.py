@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["same", "same but for exceptions", "different"]
+Verdict: TypeAlias = Literal["same", "same but for exceptions", "not compared", "different"]
 
 RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silent-copies", "number-of-steps"]
 BatchCause: TypeAlias = Literal[
@@ -13,12 +13,17 @@ BatchCause: TypeAlias = Literal[
 OrderCause: TypeAlias = Literal["other-order", "other-samples", "padded-evaluation"]
 RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
 SyncCause: TypeAlias = Literal[
-    "replicas-differ-at-start", "never-averaged", "accumulation-not-averaged", "sum-not-mean", "divided-twice"
+    "replicas-differ-at-start",
+    "replicas-diverge",
+    "never-averaged",
+    "accumulation-not-averaged",
+    "sum-not-mean",
+    "divided-twice",
 ]
 ValueCause: TypeAlias = Literal[
     "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
 ]
-PrintCause: TypeAlias = Literal["local-metric", "printed", "local-print"]
+PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
 ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
 RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augmentation-per-worker"]
 Cause: TypeAlias = Literal[
@@ -40,7 +45,7 @@ class Finding:
         workers: number of workers of the run.
         step: first step that shows it, from 0; None if it belongs to no step.
         max_relative_deviation: largest deviation that it causes; None if that is not a finite number.
-        is_exception: whether it is an exception to "the same", proven to be the only difference.
+        is_exception: whether it is a legitimate difference between ranks, an exception to "the same".
     """
 
     cause: Cause
@@ -51,10 +56,17 @@ class Finding:
     is_exception: bool = False
 
 
+_UNKNOWN: frozenset[Cause] = frozenset(("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss"))
+"""Causes that leave open whether the runs are the same."""
+
+
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that findings lead to."""
-    if any(not finding.is_exception for finding in findings):
+    faults = {finding.cause for finding in findings if not finding.is_exception}
+    if faults - _UNKNOWN:
         return "different"
+    if faults:
+        return "not compared"
     return "same but for exceptions" if findings else "same"
 
 

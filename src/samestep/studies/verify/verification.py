@@ -10,7 +10,7 @@ There are four kinds of runs, each stopped after some steps:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from samestep.autopilot.script.options import Options
@@ -123,7 +123,7 @@ class Verification:
         comparison = self._compared(reference, self._run(self.script, size, ""), control)
         found, run = causes(comparison), comparison.run
         differs = any(not one.is_exception for one in found)
-        if differs and run.failure is None and (exceptions := _exceptions(run, self.options)):
+        if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
         return Row(
             workers=size,
@@ -142,7 +142,7 @@ class Verification:
             return Comparison(*(drop_parameters(one) for one in (reference, run, control)))
 
     def _without(self, exceptions: list[Finding], size: int, found: list[Finding]) -> list[Finding]:
-        """Return the exceptions if no difference remains with them disabled; otherwise what remains."""
+        """Return the exceptions, after what remains with them disabled."""
         if self._neutral is None:
             self._neutral = (
                 self._run(self._origin, 1, _NEUTRAL, neutral=True),
@@ -153,7 +153,9 @@ class Verification:
         if run.failure is not None:  # only this run failed, so it proves nothing
             return found
         still = causes(self._compared(reference, run, control))
-        return still if any(not one.is_exception for one in still) else [*exceptions, *still]
+        remains = any(not one.is_exception for one in still)
+        result = "the other differences remain without it" if remains else "without it the runs are the same"
+        return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
 
     def _run(
         self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
@@ -194,8 +196,9 @@ def _not_reached(reference: RunRecord) -> dict[NotCompared, str]:
     return missing
 
 
-def _exceptions(run: RunRecord, options: Options) -> list[Finding]:
-    """Return the legitimate differences between the ranks of a run."""
+def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
+    """Return the legitimate differences between the ranks of a run, with the largest deviation."""
+    run = comparison.run
     facts = [trace.facts for trace in run.traces]
     is_native = not run.is_replicated
     possible: tuple[tuple[Cause, str, bool], ...] = (
@@ -220,8 +223,9 @@ def _exceptions(run: RunRecord, options: Options) -> list[Finding]:
     return [
         Finding(
             cause=cause,
-            message=f"{message}; without it the runs are the same.",
+            message=message,
             workers=run.size,
+            max_relative_deviation=comparison.largest_deviation,
             is_exception=True,
         )
         for cause, message, applies in possible

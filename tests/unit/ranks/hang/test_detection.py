@@ -8,7 +8,7 @@ from samestep.ranks.hang.detection import ended_before, find_circle, find_hang
 from samestep.ranks.hang.rank_status import RankStatus, Wait, parse_status
 from samestep.ranks.hang.report import Advice, describe
 
-ADVICE = Advice(diverged="Go together.", slow="Be patient.")
+ADVICE = Advice(diverged="Go together.", steps="Count.", slow="Be patient.")
 
 
 def wait(seq, *, op="all_reduce", age_s=60.0, ranks=(0, 1, 2)):
@@ -64,7 +64,7 @@ def test_different_collectives_with_one_number_are_a_hang():
     hang = hang_of({0: status(5, wait(5)), 1: status(5, other), 2: status(5, other)})
 
     assert hang.missing == ()
-    text = describe(hang, {0: status(5, wait(5)), 1: status(5, other)}, 2, quiet={}, advice=ADVICE)
+    text = describe(hang, {0: status(5, wait(5)), 1: status(5, other)}, 2, quiet={}, advice=ADVICE).text
     assert " 60 s" in text.splitlines()[0]
     assert text.splitlines()[-1] == ADVICE.diverged
 
@@ -92,7 +92,7 @@ def test_ranks_in_the_same_state_share_a_line_and_a_quiet_rank_is_marked():
         1: status(4),
         2: status(5, wait(5), line="train.py:8: reduce()"),
     }
-    text = describe(hang_of(statuses), statuses, 3, quiet={1: "stopped"}, advice=ADVICE)
+    text = describe(hang_of(statuses), statuses, 3, quiet={1: "stopped"}, advice=ADVICE).text
 
     head, waiting, stopped, advice = text.splitlines()
     assert re.search(r"rank 1 of 3 .*all_reduce #5, .*ranks 0, 2 .* 60 s", head)

@@ -19,7 +19,7 @@ class Store:
 
 def watchdog(status):
     place = Place(rank=1, size=2, local_rank=1, local_size=2, node=0, nodes=1, launcher="samestep")
-    response = Response(limit_s=60, on_hang=print, on_abort=print, advice="")
+    response = Response(limit_s=60, on_hang=print, on_abort=print, diverged="", steps="")
     return Watchdog(place, Store(status), response)
 
 

@@ -1,6 +1,8 @@
 """Each cause is found in the record of a run with that fault, and in no other."""
 
 from dataclasses import replace
+from functools import reduce
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -200,6 +202,92 @@ def doubled(rank, step):
 )
 def test_a_fault_is_named(cause, change):
     assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+def evaluates(keys):
+    return {"evaluated": [float(key) for key in keys]}
+
+
+INDEPENDENT = {
+    "never-averaged": lambda rank, step: scaled(1 + rank)(rank, step),
+    "sum-not-mean": scaled(2),
+    "batch-times-n": doubled,
+    "padded-samples": lambda _, step: padded(step),
+    "no-set-epoch": lambda _, step: step,
+    "lr-times-n": lambda _, step: times_n(step),
+    "padded-evaluation": lambda _, step: step,
+}
+"""Faults in the order of their gravity, and the change of a rank's step that each makes."""
+HIDDEN = (
+    {"never-averaged", "sum-not-mean"},  # one excludes the other
+    {"sum-not-mean", "batch-times-n"},  # no gradient of the same samples is left
+    {"batch-times-n", "padded-samples"},
+)
+"""Pairs that cannot occur together, or whose second fault can be seen only when the first is mended."""
+TOGETHER = [
+    names
+    for count in (2, 3, 4)
+    for names in combinations(INDEPENDENT, count)
+    if not any(pair <= set(names) for pair in HIDDEN)
+]
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
+def test_independent_faults_are_all_named_the_gravest_first(names):
+    def change(rank, step):
+        return reduce(lambda made, name: INDEPENDENT[name](rank, made), names, step)
+
+    def facts(rank):
+        keys = range(8) if "padded-evaluation" in names else range(7)
+        return {
+            "wrapped": True,
+            "repeated_epochs": int("no-set-epoch" in names),
+            **evaluates(key % 7 for key in list(keys)[rank::2]),
+        }
+
+    reference, control = (run(facts=lambda _: evaluates(range(7)), jitter=jitter) for jitter in (0, 1e-15))
+    comparison = Comparison(reference, run(2, change=change, facts=facts), control)
+
+    assert [one.cause for one in causes(comparison)] == list(names)
+
+
+def test_a_schedule_by_epochs_that_become_shorter_is_no_fault_of_its_own():
+    def change(rank, step):
+        return replace(doubled(rank, step), learning_rates=[0.1 * 0.9 ** (step.index + (step.index > 4))])
+
+    assert found(run(2, change=change)) == ["batch-times-n"]
+
+
+def test_a_fault_before_a_crash_is_named_beside_it():
+    def change(rank, step):
+        return scaled(1 + rank)(rank, step)
+
+    def failed(_):
+        return {"ended": "ValueError", "message": "no such batch"}
+
+    assert found(run(2, change=change, facts=failed)) == ["crash", "never-averaged"]
+
+
+def test_optimizers_that_part_the_ranks_are_found():
+    def change(rank, step):
+        return replace(step, after=[value * (1 + rank) for value in step.after])
+
+    assert found(run(2, change=change)) == ["replicas-diverge"]
+
+
+def test_ranks_that_hang_one_step_apart_have_not_ended_their_loops():
+    def killed(_):
+        return {"ended": "killed"}
+
+    hung = Failure(rank=0, local_rank=0, pid=1, exit_code=1, error="OutOfStep", message="rank 0 waits")
+    seen = run(
+        2,
+        change=lambda rank, step: step if step.index < STEPS - rank else None,
+        facts=killed,
+        failure=hung,
+    )
+
+    assert found(seen) == ["hang"]
 
 
 def test_equally_weighted_means_of_uneven_shares_are_found_at_the_first_uneven_step():

@@ -1,0 +1,71 @@
+"""Finds the faults that end a run, or that make it several trainings."""
+
+from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
+from samestep.launch.local.failure import follows_from_another
+from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.verdict import Finding
+
+_HANGS = (OutOfStep.__name__, StepsDiffer.__name__)
+
+
+def steps_differ(comparison: Comparison) -> Finding | None:
+    """Find a rank whose loop ended while another rank began a further step."""
+    run = comparison.run
+    begun = [trace.begun for trace in run.traces]
+    most, least = begun.index(max(begun)), begun.index(min(begun))
+    hangs = run.failure is not None and run.failure.error == StepsDiffer.__name__
+    is_over = hangs or run.traces[least].facts.ended == "end"
+    if run.is_replicated or begun[most] == begun[least] or not is_over:
+        return None
+    return comparison.finding(
+        "steps-differ",
+        f"the loop of rank {least} ends after {begun[least]} steps, rank {most} begins another: the number "
+        "of batches depends on the rank. Give every rank as many (samestep.shard), or join() the model.",
+        begun[least],
+    )
+
+
+def hang(comparison: Comparison) -> Finding | None:
+    """Find ranks of a distributed script that wait in different collectives, or for a rank that does not."""
+    run = comparison.run
+    if run.is_replicated or run.failure is None or run.failure.error not in _HANGS:
+        return None
+    return comparison.finding("hang", run.failure.message, run.steps)
+
+
+def crash(comparison: Comparison) -> Finding | None:
+    """Find the error of the rank that failed first."""
+    run = comparison.run
+    failed = [trace.facts for trace in run.traces if trace.facts.ended not in ("steps", "end", "killed")]
+    if not failed:
+        return _death(comparison)
+    own = [facts for facts in failed if not follows_from_another(facts.ended, facts.message)]
+    reported = {facts.rank for facts in failed}
+    if not own and run.failure is not None and run.failure.rank not in reported:
+        return _death(comparison)
+    first = min(own or failed, key=lambda facts: len(run.traces[facts.rank].steps))
+    if first.ended in (UsageError.__name__, *_HANGS):
+        return comparison.finding("refused", first.message, run.steps)
+    message = " ".join(first.message.split())[:300]
+    return comparison.finding("crash", f"rank {first.rank} failed: {first.ended}: {message}", run.steps)
+
+
+def _death(comparison: Comparison) -> Finding | None:
+    """Return the failure of a run in which no rank reported an error itself."""
+    failure, steps = comparison.run.failure, comparison.run.steps
+    if failure is None:
+        return None
+    how = failure.message or f"with exit code {failure.exit_code}"
+    return comparison.finding("crash", f"rank {failure.rank} died: {how}.", steps)
+
+
+def silent_copies(comparison: Comparison) -> Finding | None:
+    """Find ranks that train apart, without a process group."""
+    run, size = comparison.run, comparison.size
+    if run.is_replicated or size == 1 or any(trace.facts.group_size > 1 for trace in run.traces):
+        return None
+    return comparison.finding(
+        "silent-copies",
+        f"{size} workers ran without a common process group: {size} separate trainings. Call "
+        "init_process_group in the script, or run the serial script with samestep run.",
+    )

@@ -1,0 +1,46 @@
+"""Finds prints that differ though the training is the same."""
+
+from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text
+from samestep.studies.verify.verdict import Cause, Finding
+
+
+def printed_number(comparison: Comparison) -> Finding | None:
+    """Find printed numbers that differ though the training is the same."""
+    found = deviating_numbers(comparison.reference, comparison.run, comparison.control)
+    if not found:
+        return None
+    # A number that is not the loss of rank 0's share is the graver fault.
+    worst = max(found, key=lambda one: (not one.is_own_loss, one.value))
+    cause: Cause
+    if worst.is_own_loss:
+        cause, why = "local-print", "it is the loss of rank 0's share"
+    elif comparison.run.is_replicated:
+        cause, why = "printed", "the script prints what a single rank computed of its share"
+    else:
+        cause, why = "local-metric", "rank 0 prints it of its own share. Sum it over the ranks"
+    return Finding(
+        cause=cause,
+        message=f"the training is the same, but a number in {worst.line.strip()!r} deviates by "
+        f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}.",
+        workers=comparison.size,
+        max_relative_deviation=worst.value,
+        is_exception=worst.is_own_loss,
+    )
+
+
+def printed_text(comparison: Comparison) -> Finding | None:
+    """Find lines of other words, or without a partner, though the training is the same.
+
+    A distributed script may well print something else for each number of workers: there it is an exception.
+    """
+    found = deviating_text(comparison.reference, comparison.run, comparison.control)
+    if found is None:
+        return None
+    usual, here = (repr(line.strip()) if line else "no such line" for line in found)
+    return Finding(
+        cause="printed-text",
+        message=f"the training is the same, but rank 0 prints {here}, one worker {usual}.",
+        workers=comparison.size,
+        is_exception=not comparison.run.is_replicated,
+    )

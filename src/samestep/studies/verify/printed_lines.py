@@ -1,0 +1,203 @@
+"""Compares what two runs of one training print: the numbers of equal lines, and the other lines.
+
+Times, rates, dates and memory are measurements, not results: they are recognized by their name or unit, or
+since most of them differ between two runs on one worker.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from samestep.studies.verify.compare import allowed_deviation, rounding_of
+from samestep.studies.verify.run_record import RunRecord
+
+_NUMBER = r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b"
+_DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\d+(?::\d\d)+(?:[.,]\d+)?"
+_TOKEN = re.compile(rf"(?P<date>{_DATE})|(?P<number>{_NUMBER})")
+_NAME = re.compile(r"([A-Za-z_][\w/.-]*)[\"'\s:=(\[<]*[-+]?$")
+_UNIT = re.compile(r"\s*([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)")
+_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_MEASURED = re.compile(
+    r"times?|timer|took|elapsed|eta|speed|throughput|duration|runtime|wall|clock|latency|sec(?:ond)?s?|ms(?:ec)?"
+    r"|us|[fi]ps|mem(?:ory)?|vram|bandwidth|t?flops"
+)
+"""A part of the name of a measurement."""
+_UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|min(?:ute)?s?|h(?:ou)?rs?|h|[kKMGT]i?B")
+_VARIES = 0.01
+"""Relative difference between two runs on one worker from which a number counts as measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedNumber:
+    """A printed number that deviates by more than rounding.
+
+    Args:
+        value: the deviation, relative to the larger of the two numbers.
+        line: the line that contains the number.
+        usual: that line of the reference.
+        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
+    """
+
+    value: float
+    line: str
+    usual: str
+    is_own_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line, with the numbers that can be results.
+
+    Args:
+        text: the line.
+        shape: the line with a sign in the place of each number.
+        numbers: its numbers, without those that are named as measurements.
+    """
+
+    text: str
+    shape: str
+    numbers: Sequence[str]
+
+
+def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:
+    """Return the printed numbers that deviate by more than rounding.
+
+    Counts of one worker's share, such as half of the samples or batches, do not count.
+    """
+    size = 1 if run.is_replicated else run.size
+    rounding = rounding_of(reference.facts.epsilon)
+    lines, again, other = (_lines(one) for one in (reference, control, run))
+    usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
+    measured = _measured_columns(lines, usual)
+    found = []
+    for i, j in _pairs(lines, other):
+        for k, (of, one) in enumerate(zip(lines[i].numbers, other[j].numbers, strict=True)):
+            if of == one or (lines[i].shape, k) in measured or _is_share(of, one, size):
+                continue
+            known = _apart(of, usual[i][k]) if i in usual else 0.0
+            value = _apart(of, one)
+            last = 2 * _last_digit(of) / max(abs(float(of)), abs(float(one)), 1e-12)
+            if not value <= allowed_deviation(known, rounding) + last:
+                is_own = _is_own_loss(of, one, reference, run)
+                found.append(PrintedNumber(value, other[j].text, lines[i].text, is_own))
+    return found
+
+
+def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> tuple[str, str] | None:
+    """Return the first lines of the reference and of a run that differ by more than numbers.
+
+    Lines that also differ between two runs on one worker are left out. One of the two is empty if a line is
+    missing.
+    """
+    lines, again, other = (_lines(one) for one in (reference, control, run))
+    stable = {i for i, _ in _pairs(lines, again)}
+    for first, last, start, stop in _unpaired(lines, other):
+        here = [i for i in range(first, last) if i in stable and lines[i].text.strip()]
+        there = [j for j in range(start, stop) if other[j].text.strip()]
+        if here or (there and first == last):
+            return lines[here[0]].text if here else "", other[there[0]].text if there else ""
+    return None
+
+
+def _lines(run: RunRecord) -> list[_Line]:
+    return [_line(text) for text in run.facts.printed.splitlines()]
+
+
+def _line(text: str) -> _Line:
+    shape, numbers, end, was_measured = "", [], 0, False
+    for token in _TOKEN.finditer(text):
+        between = text[end : token.start()]
+        # A meter prints its mean behind its value: Time 0.123 (0.130).
+        is_mean = was_measured and between.strip() in ("(", "±", "+-", "+/-", "/")
+        was_measured = is_mean or bool(token["date"]) or _is_measured(text, token.start(), token.end())
+        shape += f"{between}{'~' if was_measured else '#'}"
+        if not was_measured:
+            numbers.append(token[0])
+        end = token.end()
+    return _Line(text, shape + text[end:], numbers)
+
+
+def _is_measured(text: str, start: int, end: int) -> bool:
+    """Return whether the name before a number, or the unit behind it, is that of a measurement."""
+    if unit := _UNIT.match(text, end):
+        over, _, per = unit[1].partition("/")
+        if _UNITS.fullmatch(over) or _UNITS.fullmatch(per):
+            return True
+    name = _NAME.search(text, 0, start)
+    if name is None:
+        return False
+    parts = [part.lower() for part in _PARTS.findall(name[1])]
+    is_data_time = parts == ["data"] and "time" in text.lower()  # of a loader, beside that of the step
+    ends_in_seconds = len(parts) > 1 and parts[-1] == "s"
+    return any(map(_MEASURED.fullmatch, parts)) or ends_in_seconds or is_data_time
+
+
+def _measured_columns(
+    lines: Sequence[_Line], usual: Mapping[int, Sequence[str]]
+) -> frozenset[tuple[str, int]]:
+    """Return the numbers, by shape of the line and place, most of which vary between runs on one worker."""
+    total: Counter[tuple[str, int]] = Counter()
+    varied: Counter[tuple[str, int]] = Counter()
+    for i, numbers in usual.items():
+        for k, (of, one) in enumerate(zip(lines[i].numbers, numbers, strict=True)):
+            total[lines[i].shape, k] += 1
+            varied[lines[i].shape, k] += _apart(of, one) > _VARIES
+    return frozenset(column for column, count in varied.items() if 2 * count > total[column])
+
+
+def _apart(of: str, one: str) -> float:
+    """Return the distance of two numbers relative to the larger one."""
+    if of == one:
+        return 0.0
+    a, b = float(of), float(one)
+    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
+
+
+def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
+    if run.is_replicated or not _last_digit(one):
+        return False
+    pairs = (
+        pair
+        for step in range(min(reference.steps, run.steps))
+        for pair in zip(reference.at(step).losses, run.at(step).losses, strict=False)
+    )
+    return any(
+        abs(float(of) - usual) <= _last_digit(of) and abs(float(one) - own) <= _last_digit(one)
+        for usual, own in pairs
+    )
+
+
+def _pairs(lines: Sequence[_Line], others: Sequence[_Line]) -> list[tuple[int, int]]:
+    """Return the pairs of lines that are equal but for their numbers, in order."""
+    blocks = _matcher(lines, others).get_matching_blocks()
+    return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
+
+
+def _unpaired(lines: Sequence[_Line], others: Sequence[_Line]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the ranges of lines between those that are paired."""
+    for kind, *bounds in _matcher(lines, others).get_opcodes():
+        if kind != "equal":
+            first, last, start, stop = bounds
+            yield first, last, start, stop
+
+
+def _matcher(lines: Sequence[_Line], others: Sequence[_Line]) -> SequenceMatcher[str]:
+    one, other = ([line.shape for line in some] for some in (lines, others))
+    return SequenceMatcher(None, one, other, autojunk=False)
+
+
+def _is_share(of: str, one: str, size: int) -> bool:
+    """Return whether a count is one worker's share of another, or `size` times it."""
+    if not (of.isdecimal() and one.isdecimal()):
+        return False
+    return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
+
+
+def _last_digit(text: str) -> float:
+    """Return the value of a printed number's last decimal; 0 for an integer, which is exact."""
+    digits, _, exponent = text.lower().partition("e")
+    decimals = digits.partition(".")[2]
+    return 10.0 ** (int(exponent or 0) - len(decimals)) if decimals or exponent else 0.0

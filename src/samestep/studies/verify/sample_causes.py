@@ -1,0 +1,118 @@
+"""Finds the causes of other samples: those of a step, and those of an evaluation."""
+
+import numpy as np
+
+from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.run_record import same_samples
+from samestep.studies.verify.verdict import Cause, Finding
+
+REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
+_MANY = 0.5
+"""Fraction of a rank's samples that other ranks also use; a larger one is not chance."""
+
+
+def no_set_epoch(comparison: Comparison) -> Finding | None:
+    """Find epochs that a DistributedSampler shuffles alike, unlike on one worker."""
+    if not comparison.run.facts.repeated_epochs or comparison.reference.facts.repeated_epochs:
+        return None
+    return comparison.finding("no-set-epoch", REPEATED_EPOCHS)
+
+
+def samples(comparison: Comparison) -> Finding | None:
+    """Find the first step that trains on other samples than on one worker."""
+    step, run, size = comparison.other_samples, comparison.run, comparison.size
+    if step is None:
+        return None
+    shared = run.shared_between_ranks(max(1, min(run.first_epoch(), comparison.steps)))
+    usual, found = len(comparison.reference.samples(step)), len(run.samples(step))
+    counts = f"step {step} uses {found} samples, one worker {usual}"
+    cause: Cause
+    if shared >= _MANY or (shared > 0 and found == usual):
+        cause = "overlapping-shards"
+        message = (
+            f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch. Give each rank its "
+            "own shard (samestep.shard, DistributedSampler), drawn from one seed."
+        )
+    elif found == usual * size:
+        cause = "batch-times-n"
+        message = (
+            f"{counts}: {size} times as many, since the loader's batch size is per worker. Divide it by the "
+            "number of workers."
+        )
+    elif found > usual:
+        cause = "padded-samples"
+        message = f"{counts}: the sampler pads with repeats. Use samestep.UnpaddedSampler."
+    elif found < usual:
+        cause = "samples-left-out"
+        message = f"{counts}: the remainder of the data is dropped. Use samestep.UnpaddedSampler."
+    else:
+        cause, message = _as_many_others(comparison, step)
+    return comparison.finding(cause, message, step)
+
+
+def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str]:
+    """Return why a step uses as many samples as on one worker, but different ones."""
+    here, usual = (
+        np.unique(np.concatenate([one.samples(k) for k in range(one.steps)]).round(9))
+        for one in (comparison.run, comparison.reference)
+    )
+    if comparison.reference.first_epoch() < comparison.reference.steps and len(here) < len(usual):
+        left_out = len(np.setdiff1d(usual, here))
+        return "samples-left-out", (
+            f"{left_out} of the {len(usual)} samples of one worker are never used, and the order differs. "
+            "Use samestep.UnpaddedSampler."
+        )
+    if np.array_equal(here, usual):
+        return "other-order", (
+            f"step {step} uses other samples than on one worker, though all steps together use the same. "
+            "Draw the order of the whole data set as one worker does, and shard its batches (samestep.shard)."
+        )
+    return "other-samples", f"step {step} uses other samples than on one worker."
+
+
+def same_work(comparison: Comparison) -> Finding | None:
+    """Find ranks that all use every sample of each step: the result is right, the work is repeated."""
+    run = comparison.run
+    if run.is_replicated or comparison.size == 1 or not comparison.steps:
+        return None
+    for step in range(comparison.steps):
+        first, *others = [np.sort(one.samples) for one in run.of_ranks(step)]
+        usual = comparison.reference.samples(step)
+        if not first.size or any(not same_samples(one, first) for one in (*others, usual)):
+            return None
+    if comparison.steps > 1 and same_samples(run.samples(0), run.samples(1)):
+        return None  # data that does not change from step to step are not samples
+    return comparison.finding(
+        "overlapping-shards",
+        "every rank uses all samples of every step, so all ranks compute the same training. Give each rank "
+        "its own shard (samestep.shard, DistributedSampler).",
+        0,
+    )
+
+
+def padded_evaluation(comparison: Comparison) -> Finding | None:
+    """Find an evaluation that the ranks share, with more samples than on one worker."""
+    run = comparison.run
+    if run.is_replicated:
+        return None
+    of_ranks = [trace.evaluations() for trace in run.traces]
+    for here, usual in zip(
+        zip(*of_ranks, strict=False), comparison.reference.traces[0].evaluations(), strict=False
+    ):
+        if sum(here) > usual > max(here):
+            return comparison.finding(
+                "padded-evaluation",
+                f"evaluation counts {sum(here)} samples, on one worker {usual}: the sampler pads with "
+                "repeats. Use samestep.UnpaddedSampler for evaluation.",
+            )
+    return None
+
+
+def fewer_steps(comparison: Comparison) -> Finding | None:
+    """Find another number of steps than on one worker."""
+    here, usual = comparison.run.steps, comparison.reference.steps
+    if here == usual:
+        return None
+    return comparison.finding(
+        "number-of-steps", f"the run has {here} steps, on one worker {usual}.", comparison.steps
+    )

@@ -1,0 +1,163 @@
+"""Finds the causes of other values: learning rates, parameters, gradients and losses."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.run_record import relative
+from samestep.studies.verify.verdict import Cause, Finding
+
+_EQUAL = 1e-6
+"""Largest relative difference between ranks that the rounding of a collective explains."""
+
+
+def learning_rate(comparison: Comparison) -> Finding | None:
+    """Find the first step with another learning rate than on one worker."""
+    first = comparison.first_of("learning rate")
+    if first is None:
+        return None
+    here, usual = (
+        [run.at(step).learning_rates for step in range(run.steps)]
+        for run in (comparison.run, comparison.reference)
+    )
+    size, step = comparison.size, first.step
+    if all(_close(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
+        return comparison.finding(
+            "lr-times-n",
+            f"the learning rate is {size} times that of one worker for the same batch. Use the same rate: "
+            "gradients are averaged, not summed.",
+            step,
+        )
+    for ahead in (0, size - 1):
+        pairs = [(i, i * size + ahead) for i in range(len(here)) if i * size + ahead < len(usual)]
+        if len(pairs) > 1 and all(_close(here[i], usual[k]) for i, k in pairs):
+            return comparison.finding(
+                "schedule-n-times",
+                f"the learning rate of step {step} is that of step {step * size + ahead} on one worker: the "
+                f"schedule steps {size} times per step. Step it once.",
+                step,
+            )
+    return comparison.finding(
+        "learning-rate",
+        f"the learning rate of step {step} is {_rates(here[step])}, on one worker {_rates(usual[step])}.",
+        step,
+    )
+
+
+def start(comparison: Comparison) -> Finding | None:
+    """Find ranks that start with different parameters."""
+    if not comparison.steps or not _ranks_differ(comparison, 0, "before"):
+        return None
+    return comparison.finding(
+        "replicas-differ-at-start",
+        "the ranks start with different parameters. Broadcast rank 0's (samestep.replicate, "
+        "DistributedDataParallel), or draw them from one seed.",
+        0,
+    )
+
+
+def averaging(comparison: Comparison) -> Finding | None:
+    """Find the first step in which the gradients of the ranks differ."""
+    step = next((one for one in range(comparison.steps) if _ranks_differ(comparison, one, "gradient")), None)
+    if step is None:
+        return None
+    backwards = comparison.run.at(step).backwards
+    if comparison.run.facts.wrapped and backwards > 1:
+        return comparison.finding(
+            "accumulation-not-averaged",
+            f"the ranks' gradients differ in step {step}, which accumulates {backwards} backwards. Run the "
+            "last one outside no_sync().",
+            step,
+        )
+    return comparison.finding(
+        "never-averaged",
+        f"the ranks' gradients differ in step {step}: they are not averaged. Call the "
+        "DistributedDataParallel model itself, not its .module, or use samestep.replicate.",
+        step,
+    )
+
+
+def divergence(comparison: Comparison) -> Finding | None:
+    """Find the first step after which the ranks' parameters differ, though their gradients are equal."""
+    step = next((one for one in range(comparison.steps) if _ranks_differ(comparison, one, "after")), None)
+    if step is None:
+        return None
+    return comparison.finding(
+        "replicas-diverge",
+        f"the ranks' parameters differ after step {step}, though their gradients are equal: the optimizer "
+        "does something else on each rank. Give all ranks the same learning rate, state and clipping.",
+        step,
+    )
+
+
+def scale(comparison: Comparison) -> Finding | None:
+    """Find a gradient that is a multiple of that of one worker."""
+    if comparison.first is None or comparison.first.quantity not in ("gradient", "gradient norm", "loss"):
+        return None
+    step, size = comparison.first.step, comparison.size
+    here, usual = comparison.run.gradient(step), comparison.reference.gradient(step)
+    if here.shape != usual.shape or not usual.any():
+        return None
+    factor = float(here @ usual / (usual @ usual))
+    if abs(factor - 1) < 1e-3 or not factor or relative(here / factor, usual) > 1e-3:
+        return None
+    cause: Cause
+    if abs(factor - size) < 1e-3 * size:
+        cause, why = "sum-not-mean", ": it is summed over the ranks. Divide it by their number"
+    elif abs(factor * size - 1) < 1e-3:
+        cause, why = (
+            "divided-twice",
+            ": it is averaged twice. Do not divide the loss by the number of workers",
+        )
+    else:
+        cause, why = "gradient-scale", ""
+    return comparison.finding(
+        cause, f"the gradient of step {step} is {factor:.4g} times that of one worker{why}.", step
+    )
+
+
+def mean_of_means(comparison: Comparison) -> Finding | None:
+    """Find the first step whose loss is weighted by rank instead of by sample."""
+    first, run = comparison.first, comparison.run
+    if first is None or first.quantity not in ("gradient", "gradient norm", "loss", "update"):
+        return None
+    counts = [[len(one.samples) for one in run.of_ranks(step)] for step in range(first.step + 1)]
+    *before, last = counts
+    if len(set(last)) == 1 or any(len(set(one)) != 1 for one in before):
+        return None
+    return comparison.finding(
+        "mean-of-means",
+        f"step {first.step} is the first with unequal numbers of samples per rank ({last}): the mean of the "
+        "ranks' means is not the mean of the samples. Weight each rank's loss by its samples.",
+        first.step,
+    )
+
+
+def unknown(comparison: Comparison) -> Finding | None:
+    """Find the first deviation, of whatever cause."""
+    first = comparison.first
+    if first is None:
+        return None
+    samples = "equal" if comparison.has_same_samples(first.step) else "unknown"
+    return comparison.finding(
+        cast("Cause", first.quantity.replace(" ", "-")),
+        f"the {first.quantity} of step {first.step} deviates by {first.value:.1e}, rounding explains "
+        f"{first.allowed:.1e}; samples: {samples}.",
+        first.step,
+    )
+
+
+def _ranks_differ(comparison: Comparison, step: int, name: str) -> bool:
+    first, *others = [np.array(getattr(one, name)) for one in comparison.run.of_ranks(step)]
+    return any(relative(one, first) > _EQUAL for one in others)
+
+
+def _rates(rates: Sequence[float]) -> str:
+    """Return the distinct learning rates as text."""
+    return ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates)) or "none"
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-9, atol=0))

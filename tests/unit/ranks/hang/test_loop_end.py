@@ -1,0 +1,62 @@
+"""Lines of a script show whether a rank has left the training loop in which another one is."""
+
+import pytest
+
+from samestep.ranks.hang.loop_end import has_left_loop, is_in_training_loop
+
+SCRIPT = """\
+def train(model, loader):
+    for batch in loader:
+        loss = model(batch)
+        loss.backward()
+        for p in model.parameters():
+            all_reduce(p.grad)
+        optimizer.step()
+        barrier()
+        if rank == 0:
+            barrier()
+    gather(loss)
+
+def main():
+    for epoch in range(4):
+        train(model, loader)
+        evaluate(model)
+        if dist.get_rank() == 0:
+            barrier()
+    all_reduce(score)
+
+def evaluate(model):
+    for batch in loader:
+        all_reduce(model(batch))
+"""
+IN_STEP, OTHER_IN_STEP, ON_RANK_0, BEHIND, IN_EVALUATION, AFTER_EPOCH, AT_END = 6, 8, 10, 11, 23, 18, 19
+
+
+@pytest.fixture
+def at(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    return lambda line: f"{file}:{line}: text"
+
+
+@pytest.mark.parametrize("line", [BEHIND, AT_END])
+def test_a_line_behind_the_loop_or_the_call_of_its_function_has_left_it(at, line):
+    assert has_left_loop(at(line), at(IN_STEP))
+
+
+@pytest.mark.parametrize("line", [IN_STEP, OTHER_IN_STEP, ON_RANK_0, AFTER_EPOCH])
+def test_a_line_in_the_loop_or_of_some_ranks_only_proves_nothing(at, line):
+    assert not has_left_loop(at(line), at(IN_STEP))
+
+
+def test_only_loops_that_take_steps_count(at):
+    assert is_in_training_loop(at(IN_STEP))
+    assert not is_in_training_loop(at(IN_EVALUATION))
+    assert not has_left_loop(at(AT_END), at(IN_EVALUATION))
+
+
+def test_lines_without_a_readable_script_prove_nothing(at, tmp_path):
+    gone = f"{tmp_path / 'gone.py'}:3: text"
+    assert not has_left_loop(gone, gone)
+    assert not has_left_loop(at(BEHIND), gone)
+    assert not is_in_training_loop("outside of the script")

@@ -1,0 +1,98 @@
+"""Numbers that are results are compared, measurements are not, and lines of other words are found."""
+
+from dataclasses import replace
+
+import pytest
+
+from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text
+from samestep.studies.verify.run_record import RunRecord
+from samestep.studies.verify.trace import Facts, Trace
+
+
+def printed(text, *, replicated=False, size=1):
+    facts = Facts(rank=0, epsilon=1e-7, printed=f"{text}\n")
+    traces = [Trace(replace(facts, rank=rank), [], 0) for rank in range(size)]
+    return RunRecord(traces, is_replicated=replicated)
+
+
+def numbers(reference, run, control=None):
+    found = deviating_numbers(printed(reference), printed(run, size=2), printed(control or reference))
+    return [(one.line, one.usual) for one in found]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch: [0][ 10/100] Time 0.123 (0.130) Data 0.014 (0.020)",
+        "samples_per_sec: 161.4",
+        "tokens/s: 1234",
+        "{'train_runtime': 12.5, 'train_samples_per_second': 31.25}",
+        "step_ms=41.5",
+        "ips 812.5",
+        "fps: 31.2",
+        "| lr 0.1 | ms/batch 216.80",
+        "elapsed_time: 8.25",
+        "seconds: 12.3",
+        "duration_s=12.3",
+        "trainRuntime 12.5",
+        "took 41.2 ms",
+        "812.5 img/s",
+        "1.31 s/it",
+        "max mem: 1234.5",
+        "GPU memory 3.1 GB",
+        "[00:01<00:09]",
+        "2026-11-23 12:31:07,125 INFO",
+    ],
+)
+def test_measurements_are_no_results(line):
+    digits = str.maketrans("123456789", "987654321")
+    other = line if "lr 0.1" not in line else line.replace("216.80", "893.20")
+    if other == line:
+        other = line.translate(digits).replace("[9", "[0").replace("[0][ 90/900]", "[0][ 10/100]")
+    assert other != line
+    assert numbers(line, other) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("loss 0.5123", "loss 0.6123"),
+        ("Time 0.123 Loss 1.5", "Time 0.993 Loss 1.9"),
+        ("accuracy: 0.0", "accuracy: 4.0"),
+        ("loss 0.5 min 0.3", "loss 0.9 min 0.3"),
+        ("val_acc=0.75, s=3", "val_acc=0.50, s=3"),
+        ("data 0.25", "data 0.75"),
+        ("perplexity 31.", "perplexity 38."),
+    ],
+)
+def test_results_are_compared(line, other):
+    assert numbers(line, other) == [(other, line)]
+
+
+def test_a_deviation_is_at_most_twice_the_larger_number():
+    (found,) = deviating_numbers(printed("hits 0.0"), printed("hits 4.0", size=2), printed("hits 0.0"))
+    assert found.value == 1.0
+
+
+def test_a_number_that_varies_in_most_lines_on_one_worker_is_measured():
+    lines, again, other = ("\n".join(f"queue {k + shift}.5" for k in range(6)) for shift in (3, 4, 9))
+    assert numbers(lines, other, again) == []
+    assert len(numbers(lines, other)) == 6
+
+
+def text(reference, run, control=None):
+    return deviating_text(printed(reference), printed(run), printed(control or reference))
+
+
+def test_lines_of_other_words_are_found():
+    assert text("start\nloss 1.0\nbest model\nend", "start\nloss 1.0\nno better\nend") == (
+        "best model",
+        "no better",
+    )
+    assert text("start\nsaved\nend", "start\nend") == ("saved", "")
+    assert text("start\nend", "start\nsaved\nend") == ("", "saved")
+    assert text("loss 1.0\nend", "loss 2.0\nend") is None
+
+
+def test_words_that_vary_on_one_worker_are_not():
+    assert text("run abc\nend", "run ghi\nend", "run def\nend") is None
