@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import uuid
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -27,16 +26,13 @@ from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
+from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Start
 from samestep.launch.local.failure import Failure, root_cause
 from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
-from samestep.launch.local.hosting import Ending, ending_of, exited
-from samestep.launch.local.local_backend import Round, places, worker_variables
+from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch, seed_generators
 from samestep.launch.local.worker_report import Report, ReportPipe
-from samestep.launch.local.workers import Workers
-from samestep.ranks.rendezvous.free_port import reserved_port
-from samestep.ranks.rendezvous.job_secret import shared_secret
 from samestep.ranks.world.torch_rendezvous import prepare_groups
 
 _DEPTH = 4
@@ -162,26 +158,18 @@ class SpawnedWorkers:
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], count: int, *, around: Around, watch: Watch
     ) -> None:
+        def entry(start: Start, pipe: ReportPipe) -> Report:
+            forget_parent()
+            seed_generators()
+            prepare_groups((start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])))
+
+            def run() -> Ending:
+                return report_of(partial(fn, start.place.rank, *args)).ending
+
+            return Report(ending=watch(partial(around, run), pipe.send_provisional))
+
         with ExitStack() as stack:
-            holder = stack.enter_context(reserved_port())
-            secret = stack.enter_context(shared_secret())
-            self._workers = stack.enter_context(Workers(private=[holder.fileno(), secret.file]))
-            this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
-
-            def entry(start: Start, pipe: ReportPipe) -> Report:
-                forget_parent()
-                seed_generators()
-                prepare_groups(this.master)
-                run = partial(_called, fn, start.place.rank, args)
-                return Report(ending=watch(partial(around, run), pipe.send_provisional))
-
-            self._workers.start(
-                [
-                    Start(place=place, variables=worker_variables(place, this) | secret.variables)
-                    for place in places(count)
-                ],
-                entry,
-            )
+            self._workers = stack.enter_context(started_workers(entry, count))
             self._undo = stack.pop_all()
         atexit.register(self._wait)  # torch's processes are waited for at the end of the script
 
@@ -263,14 +251,3 @@ class SpawnedProcess:
         """Ask it to end."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-
-
-def _called(fn: Callable[..., Any], rank: int, args: Sequence[Any]) -> Ending:
-    """Call a worker's function, and return how it ended."""
-    try:
-        fn(rank, *args)
-    except SystemExit as stop:
-        return exited(stop)
-    except BaseException as error:  # noqa: BLE001 - raised again in the script
-        return ending_of(error)
-    return Ending()

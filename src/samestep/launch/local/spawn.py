@@ -16,12 +16,12 @@ import os
 import pickle
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from samestep.base.errors import UsageError, WorkerFailed
+from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.failure import root_cause
 from samestep.launch.local.forking import (
@@ -30,12 +30,8 @@ from samestep.launch.local.forking import (
     open_standard_streams,
     release_compute_threads,
 )
-from samestep.launch.local.hosting import Ending, ending_of, exited, leave
-from samestep.launch.local.local_backend import Round, places, worker_variables
+from samestep.launch.local.hosting import leave
 from samestep.launch.local.worker_report import Report, ReportPipe
-from samestep.launch.local.workers import Workers
-from samestep.ranks.rendezvous.free_port import reserved_port
-from samestep.ranks.rendezvous.job_secret import shared_secret
 from samestep.ranks.world.thread_world import run_ranks
 
 T = TypeVar("T")
@@ -78,14 +74,11 @@ def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
     """Join the other workers and call `fn`; called in a worker whose variables are set."""
     from samestep.ranks.world.join import join
 
-    try:
+    def joined() -> Any:
         with join() as world:
-            result = fn(world, *args)
-    except SystemExit as stop:
-        return Report(ending=exited(stop))
-    except BaseException as error:  # noqa: BLE001 - raised again in the parent
-        return Report(ending=ending_of(error))
-    return Report(ending=Ending(), result=result)
+            return fn(world, *args)
+
+    return report_of(joined)
 
 
 def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
@@ -98,17 +91,7 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
 
 def _in_processes(entry: Entry, n: int) -> list[Any]:
     open_standard_streams()
-    with (
-        reserved_port() as holder,
-        shared_secret() as secret,
-        Workers(private=[holder.fileno(), secret.file]) as workers,
-    ):
-        this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
-        own = secret.variables | {"SAMESTEP_BANNER": "0"}
-        workers.start(
-            [Start(place=place, variables=worker_variables(place, this) | own) for place in places(n)],
-            entry,
-        )
+    with started_workers(entry, n, variables={"SAMESTEP_BANNER": "0"}) as workers:
         while workers.running and not workers.failures:
             workers.wait()
         workers.await_cause()
