@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from support.forked_commands import samestep
+from samestep.studies.scaling.analysis.study_file import read_study
+from support.forked_commands import samestep, scale
 
 GALLERY = Path(__file__).parents[1] / "gallery_spawn"
 BY_FLAG, BY_COUNT = GALLERY / "spawns_by_flag.py", GALLERY / "spawns_by_count.py"
+TRAINS = GALLERY / "trains_by_count.py"
 ON_CPU = ("--device", "cpu")
 
 
@@ -138,3 +140,59 @@ def test_an_option_that_needs_forked_workers_is_refused_where_they_cannot_be_for
 
     assert ended.code == 2
     assert "beside" in ended.err
+
+
+def test_the_number_of_steps_ends_a_script_that_waits_for_its_workers(tmp_path):
+    step = "(model(torch.ones(1, 1)).sum().backward(), optimizer.step())"
+    body = (
+        "model = torch.nn.Linear(1, 1); optimizer = torch.optim.SGD(model.parameters(), 0.1); "
+        f"[{step} for _ in range(9)]; args[0].put(rank)"
+    )
+    call = (
+        "q = mp.get_context('spawn').SimpleQueue(); c = mp.spawn(work, (q,), nprocs=2, join=False); "
+        "print(q.get(), q.get())"
+    )
+    folder = tmp_path / "clock"
+    ended = run("--clock", folder, "--clock-steps", 3, "--clock-warm-up", 1, spawns(tmp_path, body, call))
+
+    assert (ended.code, ended.out) == (0, ""), ended.err
+    assert [len(path.read_text().splitlines()) for path in folder.iterdir()] == [5, 5]
+
+
+def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = (
+        "open('before', 'w').write('x'); mp.spawn(work, nprocs=2); print(*map(os.path.exists, ('b0', 'b1')))"
+    )
+    script = spawns(tmp_path, "open(open('before').name[0] + str(rank), 'w').write('y')", call)
+    ended = run("--scratch", "scratch", script)
+
+    assert (ended.code, ended.out) == (0, "True True\n"), ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "train.py"]
+
+
+def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
+    script = spawns(tmp_path, "print(*os.sched_getaffinity(0))", "mp.spawn(work, nprocs=2)")
+    ended = run("--bind", "core", script)
+
+    first, second = (set(line.split()) for line in ended.out.splitlines())
+    assert ended.code == 0, ended.err
+    assert first
+    assert first.isdisjoint(second)
+
+
+@pytest.mark.parametrize("way", ["by flag", "by count", "alone"])
+def test_its_steps_are_measured_on_each_number_of_workers(tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
+    assert call in text
+    if way == "alone":
+        text = text.replace(call, f"{call} if args.gpus > 1 else train(0, 1, '')")
+    Path("train.py").write_text(text)
+    flags = ("--steps=4", "--warm-up=2", "--repeats=1", "--oversubscribe", "--out=study", "--device=cpu")
+    ended = scale("-n", "1,2", *flags, "train.py", *(("--gpus", "{n}") if way == "by flag" else ()))
+
+    assert ended.code == 0, ended.err
+    points = read_study(Path("study")).points
+    assert [(one.workers, one.global_batch) for one in points] == [(1, 24), (2, 24)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study", "train.py"]

@@ -15,7 +15,7 @@ from samestep.base.machine.topology import cores
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
-from samestep.launch.source.classify import SPAWNERS, ScriptKind, classify
+from samestep.launch.source.classify import ScriptKind, classify
 from samestep.launch.source.modules import source_of, user_folders
 from samestep.launchers.binding import checked, share_of, undo_default_binding
 from samestep.launchers.binding import in_words as binding_text
@@ -69,8 +69,7 @@ class Decision:
     @property
     def spawns_by_torch(self) -> bool:
         """Whether the program starts its workers by `torch.multiprocessing.spawn`; samestep replaces it."""
-        evidence = self.script.evidence if self.script is not None else None
-        return self.starts_own_workers and evidence is not None and evidence.name in SPAWNERS
+        return self.script is not None and self.script.spawns_by_torch
 
     @property
     def must_have_group(self) -> bool:
@@ -137,7 +136,7 @@ def decide(
         _refuse_several_starts(decision)
         if not (decision.spawns_by_torch and job.asked()):
             return decision
-        decision = replace(decision, job=_with_number(job))
+        decision = replace(decision, job=replace(job, program=with_number(job.program, decision.size)))
     if decision.is_settled_by_join and threads is None:
         return decision
     return replace(decision, threads=_threads(plan, detected, environment, threads))
@@ -178,7 +177,7 @@ def with_binding(decision: Decision, kind: str) -> Decision:
     Raises:
         UsageError: there is no such binding, there are too few cores, or the program starts its own workers.
     """
-    if checked(kind) != "none" and decision.starts_own_workers:
+    if checked(kind) != "none" and decision.starts_own_workers and not decision.spawns_by_torch:
         raise UsageError(
             f"--bind {kind} binds samestep's workers, and {decision.job.program.target} starts its own. "
             "Leave --bind out."
@@ -196,7 +195,8 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
     """
     if scratch is None:
         return decision
-    if decision.starts_own_workers or decision.job.program.kind == "executable":
+    own_workers = decision.starts_own_workers and not decision.spawns_by_torch
+    if own_workers or decision.job.program.kind == "executable":
         raise UsageError(
             "--scratch needs a Python script that does not start its own workers, and "
             f"{decision.job.program.target} is not one. Leave it out."
@@ -222,12 +222,12 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
 
 
 def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> None:
-    """Refuse a script that starts its own workers, which a measuring verb cannot reach.
+    """Refuse a script that starts its own workers in a way in which a measuring verb cannot reach them.
 
     Raises:
-        UsageError: the script starts its own workers.
+        UsageError: the script starts its own workers, and not by `torch.multiprocessing.spawn`.
     """
-    if script.kind == "spawns":
+    if script.kind == "spawns" and not script.spawns_by_torch:
         raise UsageError(
             f"{program.target} starts its own workers, which {verb} cannot measure. If it can run as one "
             "of several workers under a launcher (torchrun, samestep run), give --mode native."
@@ -275,10 +275,9 @@ def _refuse_several_starts(decision: Decision) -> None:
         )
 
 
-def _with_number(job: Job) -> Job:
-    """Return a job whose program's arguments have the number of workers for ``{n}``."""
-    arguments = tuple(one.replace("{n}", str(job.asked())) for one in job.program.args)
-    return replace(job, program=replace(job.program, args=arguments))
+def with_number(program: Program, workers: int) -> Program:
+    """Return a program whose arguments have the number of workers for ``{n}``."""
+    return replace(program, args=tuple(one.replace("{n}", str(workers)) for one in program.args))
 
 
 def banner(decision: Decision) -> list[str]:

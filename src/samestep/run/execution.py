@@ -1,6 +1,7 @@
 """Runs a decided job to its end: starts the workers or becomes one, and logs why they failed."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
+from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
@@ -61,9 +63,6 @@ def start_own(decision: Decision, arguments: Sequence[str]) -> int:
 
 def execute(decision: Decision) -> int:
     """Run the job to its end and return the exit code of the run."""
-    if decision.spawns_by_torch:
-        # A query of the CUDA driver in the script would forbid to fork its workers.
-        env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
@@ -73,6 +72,8 @@ def execute(decision: Decision) -> int:
         if isinstance(settled, Join):
             _run_here(decision, settled)
         outcome = _spawn(decision, settled)
+    if _trains_alone_in_scratch(decision, outcome):
+        return execute(_as_one_worker(decision))
     if outcome.preempted:
         return PREEMPTED
     if outcome.interrupted_by:
@@ -101,7 +102,7 @@ def bind_worker(decision: Decision, place: Place) -> None:
 def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> None:
     """Log why the workers failed, if they did."""
     cause = outcome.cause
-    if cause is None or outcome.preempted:
+    if cause is None or outcome.preempted or _trains_alone_in_scratch(decision, outcome):
         return
     if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
         return
@@ -123,6 +124,19 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         else "the run is over"
     )
     log(f"{words}; {others}{restarts.in_words()}.")
+
+
+def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:
+    """Return whether a script, for one worker, trains without spawning it, and has written no file yet."""
+    cause = outcome.cause
+    is_alone = cause is not None and cause.error == "TrainsAloneError"
+    return is_alone and decision.options.scratch is not None
+
+
+def _as_one_worker(decision: Decision) -> Decision:
+    """Return the decision that runs a script which trains without spawning a worker as one worker."""
+    shutil.rmtree(decision.options.scratch or "", ignore_errors=True)
+    return replace(decision, script=ScriptKind("native"))
 
 
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:

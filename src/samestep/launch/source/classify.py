@@ -113,6 +113,11 @@ class ScriptKind:
     """Lines of a native script that read variables of Slurm or MPI, if it reads none of torchrun's."""
     creates_group: bool = False  # whether a script that starts its own workers creates a process group
 
+    @property
+    def spawns_by_torch(self) -> bool:
+        """Whether it starts its workers by `torch.multiprocessing.spawn`; samestep replaces that function."""
+        return self.kind == "spawns" and self.evidence is not None and self.evidence.name in SPAWNERS
+
 
 def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[str] = ()) -> ScriptKind:
     """Return the kind of `script`, from its source and that of the user's modules that it imports.

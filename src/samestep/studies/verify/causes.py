@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
+from samestep.launch.local.failure import follows_from_another
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.compare import printed_deviations
 from samestep.studies.verify.run_record import relative, same_samples
@@ -74,7 +75,11 @@ def _crash(comparison: Comparison) -> Finding | None:
     failed = [trace.facts for trace in run.traces if trace.facts.ended not in ("steps", "end", "killed")]
     if not failed:
         return _death(comparison)
-    first = min(failed, key=lambda facts: len(run.traces[facts.rank].steps))
+    own = [facts for facts in failed if not follows_from_another(facts.ended, facts.message)]
+    reported = {facts.rank for facts in failed}
+    if not own and run.failure is not None and run.failure.rank not in reported:
+        return _death(comparison)
+    first = min(own or failed, key=lambda facts: len(run.traces[facts.rank].steps))
     if first.ended in ("UsageError", "OutOfStep"):
         return comparison.finding("refused", first.message, run.steps)
     message = " ".join(first.message.split())[:300]

@@ -1,0 +1,178 @@
+"""Runs a script that calls `torch.multiprocessing.spawn`, and starts its workers as those of other scripts.
+
+The script runs once. Where it calls `spawn`, a hook forks the workers: each is watched, clocked and compared
+like a worker that samestep has started itself, and the ranks meet at a free port, whatever address the script
+sets.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from samestep.base import env
+from samestep.base.console import log
+from samestep.base.errors import UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
+from samestep.launch.local.failure import Failure
+from samestep.launch.local.forking import fork_is_safe, release_compute_threads
+from samestep.launch.local.hosting import Ending, exit_process
+from samestep.launch.local.programs import Around, Watch
+from samestep.run.spawned_workers import SpawnedWorkers, share_tensors
+
+
+class TrainsAloneError(UsageError):
+    """A script that can spawn workers trains in its own process, because one worker was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnedRuns:
+    """How the workers that a script spawns run.
+
+    Args:
+        asked: number of workers that the user has asked for; None for as many as the script spawns.
+        around: runs a worker's function in the contexts of a worker.
+        watch: returns the function that runs and watches one of that many workers.
+        needs_fork: an option that workers have only if samestep forks them; empty for none.
+        must_spawn: whether a script that trains in its own process ends with `TrainsAloneError`.
+        was_stopped: returns whether the worker of this rank was ended after its last recorded step. The
+            script then ends too, since it may use the results of a complete training.
+        on_failure: called with the cause if a worker has failed.
+    """
+
+    asked: int | None
+    around: Around
+    watch: Callable[[int], Watch]
+    needs_fork: str = ""
+    must_spawn: bool = False
+    was_stopped: Callable[[int], bool] | None = None
+    on_failure: Callable[[Failure], object] = lambda _: None
+
+
+def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
+    """Run a script, and start the workers that it spawns."""
+    # Otherwise a query of the CUDA driver in the script forbids to fork its workers.
+    env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
+    script = _Script(how)
+    hooks = dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn))
+    handle = register_optimizer_step_pre_hook(script.before_step)
+    if how.was_stopped is not None:  # the script may wait for a result that does not come
+        signal.signal(signal.SIGCHLD, script.after_child)
+    try:
+        with attached_all(hooks):
+            return run()
+    finally:
+        handle.remove()
+
+
+@dataclass(slots=True)
+class _Script:
+    """A script that spawns workers."""
+
+    how: SpawnedRuns
+    started: list[SpawnedWorkers] = field(default_factory=list)
+    calls: int = 0
+
+    def spawn(
+        self,
+        original: Callable[..., Any],
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        nprocs: int = 1,
+        join: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        daemon: bool = False,  # noqa: FBT001, FBT002
+        start_method: str = "spawn",
+    ) -> Any:
+        """Act for `torch.multiprocessing.spawn`."""
+        how = self.how
+        self.calls += 1
+        _check_number(nprocs, how.asked)
+        if not _can_fork():
+            _refuse_or_log(how.needs_fork)
+            return original(fn, args, nprocs, join, daemon, start_method)
+        share_tensors(args)
+        workers = SpawnedWorkers(
+            fn, args, nprocs, around=how.around, watch=how.watch(nprocs), on_end=self._ended
+        )
+        self.started.append(workers)
+        if not join:
+            return workers
+        while not workers.join():
+            pass
+        return None
+
+    def before_step(self, *_: Any) -> None:
+        """Refuse to train in the script's process where workers were asked for."""
+        if self.calls:
+            return
+        if self.how.asked not in (None, 1):
+            raise UsageError(
+                f"the script trains without spawning workers, so -n {self.how.asked} has no effect. Give it "
+                "the flag by which it uses several GPUs, or --mode autopilot to run it as a serial script."
+            )
+        if self.how.must_spawn:
+            raise TrainsAloneError(
+                "the script trains without spawning a worker, so its steps are not recorded. Give --mode "
+                "native to run it as one worker."
+            )
+
+    def after_child(self, *_: Any) -> None:
+        """End the script if its workers have ended after their last recorded step; handles SIGCHLD."""
+        if self.started and self.started[-1].have_succeeded:
+            self._leave_if_stopped()
+
+    def _ended(self, cause: Failure | None) -> None:
+        if cause is not None:
+            self.how.on_failure(cause)
+        else:
+            self._leave_if_stopped()
+
+    def _leave_if_stopped(self) -> None:
+        workers = self.started[-1]
+        if self.how.was_stopped is None or not any(map(self.how.was_stopped, workers.ranks)):
+            return
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with suppress(Exception):  # what the handler has interrupted may have been in the middle of it
+            workers.close()
+        for child in multiprocessing.active_children():
+            child.terminate()
+        exit_process()
+
+
+def _check_number(found: int, asked: int | None) -> None:
+    """Refuse a script that spawns another number of workers than the user has asked for."""
+    if asked is None or found == asked:
+        return
+    hint = f"give -n {found}" if found else "give --device cpu on a machine without GPUs"
+    raise UsageError(
+        f"the script spawns {found} workers, and -n {asked} was given: {hint}, or give the number by a flag "
+        f"of the script (samestep run -n {asked} train.py --gpus {{n}})."
+    )
+
+
+def _can_fork() -> bool:
+    """Return whether forked workers can compute; a query of CUDA's driver can forbid it without a trace."""
+    if not (fork_is_safe() and release_compute_threads()):
+        return False
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return True
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 - no public spelling
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _refuse_or_log(needs_fork: str) -> None:
+    threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    why = f"threads run: {', '.join(threads)}" if threads else "a device is in use"
+    if needs_fork:
+        raise UsageError(f"{needs_fork} needs forked workers, and the script cannot be forked ({why}).")
+    log(f"torch spawns the workers, which are not watched: the script cannot be forked ({why})")
