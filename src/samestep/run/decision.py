@@ -30,6 +30,11 @@ from samestep.launchers.lost_environment import detect_task
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
 
+TRAINS_ALONE = (
+    "the script trains without spawning a worker, so its steps are not recorded. Give --mode native to run it "
+    "as one worker."
+)
+"""Message about a script that can spawn workers and does not, because one worker was asked for."""
 _HELP_FLAGS = {"-h", "--help", "--version", "--usage"}
 
 

@@ -28,7 +28,7 @@ from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
-from samestep.run.decision import Decision, decide, headline, with_binding
+from samestep.run.decision import TRAINS_ALONE, Decision, decide, headline, with_binding
 from samestep.run.rerun import rerun_in_allocation
 from samestep.run.worker_wrappers import monitor, wrapper
 
@@ -129,8 +129,7 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
 def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:
     """Return whether a script, for one worker, trains without spawning it, and has written no file yet."""
     cause = outcome.cause
-    is_alone = cause is not None and cause.error == "TrainsAloneError"
-    return is_alone and decision.options.scratch is not None
+    return cause is not None and cause.message == TRAINS_ALONE and decision.options.scratch is not None
 
 
 def _as_one_worker(decision: Decision) -> Decision:

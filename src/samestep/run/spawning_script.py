@@ -26,11 +26,8 @@ from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.local.programs import Around, Watch
+from samestep.run.decision import TRAINS_ALONE
 from samestep.run.spawned_workers import SpawnedWorkers, share_tensors
-
-
-class TrainsAloneError(UsageError):
-    """A script that can spawn workers trains in its own process, because one worker was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ class SpawnedRuns:
         around: runs a worker's function in the contexts of a worker.
         watch: returns the function that runs and watches one of that many workers.
         needs_fork: an option that workers have only if samestep forks them; empty for none.
-        must_spawn: whether a script that trains in its own process ends with `TrainsAloneError`.
+        must_spawn: whether a script that trains in its own process ends with `TRAINS_ALONE`.
         was_stopped: returns whether the worker of this rank was ended after its last recorded step. The
             script then ends too, since it may use the results of a complete training.
         on_failure: called with the cause if a worker has failed.
@@ -119,10 +116,7 @@ class _Script:
                 "the flag by which it uses several GPUs, or --mode autopilot to run it as a serial script."
             )
         if self.how.must_spawn:
-            raise TrainsAloneError(
-                "the script trains without spawning a worker, so its steps are not recorded. Give --mode "
-                "native to run it as one worker."
-            )
+            raise UsageError(TRAINS_ALONE)
 
     def after_child(self, *_: Any) -> None:
         """End the script if its workers have ended after their last recorded step; handles SIGCHLD."""

@@ -29,8 +29,8 @@ from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Watch, entry_of
 from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
-from samestep.run.decision import with_number
-from samestep.run.spawning_script import SpawnedRuns, TrainsAloneError, with_own_workers
+from samestep.run.decision import TRAINS_ALONE, with_number
+from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Writer, read
@@ -82,7 +82,7 @@ class TracedRun:
             raise KeyboardInterrupt
         cause = outcome.cause
         if self.kind == "spawns" and cause is not None:
-            if cause.error == TrainsAloneError.__name__:
+            if cause.message == TRAINS_ALONE:
                 shutil.rmtree(self.folder)
                 return replace(self, kind="native").run()
             cause = self._cause(cause)
