@@ -31,8 +31,8 @@ from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
 
 TRAINS_ALONE = (
-    "the script trains without spawning a worker, so its steps are not recorded. Give --mode native to run it "
-    "as one worker."
+    "the script trains without spawning a worker, so its steps are not recorded. Give --mode native to run "
+    "it as one worker."
 )
 """Message about a script that can spawn workers and does not, because one worker was asked for."""
 _HELP_FLAGS = {"-h", "--help", "--version", "--usage"}
@@ -127,8 +127,8 @@ def decide(
     """
     detected = detect_task(environment, master=master, nodes=job.nodes.count)
     undo_default_binding(environment, detected.launcher)
-    job, plan = planned(job, detected)
     script = _script(job.program, mode)
+    job, plan = planned(job, detected, spawns=script is not None and script.spawns_by_torch)
     decision = Decision(
         job=job,
         plan=plan,
@@ -141,7 +141,7 @@ def decide(
         _refuse_several_starts(decision)
         if not (decision.spawns_by_torch and job.asked()):
             return decision
-        decision = replace(decision, job=replace(job, program=with_number(job.program, decision.size)))
+        decision = replace(decision, job=replace(job, program=_with_numbers(job.program, plan)))
     if decision.is_settled_by_join and threads is None:
         return decision
     return replace(decision, threads=_threads(plan, detected, environment, threads))
@@ -269,20 +269,52 @@ def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], ask
 
 
 def _refuse_several_starts(decision: Decision) -> None:
-    """Refuse to start a script several times that starts its own workers each time."""
-    several_nodes = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
-    if several_nodes or (isinstance(decision.plan, Join) and decision.size > 1):
-        evidence = decision.script.evidence if decision.script else ""
+    """Refuse to start a script several times that starts its own workers each time.
+
+    A script that spawns them can be started once on each node, if the number of workers is known.
+    """
+    plan, target = decision.plan, decision.job.program.target
+    nodes = plan.nodes if isinstance(plan, Spawn) else None
+    if decision.size == 1 if nodes is None else nodes.count == 1:
+        return
+    evidence = decision.script.evidence if decision.script else ""
+    if not decision.spawns_by_torch or (nodes is None and decision.detected.place.local_size > 1):
         raise UsageError(
-            f"{decision.job.program.target} starts its own workers ({evidence}), and several tasks or nodes "
-            "would each start them. Start it in one process, or give --mode native if it can be one of "
-            "several workers."
+            f"{target} starts its own workers ({evidence}), and several tasks or nodes would each start "
+            "them. Start it in one process, or give --mode native if it can be one of several workers."
+        )
+    if nodes is not None and nodes.least is not None:
+        raise UsageError(
+            f"{target} spawns its workers ({evidence}), so nodes cannot come and go: give --nnodes "
+            f"{nodes.count}."
+        )
+    if decision.job.asked() is None:
+        raise UsageError(
+            f"{target} spawns its workers on each node ({evidence}): give their number on all nodes (-n), "
+            "and the script's own flags with {local}, {nodes} and {node_rank}: samestep run -n 4 train.py "
+            "--gpus {local} --nodes {nodes} --nr {node_rank}."
         )
 
 
-def with_number(program: Program, workers: int) -> Program:
-    """Return a program whose arguments have the number of workers for ``{n}``."""
-    return replace(program, args=tuple(one.replace("{n}", str(workers)) for one in program.args))
+def filled(program: Program, **values: int) -> Program:
+    """Return a program whose arguments have each value for its name in braces.
+
+    >>> filled(Program(target="train.py", args=("--gpus={n}", "{x}")), n=2).args
+    ('--gpus=2', '{x}')
+    """
+    arguments = program.args
+    for name, value in values.items():
+        arguments = tuple(one.replace(f"{{{name}}}", str(value)) for one in arguments)
+    return replace(program, args=arguments)
+
+
+def _with_numbers(program: Program, plan: Plan) -> Program:
+    """Return a program whose arguments have the numbers of workers and nodes, as far as they are known."""
+    if not isinstance(plan, Spawn):
+        return filled(program, n=plan.place.size, local=plan.place.size, nodes=1, node_rank=0)
+    nodes = plan.nodes
+    known = {} if nodes.rank is None and nodes.count > 1 else {"node_rank": nodes.rank or 0}
+    return filled(program, n=plan.size, local=plan.local, nodes=nodes.count, **known)
 
 
 def banner(decision: Decision) -> list[str]:
@@ -339,12 +371,10 @@ def _script_text(decision: Decision) -> str:
     if script is None:
         return f"{target} runs on each worker as it is (--mode native)"
     if script.kind == "spawns":
-        once = (
-            "it is started once, and its workers are forked"
-            if decision.spawns_by_torch
-            else "it is started once"
-        )
-        return f"{target} starts its own workers ({script.evidence}): {once}"
+        several = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
+        once = "it is started once" + (" on each node" if several else "")
+        forked = ", and its workers are forked" if decision.spawns_by_torch else ""
+        return f"{target} starts its own workers ({script.evidence}): {once}{forked}"
     if script.kind == "serial":
         return f"{target} {_serial_text(decision, script)}"
     why = f" ({script.evidence})" if script.evidence else ""

@@ -28,7 +28,7 @@ from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
-from samestep.run.decision import TRAINS_ALONE, Decision, decide, headline, with_binding
+from samestep.run.decision import TRAINS_ALONE, Decision, decide, filled, headline, with_binding
 from samestep.run.rerun import rerun_in_allocation
 from samestep.run.worker_wrappers import monitor, wrapper
 
@@ -157,9 +157,11 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
         )
     watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
-    program = entry_of(job.program, hosted=hosted, around=wrapper(decision), watch=watch)
+    run, once = wrapper(decision), decision.starts_own_workers
 
     def entry(start: Start, pipe: ReportPipe) -> Report:
+        named = filled(job.program, node_rank=start.place.node) if decision.spawns_by_torch else job.program
+        program = entry_of(named, hosted=hosted, around=run, watch=watch, joins=not once)
         bind_worker(decision, start.place)
         if decision.script is not None:
             env.export(values_at(decision.script.reads, start.place))
@@ -168,11 +170,11 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     if spawn.nodes.count > 1:
         from samestep.launch.nodes import nodes_backend
 
-        return nodes_backend.run(job, entry, local=spawn.local, nodes=spawn.nodes, on_round_end=ended)
+        count = 1 if once else spawn.local
+        return nodes_backend.run(job, entry, local=count, nodes=spawn.nodes, on_round_end=ended)
     from samestep.launch.local import local_backend
 
-    count = 1 if decision.starts_own_workers else spawn.local
-    return local_backend.run(job, entry, local=count, on_round_end=ended, alone=decision.starts_own_workers)
+    return local_backend.run(job, entry, local=1 if once else spawn.local, on_round_end=ended, alone=once)
 
 
 def _import_once() -> None:

@@ -24,6 +24,7 @@ from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch, seed_generators
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.local.workers import Worker
+from samestep.launchers.detect import Detected
 from samestep.ranks.world.torch_rendezvous import prepare_groups
 
 _DEPTH = 4
@@ -56,6 +57,7 @@ class SpawnedWorkers:
         around: runs the function in the contexts of a worker.
         watch: runs and watches a worker.
         on_end: called when all have ended, with the cause if one has failed.
+        node: the place of this process among those of other nodes that spawn as many; None on one node.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SpawnedWorkers:
         around: Around,
         watch: Watch,
         on_end: Callable[[Failure | None], None],
+        node: Detected | None = None,
     ) -> None:
         self._on_end = on_end
 
@@ -76,12 +79,12 @@ class SpawnedWorkers:
             prepare_groups((start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])))
 
             def run() -> Ending:
-                return report_of(partial(fn, start.place.rank, *args)).ending
+                return report_of(partial(fn, start.place.local_rank, *args)).ending
 
             return Report(ending=watch(partial(around, run), pipe.send_provisional))
 
         with ExitStack() as stack:
-            self._workers = stack.enter_context(started_workers(entry, count))
+            self._workers = stack.enter_context(started_workers(entry, count, node=node))
             self._undo = stack.pop_all()
         atexit.register(self._wait)  # torch's processes are waited for at the end of the script
 
@@ -138,7 +141,7 @@ class SpawnedWorkers:
     def _raise(self, cause: Failure) -> NoReturn:
         if cause.error == UsageError.__name__:
             raise UsageError(cause.message)
-        text = f"{cause.describe(len(self._workers.all))}\n{cause.traceback}".rstrip()
+        text = f"{cause.describe(self._workers.all[0].start.place.size)}\n{cause.traceback}".rstrip()
         if cause.error:
             raise ProcessRaisedException(text, cause.rank, cause.pid)
         raise ProcessExitedException(text, cause.rank, cause.pid, cause.exit_code)

@@ -26,6 +26,7 @@ from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.local.programs import Around, Watch
+from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE
 from samestep.run.spawned_workers import SpawnedWorkers, share_tensors
 
@@ -35,7 +36,7 @@ class SpawnedRuns:
     """How the workers that a script spawns run.
 
     Args:
-        asked: number of workers that the user has asked for; None for as many as the script spawns.
+        asked: number of workers of a node that the user has asked for; None for as many as the script spawns.
         around: runs a worker's function in the contexts of a worker.
         watch: returns the function that runs and watches one of that many workers.
         needs_fork: an option that workers have only if samestep forks them; empty for none.
@@ -58,7 +59,8 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
     """Run a script, and start the workers that it spawns."""
     # Otherwise a query of the CUDA driver in the script forbids to fork its workers.
     env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
-    script = _Script(how)
+    found = detect(env.snapshot())  # before the script changes the variables
+    script = _Script(how, found if found.place.nodes > 1 else None)
     hooks = dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn))
     handle = register_optimizer_step_pre_hook(script.before_step)
     if how.was_stopped is not None:  # the script may wait for a result that does not come
@@ -75,6 +77,8 @@ class _Script:
     """A script that spawns workers."""
 
     how: SpawnedRuns
+    node: Detected | None
+    """The place of this process among those that run the script on other nodes; None on one node."""
     started: list[SpawnedWorkers] = field(default_factory=list)
     calls: int = 0
 
@@ -91,13 +95,19 @@ class _Script:
         """Act for `torch.multiprocessing.spawn`."""
         how = self.how
         self.calls += 1
-        _check_number(nprocs, how.asked)
+        _check_number(nprocs, how.asked, is_alone=self.node is None)
         if not _can_fork():
-            _refuse_or_log(how.needs_fork)
+            _refuse_or_log(how.needs_fork or ("A run on several nodes" if self.node else ""))
             return original(fn, args, nprocs, join, daemon, start_method)
         share_tensors(args)
         workers = SpawnedWorkers(
-            fn, args, nprocs, around=how.around, watch=how.watch(nprocs), on_end=self._ended
+            fn,
+            args,
+            nprocs,
+            around=how.around,
+            watch=how.watch(nprocs),
+            on_end=self._ended,
+            node=self.node,
         )
         self.started.append(workers)
         if not join:
@@ -141,10 +151,15 @@ class _Script:
         exit_process()
 
 
-def _check_number(found: int, asked: int | None) -> None:
+def _check_number(found: int, asked: int | None, *, is_alone: bool) -> None:
     """Refuse a script that spawns another number of workers than the user has asked for."""
     if asked is None or found == asked:
         return
+    if not is_alone:
+        raise UsageError(
+            f"the script spawns {found} workers on this node, and {asked} on each node were asked for. Give "
+            "the number by a flag of the script (samestep run -n 4 train.py --gpus {local})."
+        )
     hint = f"give -n {found}" if found else "give --device cpu on a machine without GPUs"
     raise UsageError(
         f"the script spawns {found} workers, and -n {asked} was given: {hint}, or give the number by a flag "

@@ -8,6 +8,7 @@ from pathlib import Path
 from samestep.base import env
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
+from samestep.launch.plan import Spawn
 from samestep.launchers.binding import bind
 from samestep.launchers.detect import detect
 from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps
@@ -25,7 +26,7 @@ def wrapper(decision: Decision) -> Around:
     if decision.options.scratch is not None:
         around = partial(_run_in_scratch, around=around, scratch=decision.options.scratch)
     if decision.options.device == "cpu":
-        around = partial(_run_on_cpu, around=around, gpus=decision.size)
+        around = partial(_run_on_cpu, around=around, gpus=_local(decision))
     return around
 
 
@@ -44,7 +45,7 @@ def _of_spawning_script(decision: Decision) -> Around:
     }
     around = _of_worker(replace(decision, options=replace(options, device="auto", scratch=None)))
     how = SpawnedRuns(
-        asked=decision.job.asked(),
+        asked=None if decision.job.asked() is None else _local(decision),
         needs_fork=next((name for name, value in given.items() if value), ""),
         must_spawn=decision.count or clocking is not None,
         around=partial(_run_bound, around=around, kind=decision.bind),
@@ -61,7 +62,13 @@ def _was_stopped(clocking: ClockOptions, rank: int) -> bool:
 
 def _monitor_of_spawned(decision: Decision, count: int) -> Watch:
     """Return the function that runs and watches each of the workers that a script spawns."""
-    return unwatched if count == 1 else _watched(decision, forked=count)
+    nodes = decision.plan.nodes.count if isinstance(decision.plan, Spawn) else 1
+    return unwatched if count * nodes == 1 else _watched(decision, forked=count if nodes == 1 else None)
+
+
+def _local(decision: Decision) -> int:
+    """Return the number of workers of this node."""
+    return decision.plan.local if isinstance(decision.plan, Spawn) else decision.plan.place.local_size
 
 
 def _of_worker(decision: Decision) -> Around:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed import DistNetworkError
 
 from samestep.base import env
-from samestep.base.errors import WorldError
+from samestep.base.errors import UsageError, WorldError
+from samestep.base.place import Place
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
 from samestep.launchers.detect import detect
@@ -66,6 +67,8 @@ def _created(
     """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
     environment = env.snapshot()
     place = detect(environment).place
+    if master is not None and place.nodes > 1 and dist.group.WORLD is None:
+        _check_place(place, rank, world_size)
     if master is not None and world_size == place.size:
         hostname, port = master
     try:
@@ -81,6 +84,17 @@ def _created(
         raise DistNetworkError(str(error)) from error
     store.set_timeout(timeout)
     return store
+
+
+def _check_place(place: Place, rank: int, world_size: int | None) -> None:
+    """Refuse another place than this worker's, which a script on several nodes computes from its flags."""
+    if (rank, world_size) == (place.rank, place.size):
+        return
+    raise UsageError(
+        f"the script creates a group of {world_size} ranks as rank {rank}, and this is rank {place.rank} of "
+        f"{place.size} = {place.nodes} nodes x {place.local_size}. Give its flags for nodes and workers: "
+        "--nodes {nodes} --node_rank {node_rank} --gpus {local}."
+    )
 
 
 def _kept_for_group(handler: Handler) -> Handler:

@@ -29,7 +29,7 @@ from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Watch, entry_of
 from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
-from samestep.run.decision import TRAINS_ALONE, with_number
+from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_record import RunRecord
@@ -99,7 +99,7 @@ class TracedRun:
         job = Job(program=self.program, workers=self.size, grace_s=3.0)
         run = partial(local_backend.run, job, on_round_end=lambda *_: None)
         if self.kind == "spawns":
-            script = with_number(self.program, self.size)
+            script = filled(self.program, n=self.size, local=self.size, nodes=1, node_rank=0)
             return run(entry_of(script, around=self._as_script), local=1, alone=True)
         return run(entry_of(self.program, around=self._as_worker, watch=self.watch), local=self.size)
 
