@@ -126,3 +126,59 @@ def test_ranks_of_mpi_one_on_each_node_start_it(nodes, kind):
 
     assert done.code == 0, done.err
     assert trained(done.out) == (TRAINED, 2)
+
+
+SPAWN = """
+import sys, samestep
+
+def work(world, start):
+    if len(sys.argv) > 2 and world.place.rank == 3:
+        raise ValueError("asked to fail")
+    return (world.place.rank, world.place.local_rank, world.place.node, world.sum(start + world.place.rank))
+
+if __name__ == "__main__":
+    print(samestep.spawn(work, int(sys.argv[1]), 10), flush=True)
+"""
+RESULTS = [
+    "[(0, 0, 0, 46.0), (1, 1, 0, 46.0)]",
+    "[(2, 0, 1, 46.0), (3, 1, 1, 46.0)]",
+]
+
+
+def test_the_workers_of_samesteps_spawn_are_one_world(slurm, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SPAWN)
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, script, 2)
+
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == RESULTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_they_are_under_mpi(nodes, tmp_path, kind):
+    script = tmp_path / "train.py"
+    script.write_text(SPAWN)
+    own = mpirun(kind, nodes, ["node0", "node1"], per_host=1, forward=FORWARD)
+    done = nodes.run("node0", *own, sys.executable, script, 2)
+
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == RESULTS
+
+
+def test_a_failure_in_samesteps_spawn_names_the_rank(slurm, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SPAWN)
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, script, 2, "fail")
+
+    assert done.code == 1
+    assert "rank 3 of 4" in done.err
+    assert not done.out
+
+
+def test_several_tasks_on_a_node_do_not_call_samesteps_spawn(slurm, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SPAWN)
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, script, 2)
+
+    assert "4 tasks on 2 nodes" in done.err
+    assert not done.out
