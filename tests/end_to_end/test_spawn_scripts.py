@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from samestep.studies.scaling.analysis.study_file import read_study
-from support.forked_commands import samestep, scale
+from support.commands import finish
+from support.forked_commands import samestep, scale, start
 
 GALLERY = Path(__file__).parents[1] / "gallery_spawn"
 BY_FLAG, BY_COUNT = GALLERY / "spawns_by_flag.py", GALLERY / "spawns_by_count.py"
-TRAINS = GALLERY / "trains_by_count.py"
+TRAINS, BY_HAND = GALLERY / "trains_by_count.py", GALLERY / "starts_processes.py"
 ON_CPU = ("--device", "cpu")
 
 
@@ -181,18 +182,71 @@ def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
     assert first.isdisjoint(second)
 
 
-@pytest.mark.parametrize("way", ["by flag", "by count", "alone"])
+@pytest.mark.parametrize("way", ["by flag", "by count", "alone", "by hand"])
 def test_its_steps_are_measured_on_each_number_of_workers(tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
     assert call in text
     if way == "alone":
         text = text.replace(call, f"{call} if args.gpus > 1 else train(0, 1, '')")
-    Path("train.py").write_text(text)
+    arguments = {"by flag": ("--gpus", "{n}"), "by hand": ("--size", "{n}")}.get(way, ())
+    Path("train.py").write_text(BY_HAND.read_text() if way == "by hand" else text)
     flags = ("--steps=4", "--warm-up=2", "--repeats=1", "--oversubscribe", "--out=study", "--device=cpu")
-    ended = scale("-n", "1,2", *flags, "train.py", *(("--gpus", "{n}") if way == "by flag" else ()))
+    ended = scale("-n", "1,2", *flags, "train.py", *arguments)
 
     assert ended.code == 0, ended.err
     points = read_study(Path("study")).points
     assert [(one.workers, one.global_batch) for one in points] == [(1, 24), (2, 24)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study", "train.py"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_a_script_starts_by_hand_are_its_workers(method):
+    ended = samestep("run", "-n", 3, "--count", BY_HAND, "--size", "{n}", "--method", method)
+
+    assert ended.code == 0, ended.err
+    assert sorted(line[:11] for line in ended.out.splitlines()) == [
+        "exit codes:",
+        *(f"rank {rank} of 3" for rank in range(3) for _ in range(3)),
+    ]
+    assert "[0, 0, 0]" in ended.out
+    assert "12 steps" in ended.err
+
+
+def test_two_runs_of_such_a_script_at_once_do_not_meet():
+    commands = [start("run", "-n", 2, BY_HAND) for _ in range(2)]
+    ends = [finish(one) for one in commands]
+
+    assert [one.code for one in ends] == [0, 0], ends
+    assert all("[0, 0]" in one.out for one in ends)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_number_of_processes_than_asked_for_is_refused_in_one_line(number):
+    ended = samestep("run", "-n", number, BY_HAND)
+
+    assert ended.code == 2
+    assert f"-n {number}" in ended.err
+    assert "Traceback" not in ended.err
+    assert not ended.out
+
+
+def test_a_process_that_fails_ends_the_others_and_is_named():
+    ended = samestep("run", "-n", 2, BY_HAND, "--fault", "crash")
+
+    assert ended.code == 1
+    assert "rank 1 of 2" in ended.err
+    assert "ValueError: asked to fail" in ended.err
+    assert not ended.out
+
+
+def test_other_processes_are_started_as_they_are(tmp_path):
+    script = tmp_path / "train.py"
+    text = BY_HAND.read_text()
+    beside = "    with mp.Pool(1) as pool: print(pool.map(abs, [-1]))\n    processes = []\n"
+    assert "    processes = []\n" in text
+    script.write_text(text.replace("    processes = []\n", beside).replace("mp.set_start_method", "str"))
+    ended = samestep("run", "-n", 2, script)
+
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("[1]\n")

@@ -92,7 +92,7 @@ def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against
 def _serve(pipe):
     from samestep.cli.verify import _prepare
 
-    multiprocessing.set_start_method("fork", force=True)  # as in a process that no fork server has made
+    multiprocessing.set_start_method(None, force=True)  # as in a process that no fork server has made
     _prepare(4)
     while True:
         try:

@@ -209,7 +209,7 @@ class Target:
 
     def _spawns(self) -> bool:
         is_detected = self.kind != "recipe" and self.mode in (None, "auto")
-        return is_detected and recognize_script(self.program()).spawns_by_torch
+        return is_detected and recognize_script(self.program()).has_forkable_workers
 
     def _is_serial(self) -> bool:
         if self.mode in ("native", "autopilot"):

@@ -345,6 +345,12 @@ SPAWNED_WORKERS = tuple(
     Hook("torch.multiprocessing", name, "workers of a script that spawns them", "samestep starts the workers")
     for name in ("spawn", "start_processes")
 )
+STARTED_PROCESS = Hook(
+    "multiprocessing.process:BaseProcess",
+    "start",
+    "workers of a script that starts them by hand",
+    "samestep starts the workers",
+)
 PARENTS_CHILDREN = Hook(
     "multiprocessing.process",
     "_children",

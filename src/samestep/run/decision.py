@@ -72,9 +72,14 @@ class Decision:
         return self.script is not None and self.script.kind == "spawns"
 
     @property
-    def spawns_by_torch(self) -> bool:
-        """Whether the program starts its workers by `torch.multiprocessing.spawn`; samestep replaces it."""
-        return self.script is not None and self.script.spawns_by_torch
+    def forks_workers(self) -> bool:
+        """Whether samestep forks the workers that the program starts, and so has to know their number.
+
+        Of processes that a script starts by hand, only the number shows which are workers.
+        """
+        if self.script is None or not self.script.has_forkable_workers:
+            return False
+        return not self.script.starts_processes or self.job.asked() is not None
 
     @property
     def must_have_group(self) -> bool:
@@ -128,7 +133,7 @@ def decide(
     detected = detect_task(environment, master=master, nodes=job.nodes.count)
     undo_default_binding(environment, detected.launcher)
     script = _script(job.program, mode)
-    job, plan = planned(job, detected, spawns=script is not None and script.spawns_by_torch)
+    job, plan = planned(job, detected, spawns=script is not None and script.has_forkable_workers)
     decision = Decision(
         job=job,
         plan=plan,
@@ -139,7 +144,7 @@ def decide(
     )
     if decision.starts_own_workers:
         _refuse_several_starts(decision)
-        if not (decision.spawns_by_torch and job.asked()):
+        if not (decision.forks_workers and job.asked()):
             return decision
         decision = replace(decision, job=replace(job, program=_with_numbers(job.program, plan)))
     if decision.is_settled_by_join and threads is None:
@@ -161,7 +166,7 @@ def with_checks(
         UsageError: one of them does not work with this program, or the folder of the clock is in use.
     """
     check_hang_timeout(hang_timeout)
-    own_workers = decision.starts_own_workers and not decision.spawns_by_torch
+    own_workers = decision.starts_own_workers and not decision.forks_workers
     uninstrumented = own_workers or decision.job.program.kind == "executable"
     if sanitize and (decision.size == 1 or uninstrumented):
         raise UsageError(
@@ -182,7 +187,7 @@ def with_binding(decision: Decision, kind: str) -> Decision:
     Raises:
         UsageError: there is no such binding, there are too few cores, or the program starts its own workers.
     """
-    if checked(kind) != "none" and decision.starts_own_workers and not decision.spawns_by_torch:
+    if checked(kind) != "none" and decision.starts_own_workers and not decision.forks_workers:
         raise UsageError(
             f"--bind {kind} binds samestep's workers, and {decision.job.program.target} starts its own. "
             "Leave --bind out."
@@ -200,7 +205,7 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
     """
     if scratch is None:
         return decision
-    own_workers = decision.starts_own_workers and not decision.spawns_by_torch
+    own_workers = decision.starts_own_workers and not decision.forks_workers
     if own_workers or decision.job.program.kind == "executable":
         raise UsageError(
             "--scratch needs a Python script that does not start its own workers, and "
@@ -230,9 +235,9 @@ def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> No
     """Refuse a script that starts its own workers in a way in which a measuring verb cannot reach them.
 
     Raises:
-        UsageError: the script starts its own workers, and not by `torch.multiprocessing.spawn`.
+        UsageError: the script starts its own workers, and not by `torch.multiprocessing`.
     """
-    if script.kind == "spawns" and not script.spawns_by_torch:
+    if script.kind == "spawns" and not script.has_forkable_workers:
         raise UsageError(
             f"{program.target} starts its own workers, which {verb} cannot measure. If it can run as one "
             "of several workers under a launcher (torchrun, samestep run), give --mode native."
@@ -278,7 +283,7 @@ def _refuse_several_starts(decision: Decision) -> None:
     if decision.size == 1 if nodes is None else nodes.count == 1:
         return
     evidence = decision.script.evidence if decision.script else ""
-    if not decision.spawns_by_torch or (nodes is None and decision.detected.place.local_size > 1):
+    if not decision.forks_workers or (nodes is None and decision.detected.place.local_size > 1):
         raise UsageError(
             f"{target} starts its own workers ({evidence}), and several tasks or nodes would each start "
             "them. Start it in one process, or give --mode native if it can be one of several workers."
@@ -373,7 +378,7 @@ def _script_text(decision: Decision) -> str:
     if script.kind == "spawns":
         several = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
         once = "it is started once" + (" on each node" if several else "")
-        forked = ", and its workers are forked" if decision.spawns_by_torch else ""
+        forked = ", and its workers are forked" if decision.forks_workers else ""
         return f"{target} starts its own workers ({script.evidence}): {once}{forked}"
     if script.kind == "serial":
         return f"{target} {_serial_text(decision, script)}"

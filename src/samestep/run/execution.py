@@ -160,7 +160,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     run, once = wrapper(decision), decision.starts_own_workers
 
     def entry(start: Start, pipe: ReportPipe) -> Report:
-        named = filled(job.program, node_rank=start.place.node) if decision.spawns_by_torch else job.program
+        named = filled(job.program, node_rank=start.place.node) if decision.forks_workers else job.program
         program = entry_of(named, hosted=hosted, around=run, watch=watch, joins=not once)
         bind_worker(decision, start.place)
         if decision.script is not None:

@@ -21,11 +21,11 @@ from samestep.launch.local.child import Start
 from samestep.launch.local.failure import Failure, root_cause
 from samestep.launch.local.forking import forget_parent
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import Around, Watch, seed_generators
+from samestep.launch.local.programs import Watch, seed_generators
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.local.workers import Worker
 from samestep.launchers.detect import Detected
-from samestep.ranks.world.torch_rendezvous import prepare_groups
+from samestep.ranks.world.torch_rendezvous import JobEndpoint, prepare_groups
 
 _DEPTH = 4
 """Depth of nested arguments in which tensors are searched."""
@@ -54,10 +54,10 @@ class SpawnedWorkers:
         fn: the function of each worker, whose first argument is the number of the worker.
         args: its further arguments.
         count: number of workers.
-        around: runs the function in the contexts of a worker.
-        watch: runs and watches a worker.
+        watch: runs the function in the contexts of a worker, and watches it.
         on_end: called when all have ended, with the cause if one has failed.
         node: the place of this process among those of other nodes that spawn as many; None on one node.
+        is_checked: whether a process group of other ranks than the workers' is refused.
     """
 
     def __init__(
@@ -66,22 +66,23 @@ class SpawnedWorkers:
         args: Sequence[Any],
         count: int,
         *,
-        around: Around,
         watch: Watch,
         on_end: Callable[[Failure | None], None],
         node: Detected | None = None,
+        is_checked: bool = False,
     ) -> None:
         self._on_end = on_end
 
         def entry(start: Start, pipe: ReportPipe) -> Report:
             forget_parent()
             seed_generators()
-            prepare_groups((start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])))
+            host, port = start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])
+            prepare_groups(JobEndpoint(host, port, is_checked))
 
             def run() -> Ending:
                 return report_of(partial(fn, start.place.local_rank, *args)).ending
 
-            return Report(ending=watch(partial(around, run), pipe.send_provisional))
+            return Report(ending=watch(run, pipe.send_provisional))
 
         with ExitStack() as stack:
             self._workers = stack.enter_context(started_workers(entry, count, node=node))
@@ -109,6 +110,8 @@ class SpawnedWorkers:
 
     def exit_code(self, number: int) -> int | None:
         """Return the exit code of a worker; None while it runs."""
+        if self._workers.running:
+            self._workers.wait(0)
         return self._workers.all[number].exit_code
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:  # noqa: ARG002

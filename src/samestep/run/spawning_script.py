@@ -1,8 +1,8 @@
 """Runs a script that calls `torch.multiprocessing.spawn`, and starts its workers as those of other scripts.
 
-The script runs once. Where it calls `spawn`, a hook forks the workers: each is watched, clocked and compared
-like a worker that samestep has started itself, and the ranks meet at a free port, whatever address the script
-sets.
+The script runs once. Where it calls `spawn`, or starts a process for each rank, a hook forks the workers.
+Each is watched, clocked and compared like a worker that samestep has started itself, and the ranks meet at a
+free port, whatever address the script sets.
 """
 
 import multiprocessing
@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from samestep.launch.local.programs import Around, Watch
 from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE
 from samestep.run.spawned_workers import SpawnedWorkers, share_tensors
+from samestep.run.started_processes import StartedProcesses, is_started_by_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,10 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
     env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
     found = detect(env.snapshot())  # before the script changes the variables
     script = _Script(how, found if found.place.nodes > 1 else None)
-    hooks = dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn))
+    hooks = {
+        **dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn)),
+        declarations.STARTED_PROCESS: wrapping(script.start_process),
+    }
     handle = register_optimizer_step_pre_hook(script.before_step)
     if how.was_stopped is not None:  # the script may wait for a result that does not come
         signal.signal(signal.SIGCHLD, script.after_child)
@@ -81,6 +87,8 @@ class _Script:
     """The place of this process among those that run the script on other nodes; None on one node."""
     started: list[SpawnedWorkers] = field(default_factory=list)
     calls: int = 0
+    pid: int = field(default_factory=os.getpid)
+    processes: StartedProcesses | None = None
 
     def spawn(
         self,
@@ -94,27 +102,51 @@ class _Script:
     ) -> Any:
         """Act for `torch.multiprocessing.spawn`."""
         how = self.how
+        if os.getpid() != self.pid:  # a worker, or another process of the script
+            return original(fn, args, nprocs, join, daemon, start_method)
         self.calls += 1
         _check_number(nprocs, how.asked, is_alone=self.node is None)
         if not _can_fork():
             _refuse_or_log(how.needs_fork or ("A run on several nodes" if self.node else ""))
             return original(fn, args, nprocs, join, daemon, start_method)
         share_tensors(args)
-        workers = SpawnedWorkers(
-            fn,
-            args,
-            nprocs,
-            around=how.around,
-            watch=how.watch(nprocs),
-            on_end=self._ended,
-            node=self.node,
-        )
-        self.started.append(workers)
+        workers = self._fork(fn, args, nprocs, is_checked=self.node is not None)
         if not join:
             return workers
         while not workers.join():
             pass
         return None
+
+    def start_process(self, original: Callable[..., Any], process: BaseProcess) -> None:
+        """Act for `Process.start`, in a script that starts one for each rank."""
+        asked = self.how.asked
+        if asked is None or os.getpid() != self.pid or not is_started_by_script():
+            original(process)
+            return
+        self.calls += 1
+        if not _can_fork():
+            _refuse_or_log(f"-n {asked}")
+        if self.processes is None:
+            self.processes = StartedProcesses(
+                asked, partial(self._fork, args=(), count=asked, is_checked=True)
+            )
+        self.processes.start(process)
+
+    def _fork(
+        self, fn: Callable[..., Any], args: Sequence[Any], count: int, *, is_checked: bool
+    ) -> SpawnedWorkers:
+        watch, around = self.how.watch(count), self.how.around
+        workers = SpawnedWorkers(
+            fn,
+            args,
+            count,
+            watch=lambda run, report: watch(partial(around, run), report),
+            on_end=self._ended,
+            node=self.node,
+            is_checked=is_checked,
+        )
+        self.started.append(workers)
+        return workers
 
     def before_step(self, *_: Any) -> None:
         """Refuse to train in the script's process where workers were asked for."""
@@ -146,8 +178,8 @@ class _Script:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with suppress(Exception):  # what the handler has interrupted may have been in the middle of it
             workers.close()
-        for child in multiprocessing.active_children():
-            child.terminate()
+            for child in multiprocessing.active_children():
+                child.terminate()
         exit_process()
 
 

@@ -19,7 +19,7 @@ from samestep.run.decision import Decision
 
 def wrapper(decision: Decision) -> Around:
     """Return the function that runs each program that is started, with all that the decision asks for."""
-    if not decision.spawns_by_torch:
+    if not decision.forks_workers:
         return _of_worker(decision)
     # The workers are forked within these.
     around = _of_spawning_script(decision)

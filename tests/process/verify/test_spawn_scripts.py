@@ -10,6 +10,7 @@ from samestep.base.errors import UsageError
 
 GALLERY = Path(gallery_ddp.manifest.__file__).parents[1] / "gallery_spawn"
 BY_COUNT, BY_FLAG = GALLERY / "trains_by_count.py", GALLERY / "spawns_by_flag.py"
+BY_HAND = GALLERY / "starts_processes.py"
 CALL = "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
 STARTED = 'train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), args.fault)'
 ADDRESS = 'os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"'
@@ -83,3 +84,11 @@ def test_a_script_that_trains_on_one_worker_without_spawning_it_is_its_own_refer
 def test_another_number_of_workers_than_asked_for_is_refused(verifier):
     with pytest.raises(UsageError, match="spawns 2 workers, and -n 1"):
         verify(verifier, BY_COUNT, "--gpus", "2")
+
+
+@pytest.mark.parametrize("fault", ["", "never-averaged", "crash"])
+def test_processes_that_a_script_starts_by_hand_are_compared_too(verifier, fault):
+    report = verify(verifier, BY_HAND, "--size", "{n}", "--fault", fault)
+
+    causes = [one["cause"] for one in report["findings"]]
+    assert (report["verdict"], causes) == ((DIFFERENT, [fault]) if fault else (SAME, []))
