@@ -36,7 +36,7 @@ from samestep.run.started_processes import StartedProcesses, is_started_by_scrip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnedRuns:
-    """How the workers that a script spawns run.
+    """Settings of the workers that a script spawns.
 
     Args:
         asked: number of workers of a node that the user has asked for; None for as many as the script spawns.
