@@ -250,3 +250,39 @@ def test_other_processes_are_started_as_they_are(tmp_path):
 
     assert ended.code == 0, ended.err
     assert ended.out.startswith("[1]\n")
+
+
+SEEDED = """
+import random, sys, numpy as np, torch, torch.multiprocessing as mp
+def seed(number):
+    torch.manual_seed(number), np.random.seed(number), random.seed(number)
+{at_import}
+def work(rank):
+    print(torch.rand(1).item(), np.random.rand(), random.random(), flush=True)
+if __name__ == "__main__":
+    seed(99)
+    {call}
+"""
+STARTS = "[mp.Process(target=work, args=(rank,)).start() for rank in range(2)]"
+
+
+GROUP = "import torch.distributed as dist; init = lambda rank: dist.init_process_group(rank=rank)"
+
+
+@pytest.mark.parametrize(
+    ("at_import", "call", "equal"),
+    [
+        ("seed(7)", "mp.spawn(work, nprocs=2)", (True, True, True)),
+        ("", "mp.spawn(work, nprocs=2)", (False, False, False)),
+        # Python seeds its own generator again in each process that it forks.
+        (GROUP, f"len(sys.argv) > 9 and init(1); {STARTS}", (True, True, False)),
+    ],
+)
+def test_workers_have_the_seeds_that_torchs_have(tmp_path, at_import, call, equal):
+    script = tmp_path / "train.py"
+    script.write_text(SEEDED.format(at_import=at_import, call=call))
+    ended = samestep("run", "-n", 2, script)
+    one, other = (line.split() for line in ended.out.splitlines())
+
+    assert ended.code == 0, ended.err
+    assert tuple(a == b for a, b in zip(one, other, strict=True)) == equal

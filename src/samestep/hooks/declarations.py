@@ -262,6 +262,10 @@ CREATED_GROUP = tuple(
     Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
 )
+TORCH_MANUAL_SEEDS = tuple(
+    Hook(owner, "manual_seed", "workers of a script that spawns them", "they get seeds that an import sets")
+    for owner in ("torch", "torch.random")
+)
 STARTED_PROCESS = Hook(
     "subprocess:Popen",
     "__init__",

@@ -21,7 +21,7 @@ from samestep.launch.local.child import Start
 from samestep.launch.local.failure import Failure, root_cause
 from samestep.launch.local.forking import forget_parent
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import Watch, seed_generators
+from samestep.launch.local.programs import Watch
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.local.workers import Worker
 from samestep.launchers.detect import Detected
@@ -54,7 +54,7 @@ class SpawnedWorkers:
         fn: the function of each worker, whose first argument is the number of the worker.
         args: its further arguments.
         count: number of workers.
-        watch: runs the function in the contexts of a worker, and watches it.
+        watch: seeds a worker, runs the function in its contexts, and watches it.
         on_end: called when all have ended, with the cause if one has failed.
         node: the place of this process among those of other nodes that spawn as many; None on one node.
         is_checked: whether a process group of other ranks than the workers' is refused.
@@ -75,7 +75,6 @@ class SpawnedWorkers:
 
         def entry(start: Start, pipe: ReportPipe) -> Report:
             forget_parent()
-            seed_generators()
             host, port = start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])
             prepare_groups(JobEndpoint(host, port, is_checked))
 

@@ -27,9 +27,10 @@ from samestep.hooks.registry import attached_all, wrapping
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, exit_process
-from samestep.launch.local.programs import Around, Watch
+from samestep.launch.local.programs import Around, Watch, seed_generators
 from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE
+from samestep.run.import_seeds import ImportSeeds
 from samestep.run.spawned_workers import SpawnedWorkers, share_tensors
 from samestep.run.started_processes import StartedProcesses, is_started_by_script
 
@@ -47,6 +48,7 @@ class SpawnedRuns:
         was_stopped: returns whether the worker of this rank was ended after its last recorded step. The
             script then ends too, since it may use the results of a complete training.
         on_failure: called with the cause if a worker has failed.
+        seed: seeds the global generators of a worker; seeds that the script sets at its import follow.
     """
 
     asked: int | None
@@ -56,6 +58,7 @@ class SpawnedRuns:
     must_spawn: bool = False
     was_stopped: Callable[[int], bool] | None = None
     on_failure: Callable[[Failure], object] = lambda _: None
+    seed: Callable[[], None] = seed_generators
 
 
 def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
@@ -72,7 +75,7 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
     if how.was_stopped is not None:  # the script may wait for a result that does not come
         signal.signal(signal.SIGCHLD, script.after_child)
     try:
-        with attached_all(hooks):
+        with attached_all(hooks), script.seeds.attached():
             return run()
     finally:
         handle.remove()
@@ -89,6 +92,7 @@ class _Script:
     calls: int = 0
     pid: int = field(default_factory=os.getpid)
     processes: StartedProcesses | None = None
+    seeds: ImportSeeds = field(default_factory=ImportSeeds)
 
     def spawn(
         self,
@@ -133,14 +137,27 @@ class _Script:
         self.processes.start(process)
 
     def _fork(
-        self, fn: Callable[..., Any], args: Sequence[Any], count: int, *, is_checked: bool
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        count: int,
+        *,
+        is_checked: bool,
+        inherits: bool = False,
     ) -> SpawnedWorkers:
         watch, around = self.how.watch(count), self.how.around
+
+        def seeded(run: Callable[[], Ending], report: Callable[[Ending], None]) -> Ending:
+            if not inherits:
+                self.how.seed()
+                self.seeds.apply()
+            return watch(partial(around, run), report)
+
         workers = SpawnedWorkers(
             fn,
             args,
             count,
-            watch=lambda run, report: watch(partial(around, run), report),
+            watch=seeded,
             on_end=self._ended,
             node=self.node,
             is_checked=is_checked,

@@ -4,6 +4,7 @@ The script's `Process` objects stay as they are; only the process behind each is
 forked when the last one is started.
 """
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -33,11 +34,12 @@ class StartedProcesses:
 
     Args:
         size: number of processes, one for each rank; they get their ranks in the order of their starts.
-        fork: forks as many workers, each of which calls a function with its rank.
+        fork: forks as many workers, each of which calls a function with its rank; `inherits` is whether they
+            keep the states of this process's generators.
     """
 
     size: int
-    fork: Callable[[Callable[[int], Any]], SpawnedWorkers]
+    fork: Callable[..., SpawnedWorkers]
     processes: list[Any] = field(default_factory=list)
     workers: SpawnedWorkers | None = None
 
@@ -55,7 +57,8 @@ class StartedProcesses:
         started._popen = _Worker(self, len(self.processes))  # noqa: SLF001
         self.processes.append(process)
         if len(self.processes) == self.size:
-            self.workers = self.fork(lambda rank: self.processes[rank].run())
+            method = started._start_method or multiprocessing.get_start_method()  # noqa: SLF001
+            self.workers = self.fork(lambda rank: self.processes[rank].run(), inherits=method == "fork")
 
     def worker(self, number: int) -> SpawnedProcess:
         """Return the worker behind a process.

@@ -131,9 +131,10 @@ class TracedRun:
             needs_fork="verify",
             must_spawn=True,
             was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
+            seed=lambda: _seed(_rank()),
             on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
         )
-        seed_all(partial(random.Random(SEED).getrandbits, 63))
+        _seed(0)
         on_cpu = gloo_on_cpu(gpus=self.size) if self.options.device == "cpu" else nullcontext()
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
@@ -143,7 +144,7 @@ class TracedRun:
 
     def _as_worker(self, run: Callable[[], Ending]) -> Ending:
         """Run the script on one worker, with a probe attached."""
-        rank = env.integer(env.snapshot(), "RANK") or 0
+        rank = _rank()
         folder = self._folder_of(rank)
         folder.mkdir(parents=True)
         stdout = _CapturedStdout(folder / "stdout")
@@ -177,11 +178,10 @@ class TracedRun:
                 raise
 
     def _as_its_kind(self, probed: Callable[[], Ending], rank: int) -> Ending:
-        if self.kind != "serial":
-            # Fresh interpreters are seeded differently on each rank; here also equally in each run.
-            seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
-            if self.kind == "spawns":
-                return probed()
+        if self.kind == "spawns":
+            return probed()
+        if self.kind == "native":
+            _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
             with on_cpu, writing_to(self._folder_of(rank)):
                 return probed()
@@ -212,6 +212,15 @@ class TracedRun:
         holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
         undo_replication()
         os._exit(0)
+
+
+def _rank() -> int:
+    return env.integer(env.snapshot(), "RANK") or 0
+
+
+def _seed(rank: int) -> None:
+    """Seed a native script: fresh interpreters differ on each rank, and here are also equal in each run."""
+    seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
 
 
 class _CapturedStdout:
