@@ -137,7 +137,7 @@ def work(world, start):
     return (world.place.rank, world.place.local_rank, world.place.node, world.sum(start + world.place.rank))
 
 if __name__ == "__main__":
-    print(samestep.spawn(work, int(sys.argv[1]), 10), flush=True)
+    print(f"{samestep.spawn(work, int(sys.argv[1]), 10)}\\n", end="", flush=True)
 """
 RESULTS = [
     "[(0, 0, 0, 46.0), (1, 1, 0, 46.0)]",
