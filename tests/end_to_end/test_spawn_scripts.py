@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from support.forked_commands import samestep
+from samestep.studies.scaling.analysis.study_file import read_study
+from support.commands import finish
+from support.forked_commands import samestep, scale, start
 
 GALLERY = Path(__file__).parents[1] / "gallery_spawn"
 BY_FLAG, BY_COUNT = GALLERY / "spawns_by_flag.py", GALLERY / "spawns_by_count.py"
+TRAINS, BY_HAND = GALLERY / "trains_by_count.py", GALLERY / "starts_processes.py"
 ON_CPU = ("--device", "cpu")
 
 
@@ -138,3 +141,148 @@ def test_an_option_that_needs_forked_workers_is_refused_where_they_cannot_be_for
 
     assert ended.code == 2
     assert "beside" in ended.err
+
+
+def test_the_number_of_steps_ends_a_script_that_waits_for_its_workers(tmp_path):
+    step = "(model(torch.ones(1, 1)).sum().backward(), optimizer.step())"
+    body = (
+        "model = torch.nn.Linear(1, 1); optimizer = torch.optim.SGD(model.parameters(), 0.1); "
+        f"[{step} for _ in range(9)]; args[0].put(rank)"
+    )
+    call = (
+        "q = mp.get_context('spawn').SimpleQueue(); c = mp.spawn(work, (q,), nprocs=2, join=False); "
+        "print(q.get(), q.get())"
+    )
+    folder = tmp_path / "clock"
+    ended = run("--clock", folder, "--clock-steps", 3, "--clock-warm-up", 1, spawns(tmp_path, body, call))
+
+    assert (ended.code, ended.out) == (0, ""), ended.err
+    assert [len(path.read_text().splitlines()) for path in folder.iterdir()] == [5, 5]
+
+
+def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = (
+        "open('before', 'w').write('x'); mp.spawn(work, nprocs=2); print(*map(os.path.exists, ('b0', 'b1')))"
+    )
+    script = spawns(tmp_path, "open(open('before').name[0] + str(rank), 'w').write('y')", call)
+    ended = run("--scratch", "scratch", script)
+
+    assert (ended.code, ended.out) == (0, "True True\n"), ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "train.py"]
+
+
+def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
+    script = spawns(tmp_path, "print(*os.sched_getaffinity(0))", "mp.spawn(work, nprocs=2)")
+    ended = run("--bind", "core", script)
+
+    first, second = (set(line.split()) for line in ended.out.splitlines())
+    assert ended.code == 0, ended.err
+    assert first
+    assert first.isdisjoint(second)
+
+
+@pytest.mark.parametrize("way", ["by flag", "by count", "alone", "by hand"])
+def test_its_steps_are_measured_on_each_number_of_workers(tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
+    assert call in text
+    if way == "alone":
+        text = text.replace(call, f"{call} if args.gpus > 1 else train(0, 1, '')")
+    arguments = {"by flag": ("--gpus", "{n}"), "by hand": ("--size", "{n}")}.get(way, ())
+    Path("train.py").write_text(BY_HAND.read_text() if way == "by hand" else text)
+    flags = ("--steps=4", "--warm-up=2", "--repeats=1", "--oversubscribe", "--out=study", "--device=cpu")
+    ended = scale("-n", "1,2", *flags, "train.py", *arguments)
+
+    assert ended.code == 0, ended.err
+    points = read_study(Path("study")).points
+    assert [(one.workers, one.global_batch) for one in points] == [(1, 24), (2, 24)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study", "train.py"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_a_script_starts_by_hand_are_its_workers(method):
+    ended = samestep("run", "-n", 3, "--count", BY_HAND, "--size", "{n}", "--method", method)
+
+    assert ended.code == 0, ended.err
+    assert sorted(line[:11] for line in ended.out.splitlines()) == [
+        "exit codes:",
+        *(f"rank {rank} of 3" for rank in range(3) for _ in range(3)),
+    ]
+    assert "[0, 0, 0]" in ended.out
+    assert "12 steps" in ended.err
+
+
+def test_two_runs_of_such_a_script_at_once_do_not_meet():
+    commands = [start("run", "-n", 2, BY_HAND) for _ in range(2)]
+    ends = [finish(one) for one in commands]
+
+    assert [one.code for one in ends] == [0, 0], ends
+    assert all("[0, 0]" in one.out for one in ends)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_number_of_processes_than_asked_for_is_refused_in_one_line(number):
+    ended = samestep("run", "-n", number, BY_HAND)
+
+    assert ended.code == 2
+    assert f"-n {number}" in ended.err
+    assert "Traceback" not in ended.err
+    assert not ended.out
+
+
+def test_a_process_that_fails_ends_the_others_and_is_named():
+    ended = samestep("run", "-n", 2, BY_HAND, "--fault", "crash")
+
+    assert ended.code == 1
+    assert "rank 1 of 2" in ended.err
+    assert "ValueError: asked to fail" in ended.err
+    assert not ended.out
+
+
+def test_other_processes_are_started_as_they_are(tmp_path):
+    script = tmp_path / "train.py"
+    text = BY_HAND.read_text()
+    beside = "    with mp.Pool(1) as pool: print(pool.map(abs, [-1]))\n    processes = []\n"
+    assert "    processes = []\n" in text
+    script.write_text(text.replace("    processes = []\n", beside).replace("mp.set_start_method", "str"))
+    ended = samestep("run", "-n", 2, script)
+
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("[1]\n")
+
+
+SEEDED = """
+import random, sys, numpy as np, torch, torch.multiprocessing as mp
+def seed(number):
+    torch.manual_seed(number), np.random.seed(number), random.seed(number)
+{at_import}
+def work(rank):
+    print(torch.rand(1).item(), np.random.rand(), random.random(), flush=True)
+if __name__ == "__main__":
+    seed(99)
+    {call}
+"""
+STARTS = "[mp.Process(target=work, args=(rank,)).start() for rank in range(2)]"
+
+
+GROUP = "import torch.distributed as dist; init = lambda rank: dist.init_process_group(rank=rank)"
+
+
+@pytest.mark.parametrize(
+    ("at_import", "call", "equal"),
+    [
+        ("seed(7)", "mp.spawn(work, nprocs=2)", (True, True, True)),
+        ("", "mp.spawn(work, nprocs=2)", (False, False, False)),
+        # Python seeds its own generator again in each process that it forks.
+        (GROUP, f"len(sys.argv) > 9 and init(1); {STARTS}", (True, True, False)),
+    ],
+)
+def test_workers_have_the_seeds_that_torchs_have(tmp_path, at_import, call, equal):
+    script = tmp_path / "train.py"
+    script.write_text(SEEDED.format(at_import=at_import, call=call))
+    ended = samestep("run", "-n", 2, script)
+    one, other = (line.split() for line in ended.out.splitlines())
+
+    assert ended.code == 0, ended.err
+    assert tuple(a == b for a, b in zip(one, other, strict=True)) == equal

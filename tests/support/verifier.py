@@ -8,6 +8,7 @@ import pickle
 import shutil
 import tempfile
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class Verifier:
             self._process.join()
 
 
-def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None):
+def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None, device="auto"):
     """Return the report on a script; the arguments are the command's."""
     from samestep.autopilot.script.options import DEFAULTS
     from samestep.cli.verify import _kind, _watch
@@ -77,7 +78,7 @@ def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against
                 workers=workers,
                 steps=steps,
                 scratch=scratch,
-                options=DEFAULTS,
+                options=replace(DEFAULTS, device=device),
                 watch=partial(_watch, limit_s=3.0),
                 tell=lambda _: None,
             )
@@ -91,7 +92,7 @@ def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against
 def _serve(pipe):
     from samestep.cli.verify import _prepare
 
-    multiprocessing.set_start_method("fork", force=True)  # as in a process that no fork server has made
+    multiprocessing.set_start_method(None, force=True)  # as in a process that no fork server has made
     _prepare(4)
     while True:
         try:

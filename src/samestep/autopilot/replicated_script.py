@@ -140,7 +140,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
     """
     account = Account()
     if world.place.size == 1:
-        with nullcontext() if options.scratch is None else writing_to(options.scratch, world.place.rank):
+        with nullcontext() if options.scratch is None else writing_to(options.scratch / "0"):
             yield account
         return
     world = on_one_host(world)

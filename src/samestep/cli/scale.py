@@ -163,6 +163,7 @@ def scale(
     if submission.submit is None:
         runs = local_runs(numbers, threads=threads, compared=each, on_cpu=settings["device"] == "cpu")
     else:
+        found.refuse_jobs()
         runs = submission.runs(site_of(SlurmSite, given(settings, SlurmSite)), numbers[-1], threads)
     if not oversubscribe:
         refuse_too_many(numbers, places=runs.places, what=runs.what)
@@ -176,6 +177,7 @@ def scale(
         flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
         variants=variants,
         per_node=runs.per_node,
+        limits_gpus=found.limits_gpus(),
         folder=out or default_folder(target),
         **asdict(measurement),
     )

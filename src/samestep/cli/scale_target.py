@@ -18,7 +18,7 @@ from samestep.launch.source.flags import flags_of
 from samestep.launchers.binding import checked as checked_binding
 from samestep.run.decision import recognize_script, refuse_own_workers, source_file
 from samestep.studies.scaling.sweep.plan import Kind
-from samestep.studies.scaling.sweep.trial import Trial
+from samestep.studies.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.studies.scaling.sweep.variants import Variant, variants
 
 _NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
@@ -136,6 +136,34 @@ class Target:
         Raises:
             UsageError: a variant is wrong.
         """
+        found = self._variants(texts)
+        if not self._spawns():
+            return found
+        others = [one.launcher for one in found if one.launcher not in ("", SAMESTEP)]
+        if others:
+            raise UsageError(
+                f"--compare launcher={others[0]}: {self.name} starts its own workers, and several tasks of "
+                "another launcher would each start them. Leave it out."
+            )
+        return tuple(replace(one, launcher=SAMESTEP) for one in found)
+
+    def limits_gpus(self) -> bool:
+        """Return whether a run should see one GPU for each worker, since their number decides on workers."""
+        return self._spawns() and not any("n}" in argument for argument in self.arguments)
+
+    def refuse_jobs(self) -> None:
+        """Refuse to submit jobs, whose tasks are the workers, for a script that starts its own workers.
+
+        Raises:
+            UsageError: it is such a script.
+        """
+        if self._spawns():
+            raise UsageError(
+                f"{self.name} starts its own workers, and the workers of --submit are tasks of Slurm. Call "
+                "samestep scale in an allocation (salloc, or a job script)."
+            )
+
+    def _variants(self, texts: Sequence[str]) -> tuple[Variant, ...]:
         if not texts:
             return (Variant(),)
         verb, kinds = ("train", _settings()) if self.kind == "recipe" else ("run", (Options,))
@@ -178,6 +206,10 @@ class Target:
             elif its.parser is not None:
                 made = f"{its.parser.name} in {its.parser.file}:{its.parser.line} creates options at run time"
                 yield name, f"samestep scale has it, and {self.name} possibly too ({made})"
+
+    def _spawns(self) -> bool:
+        is_detected = self.kind != "recipe" and self.mode in (None, "auto")
+        return is_detected and recognize_script(self.program()).has_forkable_workers
 
     def _is_serial(self) -> bool:
         if self.mode in ("native", "autopilot"):

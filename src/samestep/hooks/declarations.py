@@ -262,6 +262,10 @@ CREATED_GROUP = tuple(
     Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
 )
+TORCH_MANUAL_SEEDS = tuple(
+    Hook(owner, "manual_seed", "workers of a script that spawns them", "they get seeds that an import sets")
+    for owner in ("torch", "torch.random")
+)
 STARTED_PROCESS = Hook(
     "subprocess:Popen",
     "__init__",
@@ -344,6 +348,12 @@ DEVICES_OF_DDP = Hook(
 SPAWNED_WORKERS = tuple(
     Hook("torch.multiprocessing", name, "workers of a script that spawns them", "samestep starts the workers")
     for name in ("spawn", "start_processes")
+)
+STARTED_PROCESS = Hook(
+    "multiprocessing.process:BaseProcess",
+    "start",
+    "workers of a script that starts them by hand",
+    "samestep starts the workers",
 )
 PARENTS_CHILDREN = Hook(
     "multiprocessing.process",

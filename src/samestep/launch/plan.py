@@ -63,8 +63,10 @@ class Spawn:
 Plan: TypeAlias = Join | Spawn
 
 
-def plan(job: Job, found: Detected) -> Plan:
+def plan(job: Job, found: Detected, *, spawns: bool = False) -> Plan:
     """Return this process's plan for `job`; pure.
+
+    Tasks of a program that `spawns` its workers are never workers: on several nodes, each starts it once.
 
     Raises:
         UsageError: the tasks found do not fit the requested workers.
@@ -77,7 +79,8 @@ def plan(job: Job, found: Detected) -> Plan:
         return Spawn(local=asked or 1, nodes=job.nodes)
     if job.workers is None and job.per_node is not None:
         asked = job.per_node * found.place.nodes
-    if asked is None or asked == tasks:
+    starts_on_each = spawns and asked is not None and tasks == found.place.nodes > 1
+    if asked is None or (asked == tasks and not starts_on_each):
         return Join(place=found.place, master=found.master)
     if tasks == found.place.nodes and asked % tasks == 0:
         return Spawn(local=asked // tasks, nodes=_launched_nodes(job.nodes, found))
@@ -151,13 +154,13 @@ def host_of(endpoint: str) -> str:
     return endpoint.rpartition(":")[0].strip("[]")
 
 
-def planned(job: Job, found: Detected) -> tuple[Job, Plan]:
+def planned(job: Job, found: Detected, *, spawns: bool = False) -> tuple[Job, Plan]:
     """Return the job, with a name, and this process's plan for it; see `plan`."""
     at = found
     if found.place.size > 1 and job.nodes.count == 1:
         address, port = choose(found)  # the port may still change: see `agreed_plan`
         at = replace(found, master_addr=address, master_port=port)
-    settled = plan(job, at)
+    settled = plan(job, at, spawns=spawns)
     if job.run_id:
         return job, settled
     several = isinstance(settled, Spawn) and settled.nodes.count > 1

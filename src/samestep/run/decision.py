@@ -15,7 +15,7 @@ from samestep.base.machine.topology import cores
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
-from samestep.launch.source.classify import SPAWNERS, ScriptKind, classify
+from samestep.launch.source.classify import ScriptKind, classify
 from samestep.launch.source.modules import source_of, user_folders
 from samestep.launchers.binding import checked, share_of, undo_default_binding
 from samestep.launchers.binding import in_words as binding_text
@@ -30,6 +30,11 @@ from samestep.launchers.lost_environment import detect_task
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
 
+TRAINS_ALONE = (
+    "the script trains without spawning a worker, so its steps are not recorded. Give --mode native to run "
+    "it as one worker."
+)
+"""Message about a script that can spawn workers and does not, because one worker was asked for."""
 _HELP_FLAGS = {"-h", "--help", "--version", "--usage"}
 
 
@@ -67,10 +72,14 @@ class Decision:
         return self.script is not None and self.script.kind == "spawns"
 
     @property
-    def spawns_by_torch(self) -> bool:
-        """Whether the program starts its workers by `torch.multiprocessing.spawn`; samestep replaces it."""
-        evidence = self.script.evidence if self.script is not None else None
-        return self.starts_own_workers and evidence is not None and evidence.name in SPAWNERS
+    def forks_workers(self) -> bool:
+        """Whether samestep forks the workers that the program starts, and so has to know their number.
+
+        Of processes that a script starts by hand, only the number shows which are workers.
+        """
+        if self.script is None or not self.script.has_forkable_workers:
+            return False
+        return not self.script.starts_processes or self.job.asked() is not None
 
     @property
     def must_have_group(self) -> bool:
@@ -123,8 +132,8 @@ def decide(
     """
     detected = detect_task(environment, master=master, nodes=job.nodes.count)
     undo_default_binding(environment, detected.launcher)
-    job, plan = planned(job, detected)
     script = _script(job.program, mode)
+    job, plan = planned(job, detected, spawns=script is not None and script.has_forkable_workers)
     decision = Decision(
         job=job,
         plan=plan,
@@ -135,9 +144,9 @@ def decide(
     )
     if decision.starts_own_workers:
         _refuse_several_starts(decision)
-        if not (decision.spawns_by_torch and job.asked()):
+        if not (decision.forks_workers and job.asked()):
             return decision
-        decision = replace(decision, job=_with_number(job))
+        decision = replace(decision, job=replace(job, program=_with_numbers(job.program, plan)))
     if decision.is_settled_by_join and threads is None:
         return decision
     return replace(decision, threads=_threads(plan, detected, environment, threads))
@@ -157,7 +166,7 @@ def with_checks(
         UsageError: one of them does not work with this program, or the folder of the clock is in use.
     """
     check_hang_timeout(hang_timeout)
-    own_workers = decision.starts_own_workers and not decision.spawns_by_torch
+    own_workers = decision.starts_own_workers and not decision.forks_workers
     uninstrumented = own_workers or decision.job.program.kind == "executable"
     if sanitize and (decision.size == 1 or uninstrumented):
         raise UsageError(
@@ -178,7 +187,7 @@ def with_binding(decision: Decision, kind: str) -> Decision:
     Raises:
         UsageError: there is no such binding, there are too few cores, or the program starts its own workers.
     """
-    if checked(kind) != "none" and decision.starts_own_workers:
+    if checked(kind) != "none" and decision.starts_own_workers and not decision.forks_workers:
         raise UsageError(
             f"--bind {kind} binds samestep's workers, and {decision.job.program.target} starts its own. "
             "Leave --bind out."
@@ -196,7 +205,8 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
     """
     if scratch is None:
         return decision
-    if decision.starts_own_workers or decision.job.program.kind == "executable":
+    own_workers = decision.starts_own_workers and not decision.forks_workers
+    if own_workers or decision.job.program.kind == "executable":
         raise UsageError(
             "--scratch needs a Python script that does not start its own workers, and "
             f"{decision.job.program.target} is not one. Leave it out."
@@ -222,12 +232,12 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
 
 
 def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> None:
-    """Refuse a script that starts its own workers, which a measuring verb cannot reach.
+    """Refuse a script that starts its own workers in a way in which a measuring verb cannot reach them.
 
     Raises:
-        UsageError: the script starts its own workers.
+        UsageError: the script starts its own workers, and not by `torch.multiprocessing`.
     """
-    if script.kind == "spawns":
+    if script.kind == "spawns" and not script.has_forkable_workers:
         raise UsageError(
             f"{program.target} starts its own workers, which {verb} cannot measure. If it can run as one "
             "of several workers under a launcher (torchrun, samestep run), give --mode native."
@@ -264,21 +274,52 @@ def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], ask
 
 
 def _refuse_several_starts(decision: Decision) -> None:
-    """Refuse to start a script several times that starts its own workers each time."""
-    several_nodes = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
-    if several_nodes or (isinstance(decision.plan, Join) and decision.size > 1):
-        evidence = decision.script.evidence if decision.script else ""
+    """Refuse to start a script several times that starts its own workers each time.
+
+    A script that spawns them can be started once on each node, if the number of workers is known.
+    """
+    plan, target = decision.plan, decision.job.program.target
+    nodes = plan.nodes if isinstance(plan, Spawn) else None
+    if decision.size == 1 if nodes is None else nodes.count == 1:
+        return
+    evidence = decision.script.evidence if decision.script else ""
+    if not decision.forks_workers or (nodes is None and decision.detected.place.local_size > 1):
         raise UsageError(
-            f"{decision.job.program.target} starts its own workers ({evidence}), and several tasks or nodes "
-            "would each start them. Start it in one process, or give --mode native if it can be one of "
-            "several workers."
+            f"{target} starts its own workers ({evidence}), and several tasks or nodes would each start "
+            "them. Start it in one process, or give --mode native if it can be one of several workers."
+        )
+    if nodes is not None and nodes.least is not None:
+        raise UsageError(
+            f"{target} spawns its workers ({evidence}), so nodes cannot come and go: give --nnodes "
+            f"{nodes.count}."
+        )
+    if decision.job.asked() is None:
+        raise UsageError(
+            f"{target} spawns its workers on each node ({evidence}): give their number on all nodes (-n), "
+            "and the script's own flags with {local}, {nodes} and {node_rank}: samestep run -n 4 train.py "
+            "--gpus {local} --nodes {nodes} --nr {node_rank}."
         )
 
 
-def _with_number(job: Job) -> Job:
-    """Return a job whose program's arguments have the number of workers for ``{n}``."""
-    arguments = tuple(one.replace("{n}", str(job.asked())) for one in job.program.args)
-    return replace(job, program=replace(job.program, args=arguments))
+def filled(program: Program, **values: int) -> Program:
+    """Return a program whose arguments have each value for its name in braces.
+
+    >>> filled(Program(target="train.py", args=("--gpus={n}", "{x}")), n=2).args
+    ('--gpus=2', '{x}')
+    """
+    arguments = program.args
+    for name, value in values.items():
+        arguments = tuple(one.replace(f"{{{name}}}", str(value)) for one in arguments)
+    return replace(program, args=arguments)
+
+
+def _with_numbers(program: Program, plan: Plan) -> Program:
+    """Return a program whose arguments have the numbers of workers and nodes, as far as they are known."""
+    if not isinstance(plan, Spawn):
+        return filled(program, n=plan.place.size, local=plan.place.size, nodes=1, node_rank=0)
+    nodes = plan.nodes
+    known = {} if nodes.rank is None and nodes.count > 1 else {"node_rank": nodes.rank or 0}
+    return filled(program, n=plan.size, local=plan.local, nodes=nodes.count, **known)
 
 
 def banner(decision: Decision) -> list[str]:
@@ -335,12 +376,10 @@ def _script_text(decision: Decision) -> str:
     if script is None:
         return f"{target} runs on each worker as it is (--mode native)"
     if script.kind == "spawns":
-        once = (
-            "it is started once, and its workers are forked"
-            if decision.spawns_by_torch
-            else "it is started once"
-        )
-        return f"{target} starts its own workers ({script.evidence}): {once}"
+        several = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
+        once = "it is started once" + (" on each node" if several else "")
+        forked = ", and its workers are forked" if decision.forks_workers else ""
+        return f"{target} starts its own workers ({script.evidence}): {once}{forked}"
     if script.kind == "serial":
         return f"{target} {_serial_text(decision, script)}"
     why = f" ({script.evidence})" if script.evidence else ""

@@ -1,6 +1,7 @@
 """Runs a decided job to its end: starts the workers or becomes one, and logs why they failed."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,10 +24,11 @@ from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
+from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
-from samestep.run.decision import Decision, decide, headline, with_binding
+from samestep.run.decision import TRAINS_ALONE, Decision, decide, filled, headline, with_binding
 from samestep.run.rerun import rerun_in_allocation
 from samestep.run.worker_wrappers import monitor, wrapper
 
@@ -61,9 +63,6 @@ def start_own(decision: Decision, arguments: Sequence[str]) -> int:
 
 def execute(decision: Decision) -> int:
     """Run the job to its end and return the exit code of the run."""
-    if decision.spawns_by_torch:
-        # A query of the CUDA driver in the script would forbid to fork its workers.
-        env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
@@ -73,6 +72,8 @@ def execute(decision: Decision) -> int:
         if isinstance(settled, Join):
             _run_here(decision, settled)
         outcome = _spawn(decision, settled)
+    if _trains_alone_in_scratch(decision, outcome):
+        return execute(_as_one_worker(decision))
     if outcome.preempted:
         return PREEMPTED
     if outcome.interrupted_by:
@@ -101,7 +102,7 @@ def bind_worker(decision: Decision, place: Place) -> None:
 def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> None:
     """Log why the workers failed, if they did."""
     cause = outcome.cause
-    if cause is None or outcome.preempted:
+    if cause is None or outcome.preempted or _trains_alone_in_scratch(decision, outcome):
         return
     if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
         return
@@ -125,6 +126,18 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
     log(f"{words}; {others}{restarts.in_words()}.")
 
 
+def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:
+    """Return whether a script, for one worker, trains without spawning it, and has written no file yet."""
+    cause = outcome.cause
+    return cause is not None and cause.message == TRAINS_ALONE and decision.options.scratch is not None
+
+
+def _as_one_worker(decision: Decision) -> Decision:
+    """Return the decision that runs a script which trains without spawning a worker as one worker."""
+    shutil.rmtree(decision.options.scratch or "", ignore_errors=True)
+    return replace(decision, script=ScriptKind("native"))
+
+
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     """Start the workers of this node, and wait for their end."""
     ended = partial(log_failure, decision)
@@ -144,9 +157,11 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
         )
     watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
-    program = entry_of(job.program, hosted=hosted, around=wrapper(decision), watch=watch)
+    run, once = wrapper(decision), decision.starts_own_workers
 
     def entry(start: Start, pipe: ReportPipe) -> Report:
+        named = filled(job.program, node_rank=start.place.node) if decision.forks_workers else job.program
+        program = entry_of(named, hosted=hosted, around=run, watch=watch, joins=not once)
         bind_worker(decision, start.place)
         if decision.script is not None:
             env.export(values_at(decision.script.reads, start.place))
@@ -155,11 +170,11 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     if spawn.nodes.count > 1:
         from samestep.launch.nodes import nodes_backend
 
-        return nodes_backend.run(job, entry, local=spawn.local, nodes=spawn.nodes, on_round_end=ended)
+        count = 1 if once else spawn.local
+        return nodes_backend.run(job, entry, local=count, nodes=spawn.nodes, on_round_end=ended)
     from samestep.launch.local import local_backend
 
-    count = 1 if decision.starts_own_workers else spawn.local
-    return local_backend.run(job, entry, local=count, on_round_end=ended, alone=decision.starts_own_workers)
+    return local_backend.run(job, entry, local=1 if once else spawn.local, on_round_end=ended, alone=once)
 
 
 def _import_once() -> None:

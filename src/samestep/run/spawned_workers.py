@@ -1,16 +1,9 @@
-"""Starts the workers of a script that calls `torch.multiprocessing.spawn`, as those of any other script.
-
-The script runs once. Where it calls `spawn`, a hook forks the workers: each is watched, clocked and compared
-like a worker that samestep has started itself, and the ranks meet at a free port, whatever address the script
-sets.
-"""
+"""Runs the workers of one call of `torch.multiprocessing.spawn`, with the methods of torch's own objects."""
 
 import atexit
 import os
 import signal
-import threading
 import time
-import uuid
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -21,115 +14,21 @@ from typing import Any, NoReturn
 
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from samestep.base.console import log
 from samestep.base.errors import UsageError
-from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, wrapping
+from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Start
 from samestep.launch.local.failure import Failure, root_cause
-from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
-from samestep.launch.local.hosting import Ending, ending_of, exited
-from samestep.launch.local.local_backend import Round, places, worker_variables
-from samestep.launch.local.programs import Around, Watch, seed_generators
+from samestep.launch.local.forking import forget_parent
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import Watch
 from samestep.launch.local.worker_report import Report, ReportPipe
-from samestep.launch.local.workers import Workers
-from samestep.ranks.rendezvous.free_port import reserved_port
-from samestep.ranks.rendezvous.job_secret import shared_secret
-from samestep.ranks.world.torch_rendezvous import prepare_groups
+from samestep.launch.local.workers import Worker
+from samestep.launchers.detect import Detected
+from samestep.ranks.world.torch_rendezvous import JobEndpoint, prepare_groups
 
 _DEPTH = 4
 """Depth of nested arguments in which tensors are searched."""
-
-
-def with_own_workers(
-    run: Callable[[], Ending],
-    *,
-    asked: int | None,
-    around: Around,
-    watch: Callable[[int], Watch],
-    needs_fork: str = "",
-) -> Ending:
-    """Run a script, and start the workers that it spawns.
-
-    Args:
-        run: runs the script.
-        asked: number of workers that the user has asked for; None for as many as the script spawns.
-        around: runs a worker's function in the contexts of a worker.
-        watch: returns the function that runs and watches one of that many workers.
-        needs_fork: an option that workers have only if samestep forks them; empty for none.
-    """
-    calls = 0
-
-    def spawned(
-        original: Callable[..., Any],
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        nprocs: int = 1,
-        join: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        daemon: bool = False,  # noqa: FBT001, FBT002
-        start_method: str = "spawn",
-    ) -> Any:
-        nonlocal calls
-        calls += 1
-        _check_number(nprocs, asked)
-        if not _can_fork():
-            _refuse_or_log(needs_fork)
-            return original(fn, args, nprocs, join, daemon, start_method)
-        share_tensors(args)
-        workers = SpawnedWorkers(fn, args, nprocs, around=around, watch=watch(nprocs))
-        if not join:
-            return workers
-        while not workers.join():
-            pass
-        return None
-
-    def trained_alone(*_: Any) -> None:
-        if not calls and asked not in (None, 1):
-            raise UsageError(
-                f"the script trains without spawning workers, so -n {asked} has no effect. Give it the flag "
-                "by which it uses several GPUs, or --mode autopilot to run it as a serial script."
-            )
-
-    hooks = dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(spawned))
-    handle = register_optimizer_step_pre_hook(trained_alone)
-    try:
-        with attached_all(hooks):
-            return run()
-    finally:
-        handle.remove()
-
-
-def _check_number(found: int, asked: int | None) -> None:
-    """Refuse a script that spawns another number of workers than the user has asked for."""
-    if asked is None or found == asked:
-        return
-    hint = f"give -n {found}" if found else "give --device cpu on a machine without GPUs"
-    raise UsageError(
-        f"the script spawns {found} workers, and -n {asked} was given: {hint}, or give the number by a flag "
-        f"of the script (samestep run -n {asked} train.py --gpus {{n}})."
-    )
-
-
-def _can_fork() -> bool:
-    """Return whether forked workers can compute; a query of CUDA's driver can forbid it without a trace."""
-    if not (fork_is_safe() and release_compute_threads()):
-        return False
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return True
-    pid = os.fork()
-    if pid == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 - no public spelling
-    return os.waitpid(pid, 0)[1] == 0
-
-
-def _refuse_or_log(needs_fork: str) -> None:
-    threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
-    why = f"threads run: {', '.join(threads)}" if threads else "a device is in use"
-    if needs_fork:
-        raise UsageError(f"{needs_fork} needs forked workers, and the script cannot be forked ({why}).")
-    log(f"torch spawns the workers, which are not watched: the script cannot be forked ({why})")
 
 
 def share_tensors(value: Any, depth: int = 0) -> None:
@@ -155,48 +54,64 @@ class SpawnedWorkers:
         fn: the function of each worker, whose first argument is the number of the worker.
         args: its further arguments.
         count: number of workers.
-        around: runs the function in the contexts of a worker.
-        watch: runs and watches a worker.
+        watch: seeds a worker, runs the function in its contexts, and watches it.
+        on_end: called when all have ended, with the cause if one has failed.
+        node: the place of this process among those of other nodes that spawn as many; None on one node.
+        is_checked: whether a process group of other ranks than the workers' is refused.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], args: Sequence[Any], count: int, *, around: Around, watch: Watch
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        count: int,
+        *,
+        watch: Watch,
+        on_end: Callable[[Failure | None], None],
+        node: Detected | None = None,
+        is_checked: bool = False,
     ) -> None:
+        self._on_end = on_end
+
+        def entry(start: Start, pipe: ReportPipe) -> Report:
+            forget_parent()
+            host, port = start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])
+            prepare_groups(JobEndpoint(host, port, is_checked))
+
+            def run() -> Ending:
+                return report_of(partial(fn, start.place.local_rank, *args)).ending
+
+            return Report(ending=watch(run, pipe.send_provisional))
+
         with ExitStack() as stack:
-            holder = stack.enter_context(reserved_port())
-            secret = stack.enter_context(shared_secret())
-            self._workers = stack.enter_context(Workers(private=[holder.fileno(), secret.file]))
-            this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
-
-            def entry(start: Start, pipe: ReportPipe) -> Report:
-                forget_parent()
-                seed_generators()
-                prepare_groups(this.master)
-                run = partial(_called, fn, start.place.rank, args)
-                return Report(ending=watch(partial(around, run), pipe.send_provisional))
-
-            self._workers.start(
-                [
-                    Start(place=place, variables=worker_variables(place, this) | secret.variables)
-                    for place in places(count)
-                ],
-                entry,
-            )
+            self._workers = stack.enter_context(started_workers(entry, count, node=node))
             self._undo = stack.pop_all()
         atexit.register(self._wait)  # torch's processes are waited for at the end of the script
 
     @property
+    def have_succeeded(self) -> bool:
+        """Whether all have ended with exit code 0, also where `join` was not called yet."""
+        return all(map(_has_succeeded, self._workers.all))
+
+    @property
     def processes(self) -> "list[SpawnedProcess]":
         """The workers, in the order of their ranks."""
-        return [SpawnedProcess(self, rank) for rank in range(len(self._workers.all))]
+        return [SpawnedProcess(self, number) for number in range(len(self._workers.all))]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the workers."""
+        return [worker.start.place.rank for worker in self._workers.all]
 
     def pids(self) -> list[int]:
         """Return the process IDs of all workers."""
         return [worker.pid for worker in self._workers.all]
 
-    def exit_code(self, rank: int) -> int | None:
+    def exit_code(self, number: int) -> int | None:
         """Return the exit code of a worker; None while it runs."""
-        return self._workers.all[rank].exit_code
+        if self._workers.running:
+            self._workers.wait(0)
+        return self._workers.all[number].exit_code
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:  # noqa: ARG002
         """Wait for the next event of a worker; return whether all have ended well.
@@ -213,16 +128,22 @@ class SpawnedWorkers:
             return False
         workers.await_cause()
         failures = list(workers.failures)
+        cause = root_cause(failures) if failures else None
+        self.close()
+        self._on_end(cause)
+        if cause is not None:
+            self._raise(cause)
+        return True
+
+    def close(self) -> None:
+        """End the workers that still run, and remove what was made for them."""
         atexit.unregister(self._wait)
         self._undo.close()
-        if failures:
-            self._raise(root_cause(failures))
-        return True
 
     def _raise(self, cause: Failure) -> NoReturn:
         if cause.error == UsageError.__name__:
             raise UsageError(cause.message)
-        text = f"{cause.describe(len(self._workers.all))}\n{cause.traceback}".rstrip()
+        text = f"{cause.describe(self._workers.all[0].start.place.size)}\n{cause.traceback}".rstrip()
         if cause.error:
             raise ProcessRaisedException(text, cause.rank, cause.pid)
         raise ProcessExitedException(text, cause.rank, cause.pid, cause.exit_code)
@@ -232,22 +153,31 @@ class SpawnedWorkers:
             pass
 
 
+def _has_succeeded(worker: Worker) -> bool:
+    """Return whether a worker has ended with exit code 0; nothing is changed, so a signal handler may ask."""
+    try:
+        ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # its exit code has been read
+        return worker.exit_code == 0
+    return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class SpawnedProcess:
     """A worker, with the common methods of `multiprocessing.Process`."""
 
     context: SpawnedWorkers
-    rank: int
+    number: int
 
     @property
     def pid(self) -> int:
         """The process ID."""
-        return self.context.pids()[self.rank]
+        return self.context.pids()[self.number]
 
     @property
     def exitcode(self) -> int | None:
         """The exit code; None while it runs."""
-        return self.context.exit_code(self.rank)
+        return self.context.exit_code(self.number)
 
     def is_alive(self) -> bool:
         """Return whether it runs."""
@@ -263,14 +193,3 @@ class SpawnedProcess:
         """Ask it to end."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-
-
-def _called(fn: Callable[..., Any], rank: int, args: Sequence[Any]) -> Ending:
-    """Call a worker's function, and return how it ended."""
-    try:
-        fn(rank, *args)
-    except SystemExit as stop:
-        return exited(stop)
-    except BaseException as error:  # noqa: BLE001 - raised again in the script
-        return ending_of(error)
-    return Ending()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn, TextIO
 
+from samestep.autopilot.files.file_calls import unredirected
 from samestep.autopilot.replicated_script import undo_replication
 from samestep.autopilot.split_calls import own_samples
 from samestep.base import env
@@ -32,7 +33,8 @@ _KEPT = 1000
 def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:
     """Run a worker's program in `around`, and record its steps."""
     place = detect(env.snapshot()).place
-    file = ClockFile(clocking, place, kind)
+    with unredirected():  # the script's process may redirect the files that its workers write
+        file = ClockFile(clocking, place, kind)
     clock = ScriptClock(
         file,
         clocking,

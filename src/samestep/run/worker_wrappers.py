@@ -8,8 +8,10 @@ from pathlib import Path
 from samestep.base import env
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
+from samestep.launch.plan import Spawn
+from samestep.launchers.binding import bind
 from samestep.launchers.detect import detect
-from samestep.observe.clock.clock_file import Kind
+from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps
 from samestep.run.decision import Decision
 
 # Modules that import torch are imported where they are used: the launcher may run without them.
@@ -17,31 +19,56 @@ from samestep.run.decision import Decision
 
 def wrapper(decision: Decision) -> Around:
     """Return the function that runs each program that is started, with all that the decision asks for."""
-    if not decision.spawns_by_torch:
+    if not decision.forks_workers:
         return _of_worker(decision)
-    from samestep.run.spawned_workers import with_own_workers
+    # The workers are forked within these.
+    around = _of_spawning_script(decision)
+    if decision.options.scratch is not None:
+        around = partial(_run_in_scratch, around=around, scratch=decision.options.scratch)
+    if decision.options.device == "cpu":
+        around = partial(_run_on_cpu, around=around, gpus=_local(decision))
+    return around
 
+
+def _of_spawning_script(decision: Decision) -> Around:
+    """Return the function that runs a script which spawns its workers, and starts these."""
+    from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+
+    options, clocking = decision.options, decision.clocking
     given = {
         "--sanitize": decision.sanitize,
         "--count": decision.count,
-        "--clock": decision.clocking,
-        "--device cpu": decision.options.device == "cpu",
+        "--clock": clocking,
+        "--device cpu": options.device == "cpu",
+        "--scratch": options.scratch,
+        f"--bind {decision.bind}": decision.bind != "none",
     }
-    own = partial(
-        with_own_workers,
-        asked=decision.job.asked(),
+    around = _of_worker(replace(decision, options=replace(options, device="auto", scratch=None)))
+    how = SpawnedRuns(
+        asked=None if decision.job.asked() is None else _local(decision),
         needs_fork=next((name for name, value in given.items() if value), ""),
-        around=_of_worker(replace(decision, options=replace(decision.options, device="auto"))),
+        must_spawn=decision.count or clocking is not None,
+        around=partial(_run_bound, around=around, kind=decision.bind),
         watch=partial(_monitor_of_spawned, decision),
+        was_stopped=None if clocking is None or clocking.steps is None else partial(_was_stopped, clocking),
     )
-    if decision.options.device != "cpu":
-        return own
-    return partial(_run_on_cpu, around=own, gpus=decision.size)  # the workers are forked within
+    return partial(with_own_workers, how=how)
+
+
+def _was_stopped(clocking: ClockOptions, rank: int) -> bool:
+    """Return whether a worker was ended after its last recorded step."""
+    return has_recorded_its_steps(clocking.file_of(rank))
 
 
 def _monitor_of_spawned(decision: Decision, count: int) -> Watch:
     """Return the function that runs and watches each of the workers that a script spawns."""
-    return unwatched if count == 1 else _watched(decision, forked=count)
+    nodes = decision.plan.nodes.count if isinstance(decision.plan, Spawn) else 1
+    return unwatched if count * nodes == 1 else _watched(decision, forked=count if nodes == 1 else None)
+
+
+def _local(decision: Decision) -> int:
+    """Return the number of workers of this node."""
+    return decision.plan.local if isinstance(decision.plan, Spawn) else decision.plan.place.local_size
 
 
 def _of_worker(decision: Decision) -> Around:
@@ -88,7 +115,9 @@ def _watched(decision: Decision, *, forked: int | None) -> Watch:
 def _replication(decision: Decision) -> Around:
     """Return the function that runs a serial script replicated, and other programs as they are."""
     options = decision.options
-    as_given = as_it_is if options.scratch is None else partial(_run_in_scratch, scratch=options.scratch)
+    as_given = as_it_is
+    if options.scratch is not None:
+        as_given = partial(_run_in_scratch, around=as_it_is, scratch=options.scratch)
     if not decision.is_serial:
         return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
     if not decision.is_replicated and options.device == "auto":
@@ -104,12 +133,19 @@ def _kind(decision: Decision) -> Kind:
     return "serial" if decision.is_serial else "native"
 
 
-def _run_in_scratch(run: Callable[[], Ending], *, scratch: Path) -> Ending:
-    """Run a worker's program, and redirect what it writes to the worker's own folder in `scratch`."""
+def _run_in_scratch(run: Callable[[], Ending], *, around: Around, scratch: Path) -> Ending:
+    """Run a worker's program in `around`, and redirect what it writes to its own folder in `scratch`."""
     from samestep.autopilot.script.rank_output import writing_to
 
-    with writing_to(scratch, detect(env.snapshot()).place.rank):
-        return run()
+    with writing_to(scratch / str(detect(env.snapshot()).place.rank)):
+        return around(run)
+
+
+def _run_bound(run: Callable[[], Ending], *, around: Around, kind: str) -> Ending:
+    """Run a spawned worker's program in `around`, bound to the worker's cores."""
+    environment = env.snapshot()
+    bind(kind, detect(environment).place, environment, shared=True)
+    return around(run)
 
 
 def _run_on_cpu(run: Callable[[], Ending], *, around: Around, gpus: int | None = None) -> Ending:

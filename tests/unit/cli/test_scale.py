@@ -18,6 +18,7 @@ from support.studies import study
 
 SERIAL = "import torch\n"
 NATIVE = "import torch.distributed as dist\ndist.init_process_group()\n"
+LAUNCHES = "import samestep\nsamestep.spawn(print, 2)\n"
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
 
 
@@ -59,6 +60,19 @@ def test_options_that_scale_does_not_have_are_passed_to_the_script(script, capsy
         == ["--lr", "0.1", "--steps", "7"]
     )
     assert "--clock-steps=30" in one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"), [([], ["CUDA_VISIBLE_DEVICES=3", "CUDA_VISIBLE_DEVICES=3,5"]), (["{n}"], [])]
+)
+def test_the_gpus_that_a_run_sees_are_its_workers_unless_a_flag_gives_their_number(
+    script, capsys, monkeypatch, arguments, seen
+):
+    Path("spawns.py").write_text(SPAWNS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    runs = planned(capsys, "spawns.py", "-n", "1,2", *arguments)
+
+    assert [word for run in runs for word in run if "CUDA" in word] == seen
 
 
 PARSER = "import argparse\nargparse.ArgumentParser().add_argument('--seed')\n"
@@ -198,7 +212,9 @@ def test_compared_threads_are_not_given_twice(script, capsys):
         (["train.py", "-n", "1,3", "--b={64/n}"], "64 .*n = 3"),
         (["--repeat=3", "train.py"], "--repeat\\b"),
         (["torchrun", "train.py"], "torchrun .*--compare launcher="),
-        (["spawns.py"], "spawns.py .*--mode native"),
+        (["launches.py"], "launches.py .*--mode native"),
+        (["spawns.py", "--compare", "launcher=samestep,torchrun"], "launcher=torchrun: spawns.py"),
+        (["spawns.py", "--submit", "slurm"], "spawns.py .*allocation"),
         (["native.py", "--split=loader"], "--split .*native.py .*--mode autopilot"),
         (["native.py", "--compare=algorithm=ring,tree"], "--algorithm .*native.py .*--mode autopilot"),
         (
@@ -221,6 +237,7 @@ def test_compared_threads_are_not_given_twice(script, capsys):
     ],
 )
 def test_wrong_input_is_refused_before_anything_runs(script, capsys, arguments, named):
+    Path("launches.py").write_text(LAUNCHES)
     Path("spawns.py").write_text(SPAWNS)
     Path("native.py").write_text(NATIVE)
 

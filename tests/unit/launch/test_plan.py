@@ -49,6 +49,16 @@ def test_one_task_per_node_spawns_its_share():
     assert decided.size == 8
 
 
+def test_tasks_of_a_program_that_spawns_are_no_workers():
+    there = found(2, nodes=2, node=1)
+
+    assert plan(job(workers=2), there, spawns=True) == Spawn(
+        local=1, nodes=Nodes(count=2, rank=1, endpoint="host0:1234")
+    )
+    assert isinstance(plan(job(workers=2), there), Join)
+    assert isinstance(plan(job(), there, spawns=True), Join)
+
+
 def test_one_task_on_one_node_spawns_all():
     assert plan(job(workers=8), found(1)) == Spawn(local=8, nodes=Nodes())
 

@@ -17,6 +17,13 @@ TASKS = {
     for name, value in (("RANK", "0"), ("SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "4"))
 } | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
 JOINS = "import samestep\nwith samestep.join() as world: pass"
+SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)"
+BY_HAND = (
+    "import torch.distributed as dist\nfrom torch.multiprocessing import Process\n"
+    "def f(rank): dist.init_process_group('gloo', rank=rank, world_size=2)\n"
+    "Process(target=f, args=(0,)).start()"
+)
+TEMPLATES = ("--gpus={local}", "--nodes", "{nodes}", "{node_rank}", "{n}", "{other}")
 NATIVE = "import torch.distributed as dist\ndist.init_process_group('gloo')"
 
 
@@ -28,10 +35,10 @@ def _a_share_of_a_big_machine(monkeypatch):
 
 @pytest.fixture
 def settled(tmp_path):
-    def settle(text, environment, *, threads=None, **options):
+    def settle(text, environment, *, threads=None, arguments=(), **options):
         file = tmp_path / "train.py"
         file.write_text(text)
-        job = Job(program=Program(target=str(file)), **options)
+        job = Job(program=Program(target=str(file), args=arguments), **options)
         return decide(job, mode="auto", threads=threads, environment=environment)
 
     return settle
@@ -105,3 +112,51 @@ def test_a_number_of_workers_after_a_serial_script_is_pointed_out(tmp_path):
 
     assert "train.py is a serial script" in lines[-1]
     assert "`-n`" in lines[-1]
+
+
+def several(**values):
+    return Nodes(count=2, backend="c10d", endpoint="host0:1234", **values)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "filled"),
+    [
+        (Nodes(), ("--gpus=4", "--nodes", "1", "0", "4", "{other}")),
+        (several(rank=1), ("--gpus=2", "--nodes", "2", "1", "4", "{other}")),
+        (several(), ("--gpus=2", "--nodes", "2", "{node_rank}", "4", "{other}")),  # known once the nodes meet
+    ],
+)
+def test_the_numbers_of_workers_and_nodes_are_in_the_arguments(settled, nodes, filled):
+    decision = settled(SPAWNS, {}, workers=4, nodes=nodes, arguments=TEMPLATES)
+
+    assert decision.job.program.args == filled
+    assert decision.forks_workers
+
+
+def test_without_a_number_the_arguments_stay_as_they_are(settled):
+    assert settled(SPAWNS, {}, arguments=TEMPLATES).job.program.args == TEMPLATES
+
+
+def test_processes_started_by_hand_are_workers_if_their_number_is_given(settled):
+    assert settled(BY_HAND, {}, workers=2).forks_workers
+    assert not settled(BY_HAND, {}).forks_workers
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "named"),
+    [
+        (SPAWNS, {"nodes": several()}, "-n"),
+        (SPAWNS, {"nodes": several(least=1), "per_node": 2}, "--nnodes 2"),
+        ("import samestep\nsamestep.spawn(print, 2)", {"nodes": several(), "workers": 4}, "--mode native"),
+    ],
+)
+def test_a_script_that_starts_its_workers_is_refused_on_nodes_if_their_places_are_unknown(
+    settled, text, options, named
+):
+    with pytest.raises(UsageError, match=rf"train.py .*{named}\b"):
+        settled(text, {}, **options)
+
+
+def test_a_script_that_spawns_is_refused_as_several_tasks_of_a_node(settled):
+    with pytest.raises(UsageError, match="several tasks"):
+        settled(SPAWNS, TASKS)

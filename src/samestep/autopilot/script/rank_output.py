@@ -31,7 +31,7 @@ def writing_once(world: World, options: Options, common: CommonFolder) -> Iterat
     rank = world.place.rank
     printing = nullcontext() if world.place.is_main or options.all_output else silenced()
     if options.scratch is not None:
-        with printing, writing_to(options.scratch, rank):
+        with printing, writing_to(options.scratch / str(rank)):
             yield
         return
     journal = Journal(common.path / "journal")
@@ -56,11 +56,10 @@ def writing_once(world: World, options: Options, common: CommonFolder) -> Iterat
 
 
 @contextmanager
-def writing_to(scratch: Path, rank: int) -> Iterator[None]:
-    """Redirect all writes of this process to a private folder within `scratch`."""
-    own = scratch / str(rank)
-    own.mkdir(parents=True, exist_ok=True)
-    with redirected(Overlay(own, Journal(own / "journal"))):
+def writing_to(folder: Path) -> Iterator[None]:
+    """Redirect all writes of this process, and of those that it forks, to a private folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with redirected(Overlay(folder, Journal(folder / "journal"))):
         yield
 
 

@@ -5,7 +5,7 @@ A process that has opened a device must not be forked, so another process counts
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.base.errors import UsageError
@@ -19,6 +19,17 @@ def accelerator_count(dev: Path = Path("/dev")) -> int:
     if sys.platform == "linux" and not any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES):
         return 0
     return _ask(_QUESTION)
+
+
+def only_first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
+    """Return the variable with which a program sees at most `count` of the GPUs that it sees now.
+
+    >>> only_first_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6"}, 2), only_first_gpus({}, 2)
+    ({'CUDA_VISIBLE_DEVICES': '4,5'}, {'CUDA_VISIBLE_DEVICES': '0,1'})
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(count)) if visible is None else visible.split(",")[:count]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -> int:

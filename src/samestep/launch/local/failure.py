@@ -17,6 +17,8 @@ _CONSEQUENCES = (
 )
 """Parts of the errors of Gloo, NCCL and torch's store on a rank whose peer is gone."""
 _CONSEQUENT_TYPES = ("PeerLost", "DistNetworkError", "KeyboardInterrupt")
+_OF_SPAWNED = ("ProcessRaisedException", "ProcessExitedException")
+"""Errors of a script whose worker has failed; the message begins with the worker's failure in one line."""
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The order in which failures of one moment are reported.
 _CAUSE, _ABORT, _CONSEQUENCE = range(3)
@@ -59,6 +61,8 @@ class Failure:
 
     def describe(self, size: int) -> str:
         """Return rank, cause and code in one line."""
+        if self.error in _OF_SPAWNED and self.message.startswith("rank "):
+            return self.message.partition("\n")[0]
         if self.exit_code < 0:
             how = f"was killed by signal {-self.exit_code} ({_signal_name(-self.exit_code)})"
         elif self.error:

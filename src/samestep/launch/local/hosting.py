@@ -34,6 +34,7 @@ INTERRUPTED = 130
 
 _NOWHERE = "outside of any file"
 """Place of an error whose traceback has no line of the program."""
+_STANDARD_LIBRARY = str(Path(os.__file__).parent)
 _hosted: list[str] = []
 LIMIT_S = 10.0
 """Seconds for the script's `atexit` functions, which may wait for something that no longer comes."""
@@ -194,9 +195,9 @@ def _calling_line(trace: TracebackType | None) -> str:
     for frame, line in traceback.walk_tb(trace):
         if frame.f_code.co_filename.startswith(PACKAGE):
             break
-        if "site-packages" in frame.f_code.co_filename:
-            continue
-        place = f"{frame.f_code.co_filename}:{line}"
+        file = frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith(_STANDARD_LIBRARY):
+            place = f"{file}:{line}"
     return place
 
 

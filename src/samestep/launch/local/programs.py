@@ -41,12 +41,18 @@ def unwatched(run: Callable[[], Ending], _: Callable[[Ending], None]) -> Ending:
 
 
 def entry_of(
-    program: Program, *, hosted: bool = True, around: Around = as_it_is, watch: Watch = unwatched
+    program: Program,
+    *,
+    hosted: bool = True,
+    around: Around = as_it_is,
+    watch: Watch = unwatched,
+    joins: bool = True,
 ) -> Entry:
     """Return the function that each worker runs; its report's result is `has_met`.
 
     Python code runs in the forked worker if it is `hosted`; otherwise a fresh interpreter replaces it.
-    `around` runs a hosted program in its contexts, and `watch` runs and watches both.
+    `around` runs a hosted program in its contexts, and `watch` runs and watches both. A program that starts
+    the workers itself does not join them.
     """
 
     def run(start: Start, pipe: ReportPipe) -> Report:
@@ -54,7 +60,7 @@ def entry_of(
             return become(program)
         seed_generators()
         settle_math_kernels()
-        if start.place.size > 1:
+        if joins and start.place.size > 1:
             from samestep.ranks.world.torch_rendezvous import prepare_groups
 
             prepare_groups()

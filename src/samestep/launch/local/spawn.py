@@ -16,12 +16,14 @@ import os
 import pickle
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
+from samestep.base import env
 from samestep.base.errors import UsageError, WorkerFailed
+from samestep.base.units import counted
+from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.failure import root_cause
 from samestep.launch.local.forking import (
@@ -30,12 +32,11 @@ from samestep.launch.local.forking import (
     open_standard_streams,
     release_compute_threads,
 )
-from samestep.launch.local.hosting import Ending, ending_of, exited, leave
-from samestep.launch.local.local_backend import Round, places, worker_variables
+from samestep.launch.local.hosting import leave
 from samestep.launch.local.worker_report import Report, ReportPipe
-from samestep.launch.local.workers import Workers
-from samestep.ranks.rendezvous.free_port import reserved_port
-from samestep.ranks.rendezvous.job_secret import shared_secret
+from samestep.launchers.detect import Detected
+from samestep.launchers.lost_environment import detect_task
+from samestep.launchers.registry import SAMESTEP
 from samestep.ranks.world.thread_world import run_ranks
 
 T = TypeVar("T")
@@ -47,7 +48,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
     """Run ``fn(world, *args)`` on `n` workers of this host; return their results in rank order.
 
     Each worker has joined the others: `world` is its World, which is also the default of the public
-    functions. Results must be picklable.
+    functions. Results must be picklable. Where a launcher has started one process on each of several nodes,
+    `n` workers start on each, all are one world, and each process gets the results of its own workers.
 
     Args:
         fn: function that each worker calls once.
@@ -56,7 +58,9 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
 
     Raises:
         WorkerFailed: a worker failed; the message has the traceback of the first. The others are stopped.
-        UsageError: `n` is less than 1.
+        UsageError: `n` is less than 1, or a launcher has started several processes on a node.
+        DetectionError: the first of several nodes is unknown.
+        PeerLost: another node did not arrive.
 
     Example:
         >>> def total(world, start):
@@ -66,26 +70,43 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
     """
     if n < 1:
         raise UsageError(f"spawn({getattr(fn, '__name__', fn)}, {n}): there must be at least one worker.")
+    node = _node_of_several()
     if fork_is_safe() and release_compute_threads():
-        return _in_processes(_forked_entry(fn, args), n)
-    if _is_interactive():
+        return _in_processes(_forked_entry(fn, args), n, node)
+    if node is None and _is_interactive():
         return run_ranks(fn, n, *args)
     with fresh_entry(call, fn, args) as entry:
-        return _in_processes(entry, n)
+        return _in_processes(entry, n, node)
+
+
+def _node_of_several() -> Detected | None:
+    """Return the place of this process if a launcher has started one on each of several nodes; else None.
+
+    Raises:
+        UsageError: a launcher has started several processes on a node.
+    """
+    found = detect_task(env.snapshot())
+    place = found.place
+    if place.size > 1 and place.nodes == place.size:
+        return found
+    if place.size > 1 and found.launcher != SAMESTEP.name:  # a worker of samestep may start others
+        raise UsageError(
+            f"{found.launcher} has started {place.size} tasks on {counted(place.nodes, 'node')}, and each "
+            "would spawn workers of its own. Start one task on each node, or call samestep.join in place of "
+            "samestep.spawn."
+        )
+    return None
 
 
 def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
     """Join the other workers and call `fn`; called in a worker whose variables are set."""
     from samestep.ranks.world.join import join
 
-    try:
+    def joined() -> Any:
         with join() as world:
-            result = fn(world, *args)
-    except SystemExit as stop:
-        return Report(ending=exited(stop))
-    except BaseException as error:  # noqa: BLE001 - raised again in the parent
-        return Report(ending=ending_of(error))
-    return Report(ending=Ending(), result=result)
+            return fn(world, *args)
+
+    return report_of(joined)
 
 
 def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
@@ -96,26 +117,17 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
     return entry
 
 
-def _in_processes(entry: Entry, n: int) -> list[Any]:
+def _in_processes(entry: Entry, n: int, node: Detected | None) -> list[Any]:
     open_standard_streams()
-    with (
-        reserved_port() as holder,
-        shared_secret() as secret,
-        Workers(private=[holder.fileno(), secret.file]) as workers,
-    ):
-        this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
-        own = secret.variables | {"SAMESTEP_BANNER": "0"}
-        workers.start(
-            [Start(place=place, variables=worker_variables(place, this) | own) for place in places(n)],
-            entry,
-        )
+    size = n if node is None else n * node.place.nodes
+    with started_workers(entry, n, variables={"SAMESTEP_BANNER": "0"}, node=node) as workers:
         while workers.running and not workers.failures:
             workers.wait()
         workers.await_cause()
     if workers.failures:
         cause = root_cause(workers.failures)
-        raise WorkerFailed(f"{cause.describe(n)}\n{cause.traceback}".rstrip(), exit_code=cause.code)
-    return [_result(worker.report, worker.start.place.rank, n) for worker in workers.all]
+        raise WorkerFailed(f"{cause.describe(size)}\n{cause.traceback}".rstrip(), exit_code=cause.code)
+    return [_result(worker.report, worker.start.place.rank, size) for worker in workers.all]
 
 
 def _result(report: Report | None, rank: int, size: int) -> Any:

@@ -113,6 +113,19 @@ class ScriptKind:
     """Lines of a native script that read variables of Slurm or MPI, if it reads none of torchrun's."""
     creates_group: bool = False  # whether a script that starts its own workers creates a process group
 
+    @property
+    def starts_processes(self) -> bool:
+        """Whether it starts a process for each worker by hand."""
+        return (
+            self.kind == "spawns" and self.evidence is not None and is_one_of(self.evidence.name, PROCESSES)
+        )
+
+    @property
+    def has_forkable_workers(self) -> bool:
+        """Whether it starts its workers by `torch.multiprocessing`; samestep can fork them in its place."""
+        spawns = self.kind == "spawns" and self.evidence is not None and self.evidence.name in SPAWNERS
+        return spawns or self.starts_processes
+
 
 def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[str] = ()) -> ScriptKind:
     """Return the kind of `script`, from its source and that of the user's modules that it imports.
@@ -162,7 +175,7 @@ class _Findings:
         if self.numbered and (self.sets_ranks or not self.creates_group):
             return ScriptKind("spawns", self.numbered, creates_group=self.creates_group)
         if self.processes and self.sets_ranks and self.creates_group:
-            return ScriptKind("spawns", self.processes)
+            return ScriptKind("spawns", self.processes, creates_group=True)
         if self.native:
             return ScriptKind("native", self.native, joins=self.joins, reads=self.needed())
         if self.library and (self.several or flag):

@@ -221,15 +221,26 @@ def _used(folder: Path, name: str) -> UsageError:
 
 def has_ended(path: Path) -> bool:
     """Return whether a worker's file is complete."""
+    return bool(_last_line(path))
+
+
+def has_recorded_its_steps(path: Path) -> bool:
+    """Return whether a worker's file is complete because all requested steps were recorded."""
+    return _last_line(path).startswith(f'{ENDED}"steps"'.encode())
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last line of a worker's file if it is complete; otherwise nothing."""
     try:
         fd = _open(path, os.O_RDONLY)
     except OSError:
-        return False
+        return b""
     try:
         end = os.pread(fd, 1 << 16, max(0, os.fstat(fd).st_size - (1 << 16)))
     finally:
         os.close(fd)
-    return end.endswith(b"\n") and end.splitlines()[-1].startswith(ENDED.encode())
+    last = end.splitlines()[-1] if end.endswith(b"\n") else b""
+    return last if last.startswith(ENDED.encode()) else b""
 
 
 def _peak_memory_bytes() -> int | None:

@@ -5,6 +5,7 @@ started all have the job's secret, and all create a `NetworkStore` instead.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed import DistNetworkError
 
 from samestep.base import env
-from samestep.base.errors import WorldError
+from samestep.base.errors import UsageError, WorldError
+from samestep.base.place import Place
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
 from samestep.launchers.detect import detect
@@ -29,24 +31,36 @@ group_sizes: set[int] = set()
 """The sizes of the default groups that this process's program has created from a URL."""
 
 
-def prepare_groups(master: tuple[str, int] | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class JobEndpoint:
+    """Host and port at which all ranks of a job meet, whatever address the program sets.
+
+    If it is checked, a default group in which a process has another place than in the job is refused.
+    """
+
+    host: str
+    port: int
+    is_checked: bool
+
+
+def prepare_groups(endpoint: JobEndpoint | None = None) -> None:
     """Prepare this process for a program that creates process groups itself; see `protect_rendezvous`."""
-    protect_rendezvous(master)
+    protect_rendezvous(endpoint)
     keep_groups_of_reducers()
 
 
-def protect_rendezvous(master: tuple[str, int] | None = None) -> None:
+def protect_rendezvous(endpoint: JobEndpoint | None = None) -> None:
     """Make ``env://`` and ``tcp://`` create a store that only this job's ranks can use.
 
     A store of torchrun's agents is not replaced.
 
     Args:
-        master: host and port at which all ranks of the job meet, whatever address the program sets.
+        endpoint: that of the job, if it is known.
     """
     if env.snapshot().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     torchs: Any = import_module("torch.distributed.rendezvous")  # a function of the package hides its name
-    put(declarations.ENV_STORE, partial(_created, master))
+    put(declarations.ENV_STORE, partial(_created, endpoint))
     handlers: dict[str, Handler] = torchs._rendezvous_handlers  # noqa: SLF001
     for scheme in ("env", "tcp"):
         handlers[scheme] = _kept_for_group(handlers[scheme])
@@ -55,7 +69,7 @@ def protect_rendezvous(master: tuple[str, int] | None = None) -> None:
 
 
 def _created(
-    master: tuple[str, int] | None,
+    endpoint: JobEndpoint | None,
     hostname: str,
     port: int,
     rank: int,
@@ -66,8 +80,10 @@ def _created(
     """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
     environment = env.snapshot()
     place = detect(environment).place
-    if master is not None and world_size == place.size:
-        hostname, port = master
+    if endpoint is not None and endpoint.is_checked and dist.group.WORLD is None:
+        _check_place(place, rank, world_size)
+    if endpoint is not None and world_size == place.size:
+        hostname, port = endpoint.host, endpoint.port
     try:
         store = ranks_store(
             environment,
@@ -81,6 +97,23 @@ def _created(
         raise DistNetworkError(str(error)) from error
     store.set_timeout(timeout)
     return store
+
+
+def _check_place(place: Place, rank: int, world_size: int | None) -> None:
+    """Refuse another place than this worker's, which the script computes from its flags."""
+    if (rank, world_size) == (place.rank, place.size):
+        return
+    if place.nodes == 1:
+        raise UsageError(
+            f"the script creates a group of {world_size} ranks as rank {rank} in the process that it has "
+            f"started as number {place.rank} of {place.size}. Give as many workers as it starts (-n), and "
+            "the number by a flag of the script ({n}) if it has one."
+        )
+    raise UsageError(
+        f"the script creates a group of {world_size} ranks as rank {rank}, and this is rank {place.rank} of "
+        f"{place.size} = {place.nodes} nodes x {place.local_size}. Give its flags for nodes and workers: "
+        "--nodes {nodes} --node_rank {node_rank} --gpus {local}."
+    )
 
 
 def _kept_for_group(handler: Handler) -> Handler:

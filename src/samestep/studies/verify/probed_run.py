@@ -1,10 +1,12 @@
 """Runs a script on some workers with a probe on each, and discards the files that the script writes."""
 
+import json
 import os
 import random
+import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,19 +18,24 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.script.rank_output import silenced, writing_to
 from samestep.autopilot.script.seeds import equal_seeds, seed_all
 from samestep.base import env
-from samestep.base.errors import Error
+from samestep.base.errors import Error, UsageError
 from samestep.base.experiment_trackers import OFF
+from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
 from samestep.launch.local import local_backend
+from samestep.launch.local.failure import Failure
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Watch, entry_of
+from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
+from samestep.run.decision import TRAINS_ALONE, filled
+from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Writer, read
 
-Kind: TypeAlias = Literal["serial", "native"]
+Kind: TypeAlias = Literal["serial", "native", "spawns"]
 SEED = 4
 """Seed of the global generators, equal in all runs, for scripts that do not seed them."""
 STOP_TIMEOUT_S = 10.0
@@ -44,7 +51,7 @@ class TracedRun:
 
     Args:
         program: the script and its arguments.
-        kind: serial or native.
+        kind: serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`.
         size: number of workers.
         steps: number of steps after which the run is stopped.
         folder: folder of its traces and of all files that the script writes.
@@ -70,25 +77,74 @@ class TracedRun:
         Raises:
             KeyboardInterrupt: the run was interrupted by a signal.
         """
-        self.folder.mkdir(parents=True)
-        job = Job(program=self.program, workers=self.size, grace_s=3.0)
-        entry = entry_of(self.program, around=self._as_worker, watch=self.watch)
-        outcome = local_backend.run(job, entry, local=self.size, on_round_end=lambda *_: None)
+        outcome = self._outcome()
         if outcome.interrupted_by:
             raise KeyboardInterrupt
+        cause = outcome.cause
+        if self.kind == "spawns" and cause is not None:
+            if cause.message == TRAINS_ALONE:
+                shutil.rmtree(self.folder)
+                return replace(self, kind="native").run()
+            cause = self._cause(cause)
         return RunRecord(
             traces=[read(self._folder_of(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
             is_replicated=self.kind == "serial",
-            failure=outcome.cause,
+            failure=cause,
             is_sliced=self.options.split == "loader",
         )
+
+    def _outcome(self) -> Outcome:
+        """Run the workers, or the script that spawns them, to their end."""
+        self.folder.mkdir(parents=True)
+        job = Job(program=self.program, workers=self.size, grace_s=3.0)
+        run = partial(local_backend.run, job, on_round_end=lambda *_: None)
+        if self.kind == "spawns":
+            script = filled(self.program, n=self.size, local=self.size, nodes=1, node_rank=0)
+            return run(entry_of(script, around=self._as_script), local=1, alone=True)
+        return run(entry_of(self.program, around=self._as_worker, watch=self.watch), local=self.size)
+
+    def _cause(self, of_script: Failure) -> Failure:
+        """Return the failure of a worker that has ended a script; otherwise that of the script itself.
+
+        Raises:
+            UsageError: the script does not start the workers that were asked for.
+        """
+        with suppress(OSError):
+            return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
+        if of_script.error == UsageError.__name__:
+            raise UsageError(of_script.message)
+        return of_script
+
+    @property
+    def _failure(self) -> Path:
+        return self.folder / "failure.json"
 
     def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
 
+    def _as_script(self, run: Callable[[], Ending]) -> Ending:
+        """Run a script that spawns its workers, with a probe attached to each."""
+        how = SpawnedRuns(
+            asked=self.size,
+            around=self._as_worker,
+            watch=lambda _: self.watch,
+            needs_fork="verify",
+            must_spawn=True,
+            was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
+            seed=lambda: _seed(_rank()),
+            on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
+        )
+        _seed(0)
+        on_cpu = gloo_on_cpu(gpus=self.size) if self.options.device == "cpu" else nullcontext()
+        if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
+            env.export(only_first_gpus(env.snapshot(), self.size))
+        # The workers are forked within these; they have their files in common, as processes of one script.
+        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder):
+            return with_own_workers(run, how)
+
     def _as_worker(self, run: Callable[[], Ending]) -> Ending:
         """Run the script on one worker, with a probe attached."""
-        rank = env.integer(env.snapshot(), "RANK") or 0
+        rank = _rank()
         folder = self._folder_of(rank)
         folder.mkdir(parents=True)
         stdout = _CapturedStdout(folder / "stdout")
@@ -111,7 +167,7 @@ class TracedRun:
             return ending
 
         with env.exported(OFF), silenced(), ExitStack() as stack:
-            if self.neutral == "native":
+            if self.neutral not in (None, "serial"):
                 from samestep.studies.verify.neutral_modules import rank_features_disabled
 
                 stack.enter_context(rank_features_disabled())
@@ -122,11 +178,12 @@ class TracedRun:
                 raise
 
     def _as_its_kind(self, probed: Callable[[], Ending], rank: int) -> Ending:
+        if self.kind == "spawns":
+            return probed()
         if self.kind == "native":
-            # Fresh interpreters are seeded differently on each rank; here also equally in each run.
-            seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
+            _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
-            with on_cpu, writing_to(self.folder, rank):
+            with on_cpu, writing_to(self._folder_of(rank)):
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
@@ -136,13 +193,13 @@ class TracedRun:
         with (
             own_device(self.options) as device,
             join(device=device) as world,
-            writing_to(self.folder, rank),
+            writing_to(self._folder_of(rank)),
             equal_seeds(world, SEED),
         ):
             return probed()
 
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
-        if self.neutral != "native":
+        if self.neutral in (None, "serial"):
             return nullcontext
         from samestep.studies.verify.neutral_modules import global_batch_norm
 
@@ -155,6 +212,15 @@ class TracedRun:
         holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
         undo_replication()
         os._exit(0)
+
+
+def _rank() -> int:
+    return env.integer(env.snapshot(), "RANK") or 0
+
+
+def _seed(rank: int) -> None:
+    """Seed a native script: fresh interpreters differ on each rank, and here are also equal in each run."""
+    seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
 
 
 class _CapturedStdout:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
+from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.experiment_trackers import OFF
+from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.units import MOST_WORKERS
 from samestep.studies.scaling.sweep.template import filled, operators
 from samestep.studies.scaling.sweep.trial import Mode, Trial
@@ -49,6 +51,7 @@ class Request:
         repeats: runs of each configuration.
         seed: of the order.
         per_node: largest number of workers on a node; None for one node.
+        limits_gpus: whether a run sees as many GPUs as it has workers on a node.
     """
 
     target: str
@@ -64,6 +67,7 @@ class Request:
     repeats: int
     seed: int = 0
     per_node: int | None = None
+    limits_gpus: bool = False
     folder: Path
 
     def __post_init__(self) -> None:
@@ -234,6 +238,8 @@ def _implied_mode(request: Request) -> Mode:
 def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:
     mode = "" if len(case.modes) == 2 else f"-{case.modes[0]}"
     folder = request.folder.absolute() / "trials" / f"{number + 1:03}-n{case.workers}{mode}-r{repeat + 1}"
+    local = case.workers // case.nodes
+    gpus = only_first_gpus(env.snapshot(), local) if request.limits_gpus else {}
     trial = Trial(
         number=number,
         workers=case.workers,
@@ -244,7 +250,7 @@ def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> 
         launcher=case.variant.launcher,
         repeat=repeat,
         command=(),
-        environment={**OFF, **case.variant.environment},
+        environment={**OFF, **gpus, **case.variant.environment},
         folder=folder,
     )
     return replace(trial, command=_command(request, case, trial))
