@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,25 +16,27 @@ _OF_STEPS = ("backward", "step")
 def is_in_training_loop(line: str) -> bool:
     """Return whether a position, as ``file:line: text``, is in a loop that takes optimizer steps."""
     file, number = _place(line)
-    tree = _parsed(file)
-    return tree is not None and bool(_training_loops(tree, number))
+    with suppress(RecursionError):  # of a very deep script
+        tree = _parsed(file)
+        return tree is not None and bool(_training_loops(tree, number))
+    return False
 
 
 def has_left_loop(line: str, inside: str) -> bool:
     """Return whether a rank at one line has left the training loop in which a rank at another line is.
 
-    A line that only some ranks reach, by a condition on the rank, proves nothing about the loop.
+    A line that a rank reaches by a condition proves nothing about the loop: the condition may be its rank.
 
     Args:
         line: position of the first rank, as ``file:line: text``.
         inside: position of the other rank.
     """
     (file, here), (other, there) = _place(line), _place(inside)
-    tree = _parsed(file) if file == other else None
-    if tree is None:
-        return False
-    loops = _training_loops(tree, there)
-    return bool(loops) and not _depends_on_rank(tree, here) and _is_behind(tree, here, loops[-1])
+    with suppress(RecursionError):
+        tree = _parsed(file) if file == other else None
+        loops = [] if tree is None else _training_loops(tree, there)
+        return tree is not None and bool(loops) and _is_behind(tree, here, loops[-1])
+    return False
 
 
 def _place(line: str) -> tuple[str, int]:
@@ -41,6 +45,7 @@ def _place(line: str) -> tuple[str, int]:
     return (f"{file}.py", int(number)) if number.isdigit() else ("", 0)
 
 
+@cache
 def _parsed(file: str) -> ast.Module | None:
     try:
         return ast.parse(Path(file).read_text(encoding="utf-8")) if file else None
@@ -81,16 +86,36 @@ def _function(tree: ast.AST, line: int) -> _Function | None:
     return found[-1] if found else None
 
 
-def _depends_on_rank(tree: ast.AST, line: int) -> bool:
-    tests = [ast.unparse(node.test) for node in _around(tree, line) if isinstance(node, ast.If)]
-    return any("rank" in test.lower() or "is_main" in test for test in tests)
-
-
 def _is_behind(tree: ast.AST, line: int, loop: _Loop) -> bool:
-    """Return whether a line is executed after a loop: below it, or below a call of its function."""
+    """Return whether every rank executes a line after a loop: below it, or in a function called later."""
     of_loop, of_line = _function(tree, loop.lineno), _function(tree, line)
     if of_line is of_loop:
-        return line > (loop.end_lineno or loop.lineno)
-    if of_loop is None:
+        end = loop.end_lineno or loop.lineno
+        return line > end and not _is_conditional(tree, line, end)
+    if of_loop is None or (of_line is not None and _takes_steps(of_line)):
         return False
-    return any(name == of_loop.name and at <= line for name, at in _calls(of_line or tree))
+    # A caller of both functions, or the function of the line itself, calls the loop's function before.
+    return any(
+        first < later and not _is_conditional(tree, later, first)
+        for first in _calls_of(tree, of_loop.name)
+        for later in ([line] if of_line is None else [line, *_calls_of(tree, of_line.name)])
+        if _function(tree, first) is _function(tree, later)
+    ) and not (of_line is not None and _is_conditional(of_line, line, of_line.lineno))
+
+
+def _calls_of(tree: ast.AST, name: str) -> list[int]:
+    return [line for called, line in _calls(tree) if called == name]
+
+
+def _is_conditional(tree: ast.AST, line: int, before: int) -> bool:
+    """Return whether a line is under a condition that an earlier line is not under, or may be skipped."""
+    around = [node for node in _around(tree, line) if isinstance(node, ast.If)]
+    if any(not node.lineno <= before <= (node.end_lineno or 0) for node in around):
+        return True
+    return any(
+        isinstance(node, ast.If) and before < node.lineno < line and _skips(node) for node in ast.walk(tree)
+    )
+
+
+def _skips(node: ast.If) -> bool:
+    return any(isinstance(one, ast.Continue | ast.Return | ast.Break) for one in ast.walk(node))

@@ -11,6 +11,8 @@ _BUFFERS = (
     "The forward of a DistributedDataParallel model with buffers contains a broadcast: call it on every "
     "rank, or call model.module on a single rank."
 )
+_OTHER_BROADCASTS = ("broadcast", "step(", "DDP(", "DistributedDataParallel(")
+"""Parts of lines that call a broadcast which is not that of buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,32 +54,31 @@ def describe(
     for rank in range(size):
         ranks.setdefault(_state(rank, statuses.get(rank), quiet), []).append(rank)
     lines = [f"  {format_ranks(same)}: {state}" for state, same in ranks.items()]
-    steps_differ = _steps_differ(statuses)
+    steps_differ = False
     if _may_be_slow(hang, statuses):
         hint = advice.slow
     elif any(_is_buffer_broadcast(status) for status in statuses.values()):
         hint = _BUFFERS
     else:
+        steps_differ = _steps_differ(statuses.values())
         hint = advice.steps if steps_differ else advice.diverged
     return HangReport("\n".join([_head(hang, size), *lines, hint]), steps_differ)
 
 
-def _steps_differ(statuses: Mapping[int, RankStatus]) -> bool:
+def _steps_differ(statuses: Collection[RankStatus]) -> bool:
     """Return whether a rank has left the training loop in which another one waits."""
-    over = [status for status in statuses.values() if status.state == "ended"]
-    return any(
-        (is_in_training_loop(waiting.line) if other in over else has_left_loop(other.line, waiting.line))
-        for waiting in statuses.values()
-        if waiting.wait is not None
-        for other in statuses.values()
-        if other is not waiting
-    )
+    waiting = {status.line for status in statuses if status.wait is not None}
+    running = {status.line for status in statuses if status.state != "ended"}
+    if any(status.state == "ended" for status in statuses) and any(map(is_in_training_loop, waiting)):
+        return True
+    return any(has_left_loop(line, inside) for inside in waiting for line in running - {inside})
 
 
 def _is_buffer_broadcast(status: RankStatus) -> bool:
     """Return whether a rank waits in the broadcast of a model's buffers, which its forward contains."""
     text = status.line.rpartition(".py:")[2]
-    return status.wait is not None and "broadcast" in status.wait.op and "broadcast" not in text
+    is_broadcast = status.wait is not None and status.wait.op == "broadcast"
+    return is_broadcast and not any(name in text for name in _OTHER_BROADCASTS)
 
 
 def _head(hang: Hang, size: int) -> str:

@@ -33,6 +33,9 @@ from samestep.studies.verify.value_causes import (
 )
 from samestep.studies.verify.verdict import Finding
 
+_OF_ORDER = ("no-set-epoch", "other-order")
+"""Faults of samples that change no number of samples, and so no length of an epoch."""
+
 Test: TypeAlias = Callable[[Comparison], Finding | None]
 
 
@@ -41,6 +44,8 @@ def causes(comparison: Comparison) -> list[Finding]:
     ending = _first(comparison, steps_differ, hang, crash, silent_copies)
     if ending is not None and ending.cause == "silent-copies":
         return [ending]
+    if not comparison.steps:
+        return [ending] if ending is not None else _all(comparison, fewer_steps)
     between_ranks = _all(comparison, averaging, start) or _all(comparison, divergence)
     if ending is not None:
         return [ending, *between_ranks]
@@ -65,7 +70,8 @@ def _of_samples(comparison: Comparison) -> list[Finding]:
 def _of_rates(comparison: Comparison, of_samples: Sequence[Finding]) -> list[Finding]:
     """Return the fault of the learning rate, unless an epoch of another length explains it."""
     found = _all(comparison, learning_rate)
-    return [one for one in found if not of_samples or (one.step or 0) < comparison.first_epoch]
+    has_same_epochs = all(one.cause in _OF_ORDER for one in of_samples)
+    return [one for one in found if has_same_epochs or not one.step]
 
 
 def _of_values(

@@ -1,5 +1,7 @@
 """Finds prints that differ though the training is the same."""
 
+import math
+
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text
 from samestep.studies.verify.verdict import Cause, Finding
@@ -24,7 +26,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
         message=f"the training is the same, but a number in {worst.line.strip()!r} deviates by "
         f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}.",
         workers=comparison.size,
-        max_relative_deviation=worst.value,
+        max_relative_deviation=worst.value if math.isfinite(worst.value) else None,
         is_exception=worst.is_own_loss,
     )
 

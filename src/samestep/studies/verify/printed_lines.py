@@ -4,6 +4,7 @@ Times, rates, dates and memory are measurements, not results: they are recognize
 since most of them differ between two runs on one worker.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +14,29 @@ from difflib import SequenceMatcher
 from samestep.studies.verify.compare import allowed_deviation, rounding_of
 from samestep.studies.verify.run_record import RunRecord
 
-_NUMBER = r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b"
+_NUMBER = r"(?<![\w.])[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b)"
 _DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\d+(?::\d\d)+(?:[.,]\d+)?"
 _TOKEN = re.compile(rf"(?P<date>{_DATE})|(?P<number>{_NUMBER})")
 _NAME = re.compile(r"([A-Za-z_][\w/.-]*)[\"'\s:=(\[<]*[-+]?$")
-_UNIT = re.compile(r"\s*([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)")
-_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_UNIT = re.compile(r"(\s*)([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)")
+_PARTS = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
+_RESULT = re.compile(
+    r"loss(?:es)?|acc(?:uracy)?|err(?:or)?s?|score|metric|recall|precision|auc|f1|bleu|m?iou|ssim|psnr|ppl"
+    r"|perplexity|norm|grad(?:ient)?|lr|rmse|mse|mae|reward"
+)
+"""A part of the name of a result, which no other part makes a measurement."""
 _MEASURED = re.compile(
-    r"times?|timer|took|elapsed|eta|speed|throughput|duration|runtime|wall|clock|latency|sec(?:ond)?s?|ms(?:ec)?"
-    r"|us|[fi]ps|mem(?:ory)?|vram|bandwidth|t?flops"
+    r"times?|timer|took|elapsed|speed|throughput|duration|runtime|wall|clock|latency|sec(?:ond)?s?|[fi]ps"
+    r"|memory|vram|bandwidth|t?flops"
 )
 """A part of the name of a measurement."""
-_UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|min(?:ute)?s?|h(?:ou)?rs?|h|[kKMGT]i?B")
+_SUFFIX = re.compile(r"[mu]?s|mem")
+"""The last part of the name of a measurement."""
+_UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
+_UNITS_BEHIND = re.compile(r"h|min")
+"""Units that are also words: directly behind the number."""
+_MOST_DIGITS = 18
+"""Digits of the longest integer that counts something."""
 _VARIES = 0.01
 """Relative difference between two runs on one worker from which a number counts as measured."""
 
@@ -96,9 +108,15 @@ def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> 
     for first, last, start, stop in _unpaired(lines, other):
         here = [i for i in range(first, last) if i in stable and lines[i].text.strip()]
         there = [j for j in range(start, stop) if other[j].text.strip()]
+        if _joined(lines, here) == _joined(other, there):  # wrapped elsewhere
+            continue
         if here or (there and first == last):
             return lines[here[0]].text if here else "", other[there[0]].text if there else ""
     return None
+
+
+def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
+    return "".join(lines[i].shape for i in numbers)
 
 
 def _lines(run: RunRecord) -> list[_Line]:
@@ -108,30 +126,52 @@ def _lines(run: RunRecord) -> list[_Line]:
 def _line(text: str) -> _Line:
     shape, numbers, end, was_measured = "", [], 0, False
     for token in _TOKEN.finditer(text):
+        if token["number"] and not _is_finite_or_named(token[0]):
+            continue  # 1e999, part of a hash
         between = text[end : token.start()]
         # A meter prints its mean behind its value: Time 0.123 (0.130).
         is_mean = was_measured and between.strip() in ("(", "±", "+-", "+/-", "/")
-        was_measured = is_mean or bool(token["date"]) or _is_measured(text, token.start(), token.end())
+        unit = _unit(text, token.end())
+        is_named = _is_measured(text, token.start(), bool(unit))
+        was_measured = is_mean or bool(token["date"]) or is_named
         shape += f"{between}{'~' if was_measured else '#'}"
         if not was_measured:
             numbers.append(token[0])
-        end = token.end()
-    return _Line(text, shape + text[end:], numbers)
+        end = token.end() + (len(unit) if was_measured else 0)
+    # Numbers of other lengths are padded with other spaces.
+    return _Line(text, re.sub(r"\s+", "", shape + text[end:]), numbers)
 
 
-def _is_measured(text: str, start: int, end: int) -> bool:
+def _is_finite_or_named(text: str) -> bool:
+    return math.isfinite(float(text)) or text.lstrip("+-").lower() in ("nan", "inf")
+
+
+def _unit(text: str, end: int) -> str:
+    """Return the unit of time, rate or memory behind a number; empty without one."""
+    found = _UNIT.match(text, end)
+    if found is None:
+        return ""
+    over, _, per = found[2].partition("/")
+    is_unit = _UNITS.fullmatch(over) or _UNITS.fullmatch(per)
+    return found[0] if is_unit or (not found[1] and _UNITS_BEHIND.fullmatch(over)) else ""
+
+
+def _is_measured(text: str, start: int, has_unit: bool) -> bool:  # noqa: FBT001
     """Return whether the name before a number, or the unit behind it, is that of a measurement."""
-    if unit := _UNIT.match(text, end):
-        over, _, per = unit[1].partition("/")
-        if _UNITS.fullmatch(over) or _UNITS.fullmatch(per):
-            return True
     name = _NAME.search(text, 0, start)
-    if name is None:
+    words = name[1].split("/") if name else []
+    parts = [[part.lower() for part in _PARTS.findall(word)] for word in words]
+    if any(_RESULT.fullmatch(part) for word in parts for part in word):
         return False
-    parts = [part.lower() for part in _PARTS.findall(name[1])]
-    is_data_time = parts == ["data"] and "time" in text.lower()  # of a loader, beside that of the step
-    ends_in_seconds = len(parts) > 1 and parts[-1] == "s"
-    return any(map(_MEASURED.fullmatch, parts)) or ends_in_seconds or is_data_time
+    is_data_time = parts == [["data"]] and "time" in text.lower()  # of a loader, beside that of the step
+    whole = [part for word in parts for part in word]
+    return has_unit or is_data_time or any(map(_names_measurement, [*parts, whole]))
+
+
+def _names_measurement(parts: Sequence[str]) -> bool:
+    if not parts or any(map(_MEASURED.fullmatch, parts)):
+        return bool(parts)
+    return bool(_SUFFIX.fullmatch(parts[-1])) and (len(parts) > 1 or parts != ["s"])
 
 
 def _measured_columns(
@@ -152,6 +192,8 @@ def _apart(of: str, one: str) -> float:
     if of == one:
         return 0.0
     a, b = float(of), float(one)
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
     return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
 
 
@@ -172,6 +214,8 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
 
 def _pairs(lines: Sequence[_Line], others: Sequence[_Line]) -> list[tuple[int, int]]:
     """Return the pairs of lines that are equal but for their numbers, in order."""
+    if [line.shape for line in lines] == [line.shape for line in others]:
+        return [(i, i) for i in range(len(lines))]
     blocks = _matcher(lines, others).get_matching_blocks()
     return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
 
@@ -191,7 +235,7 @@ def _matcher(lines: Sequence[_Line], others: Sequence[_Line]) -> SequenceMatcher
 
 def _is_share(of: str, one: str, size: int) -> bool:
     """Return whether a count is one worker's share of another, or `size` times it."""
-    if not (of.isdecimal() and one.isdecimal()):
+    if not (of.isdecimal() and one.isdecimal()) or max(len(of), len(one)) > _MOST_DIGITS:
         return False
     return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
 
@@ -200,4 +244,6 @@ def _last_digit(text: str) -> float:
     """Return the value of a printed number's last decimal; 0 for an integer, which is exact."""
     digits, _, exponent = text.lower().partition("e")
     decimals = digits.partition(".")[2]
-    return 10.0 ** (int(exponent or 0) - len(decimals)) if decimals or exponent else 0.0
+    if not (decimals or exponent) or (not digits[-1:].isdecimal() and digits[-1:] != "."):
+        return 0.0
+    return 10.0 ** min(int(exponent or 0) - len(decimals), _MOST_DIGITS)

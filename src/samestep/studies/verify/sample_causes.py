@@ -96,6 +96,8 @@ def padded_evaluation(comparison: Comparison) -> Finding | None:
     if run.is_replicated:
         return None
     of_ranks = [trace.evaluations() for trace in run.traces]
+    if comparison.other_samples is not None and 2 * len(of_ranks[0]) > max(2, comparison.steps):
+        return None  # a model in evaluation mode, called in training steps
     for here, usual in zip(
         zip(*of_ranks, strict=False), comparison.reference.traces[0].evaluations(), strict=False
     ):

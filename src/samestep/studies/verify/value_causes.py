@@ -26,8 +26,8 @@ def learning_rate(comparison: Comparison) -> Finding | None:
     if all(_close(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
         return comparison.finding(
             "lr-times-n",
-            f"the learning rate is {size} times that of one worker for the same batch. Use the same rate: "
-            "gradients are averaged, not summed.",
+            f"the learning rate is {size} times that of one worker. Use the same rate for the same global "
+            "batch: gradients are averaged, not summed.",
             step,
         )
     for ahead in (0, size - 1):
@@ -47,14 +47,18 @@ def learning_rate(comparison: Comparison) -> Finding | None:
 
 
 def start(comparison: Comparison) -> Finding | None:
-    """Find ranks that start with different parameters."""
-    if not comparison.steps or not _ranks_differ(comparison, 0, "before"):
+    """Find ranks that start with different parameters, of any optimizer."""
+    first: dict[int, int] = {}
+    for step in range(comparison.steps):
+        first.setdefault(comparison.run.at(step).optimizer, step)
+    found = next((step for step in first.values() if _ranks_differ(comparison, step, "before")), None)
+    if found is None:
         return None
     return comparison.finding(
         "replicas-differ-at-start",
         "the ranks start with different parameters. Broadcast rank 0's (samestep.replicate, "
         "DistributedDataParallel), or draw them from one seed.",
-        0,
+        found,
     )
 
 

@@ -39,7 +39,7 @@ def at(tmp_path):
     return lambda line: f"{file}:{line}: text"
 
 
-@pytest.mark.parametrize("line", [BEHIND, AT_END])
+@pytest.mark.parametrize("line", [BEHIND, AT_END, IN_EVALUATION])
 def test_a_line_behind_the_loop_or_the_call_of_its_function_has_left_it(at, line):
     assert has_left_loop(at(line), at(IN_STEP))
 
@@ -60,3 +60,24 @@ def test_lines_without_a_readable_script_prove_nothing(at, tmp_path):
     assert not has_left_loop(gone, gone)
     assert not has_left_loop(at(BEHIND), gone)
     assert not is_in_training_loop("outside of the script")
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "if gpu == 0:\n        barrier()",
+        "if master:\n        barrier()",
+        "if gpu:\n        return\n    barrier()",
+    ],
+)
+def test_a_line_that_a_condition_decides_proves_nothing(tmp_path, behind):
+    loop = "    for batch in loader:\n        if done: break\n        optimizer.step()\n"
+    file = tmp_path / "train.py"
+    file.write_text(f"def train():\n{loop}    {behind}\n")
+    last = len(file.read_text().splitlines())
+
+    assert not has_left_loop(f"{file}:{last}: barrier()", f"{file}:4: step")
+    file.write_text(f"def train():\n{loop}    barrier()\n")
+    other = tmp_path / "other.py"
+    other.write_text(file.read_text())
+    assert has_left_loop(f"{other}:5: barrier()", f"{other}:4: step")

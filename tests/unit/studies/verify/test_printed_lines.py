@@ -42,6 +42,8 @@ def numbers(reference, run, control=None):
         "GPU memory 3.1 GB",
         "[00:01<00:09]",
         "2026-11-23 12:31:07,125 INFO",
+        "took   9.87s",
+        "980 kB",
     ],
 )
 def test_measurements_are_no_results(line):
@@ -63,6 +65,12 @@ def test_measurements_are_no_results(line):
         ("val_acc=0.75, s=3", "val_acc=0.50, s=3"),
         ("data 0.25", "data 0.75"),
         ("perplexity 31.", "perplexity 38."),
+        ("MS-SSIM 0.53", "MS-SSIM 0.71"),
+        ("memory_loss=0.53", "memory_loss=0.71"),
+        ("recall 0.53 h", "recall 0.71 h"),
+        ("acc 0.53 min", "acc 0.71 min"),
+        ("correct    19.50", "correct     9.75"),
+        ("loss 1.0", "loss nan"),
     ],
 )
 def test_results_are_compared(line, other):
@@ -96,3 +104,16 @@ def test_lines_of_other_words_are_found():
 
 def test_words_that_vary_on_one_worker_are_not():
     assert text("run abc\nend", "run ghi\nend", "run def\nend") is None
+
+
+def test_padding_and_wrapping_of_numbers_are_no_words():
+    assert text("[[ 0.1 -0.2]\n [ 0.3  0.4]]", "[[ 0.1\n  -0.2]\n [ 0.3 0.4]]") is None
+    assert text("step  9 loss 1.0", "step 10 loss 1.0") is None
+    assert text("took   9.87s", "took  10.42s") is None
+    assert text("used 980 kB", "used 1.1 MB") is None
+
+
+@pytest.mark.parametrize("token", ["1e999", "5e1234", "0e999", "1e-999", "9" * 5000, "-nan", "1e99999999999"])
+def test_odd_numbers_do_not_fail(token):
+    numbers(f"hash {token}", "hash 7")
+    numbers("hash 7", f"hash {token}")
