@@ -1,10 +1,10 @@
 """Another user who attacks whatever listens: run as `nobody` with addresses and hosts; needs only Python.
 
 An address with a port is attacked at once. Of a host alone every port is tried at which a job may listen,
-again and again, and the ports that answer are attacked. Then follow connections that send a byte now and then, and
-replays of what ranks have sent: the lines of `recorder`, on standard input. A line of JSON reports what was
-attacked and what came back: after the given addresses, whenever the attacks of another one are over or another
-one answers a replay, and at SIGTERM.
+again and again, and the ports that answer are attacked. Then follow connections that send a byte now and
+then, and replays of what ranks have sent: the lines of `recorder`, on standard input. A line of JSON reports
+what was attacked and what came back: after the given addresses, whenever the attacks of another one are over
+or another one answers a replay, and at SIGTERM.
 
 Nobody who lacks the secret may get more than a server's answer to a handshake: 64 bytes, which mean nothing
 without the secret.
