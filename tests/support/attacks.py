@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from samestep.ranks.rendezvous.endpoint import PORTS
 from support import recorder, squatter, stranger
 from support.nodes import Nodes
 
@@ -24,11 +25,14 @@ def ports(nodes: Nodes) -> set[int]:
 
 
 def await_ports(
-    nodes: Nodes, before: set[int], count: int, running: Sequence[subprocess.Popen[str]]
+    nodes: Nodes, before: set[int], count: int, running: Sequence[subprocess.Popen[str]], *, rendezvous: bool
 ) -> set[int]:
-    """Return the ports of node0 that were not there `before`, once there are `count` of them."""
+    """Return the ports of node0 that were not there `before`, once there are `count` of them.
+
+    They are those of the job's rendezvous, at which rank 0 waits for the others, or all but those.
+    """
     deadline = time.monotonic() + 60
-    while len(found := ports(nodes) - before) < count:
+    while len(found := {port for port in ports(nodes) - before if (port in PORTS) == rendezvous}) < count:
         assert time.monotonic() < deadline, [process.poll() for process in running]
         time.sleep(0.1)
     return found

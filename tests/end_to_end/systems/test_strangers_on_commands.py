@@ -68,7 +68,7 @@ def test_nobody_gets_into_a_command_of_two_nodes_nor_delays_it(nodes, slurm, tmp
         before, flag = ports(nodes), tmp_path / name
         task = (sys.executable, "-c", COMMAND, flag, *COMMANDS[command])
         running = launch(nodes, slurm, tmp_path, task)
-        found = await_ports(nodes, before, 1, running)
+        found = await_ports(nodes, before, 1, running, rendezvous=launch is srun)
         with attack(found) as report:
             flag.touch()
             ended = [finish(process) for process in running]

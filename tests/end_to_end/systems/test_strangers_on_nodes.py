@@ -112,7 +112,7 @@ def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, l
         before = ports(nodes)
         attacked = tmp_path / name
         running = launch(nodes, slurm, (tmp_path / "train.py", attacked))
-        found = await_ports(nodes, before, listeners, running)
+        found = await_ports(nodes, before, listeners, running, rendezvous=launch is slurm_meeting)
         with attack(found) as report:
             attacked.touch()
             ended = [finish(process) for process in running]
