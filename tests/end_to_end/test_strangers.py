@@ -64,6 +64,7 @@ def another_user(code, *arguments, **options):
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         **options,

@@ -1,18 +1,28 @@
-"""Another user who attacks whatever listens: run as `nobody` with addresses and ports; needs only Python.
+"""Another user who attacks whatever listens: run as `nobody` with addresses and hosts; needs only Python.
 
-It prints one line of JSON, the bytes that each attack was sent, and then drips on many connections until it
-is ended. Nobody who lacks the secret may get more than a server's answer to a handshake: 64 bytes, which mean
-nothing without the secret.
+An address with a port is attacked at once. Of a host alone every port is tried at which a job may listen,
+again and again, and the ports that answer are attacked. Then follow connections that send a byte now and
+then, and replays of what ranks have sent: the lines of `recorder`, on standard input. A line of JSON reports
+what was attacked and what came back: after the given addresses, whenever the attacks of another one are over
+or another one answers a replay, and at SIGTERM.
+
+Nobody who lacks the secret may get more than a server's answer to a handshake: 64 bytes, which mean nothing
+without the secret.
 """
 
 import json
 import os
+import select
+import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from threading import Thread
 
 GREETING = b"samestep1\n" + bytes(32)
+ANSWER = 64
 ATTACKS = {
     "silence": b"",
     "garbage": os.urandom(100_000),
@@ -24,42 +34,133 @@ ATTACKS = {
     "guessed proof": GREETING + bytes(32) + (13).to_bytes(4, "big") + bytes(32 + 13),
 }
 DRIPPING = 100
+GUESSES = range(15000, 61000)
+"""Ports that jobs choose, and those that Linux chooses."""
+AT_ONCE = 200
+
+Address = tuple[str, int]
 
 
-def attacked(host: str, port: int, data: bytes) -> int:
-    """Return how many bytes came back."""
-    received = 0
-    with suppress(OSError), socket.create_connection((host, port), timeout=2) as peer:
+class Stranger:
+    """The attacks, each of which runs on a thread; `known` are the addresses."""
+
+    def __init__(self, known: list[Address]) -> None:
+        self.known = known
+        self.answers = dict.fromkeys((*ATTACKS, "replay"), 0)
+        self.attacked: list[Address] = []
+        self.replayed: list[Address] = []
+        self.recorded: dict[str, tuple[Address, list[bytes]]] = {}
+
+    def report(self) -> None:
+        told = {name: getattr(self, name) for name in ("answers", "attacked", "replayed")}
+        sys.stdout.write(json.dumps({"uid": os.getuid(), **told}) + "\n")  # at once: others report too
+        sys.stdout.flush()
+
+    def sent(self, name: str, address: Address, packets: list[bytes]) -> int:
+        """Send packets, and return how many bytes came back."""
+        count = received(address, packets)
+        self.answers[name] = max(self.answers[name], count)
+        return count
+
+    def attack(self, address: Address) -> None:
+        for name, data in ATTACKS.items():
+            self.sent(name, address, [data])
+        self.attacked.append(address)
+
+    def guess(self, host: str) -> None:
+        while True:
+            for address in listening(host):
+                if address not in self.known:
+                    self.known.append(address)
+                    Thread(target=self.attack_found, args=(address,), daemon=True).start()
+
+    def attack_found(self, address: Address) -> None:
+        self.attack(address)
+        self.report()
+
+    def replay(self) -> None:
+        """Send what others have sent, where they sent it and elsewhere, the latest first."""
+        while True:
+            for line in sys.stdin:
+                packet = json.loads(line)
+                _, packets = self.recorded.setdefault(packet["stream"], (tuple(packet["to"]), []))
+                packets.append(bytes.fromhex(packet["data"]))
+            for to, packets in reversed(self.recorded.values()):
+                for address in (to, *self.known):
+                    if self.sent("replay", address, packets) >= ANSWER and address not in self.replayed:
+                        self.replayed.append(address)
+                        self.report()
+            time.sleep(0.05)
+
+    def drip(self) -> None:
+        """Hold many connections, and send a byte of a handshake on each from time to time."""
+        held: list[tuple[socket.socket, int]] = []
+        while True:
+            for number in range((DRIPPING - len(held)) if self.known else 0):
+                with suppress(OSError):
+                    address = self.known[number % len(self.known)]
+                    held.append((socket.create_connection(address, timeout=1), 0))
+            held = [(peer, at + 1) for peer, at in held if dripped(peer, GREETING[at % len(GREETING) :][:1])]
+            time.sleep(0.1)
+
+
+def received(address: Address, packets: list[bytes]) -> int:
+    """Return how many bytes come back; the next packet is sent when something has, or nothing does."""
+    count = 0
+    with suppress(OSError), socket.create_connection(address, timeout=1) as peer:
         peer.settimeout(0.3)
-        peer.sendall(data)
+        peer.sendall(packets[0])
+        for data in packets[1:]:
+            with suppress(TimeoutError):
+                count += len(peer.recv(65536))
+            peer.sendall(data)
         while more := peer.recv(65536):
-            received += len(more)
-    return received
+            count += len(more)
+    return count
 
 
-def drip(targets: list[tuple[str, int]]) -> None:
-    """Hold many connections, and send a byte of a handshake on each from time to time."""
-    held: list[tuple[socket.socket, int]] = []
-    while True:
-        for number in range(DRIPPING - len(held)):
-            with suppress(OSError):
-                held.append((socket.create_connection(targets[number % len(targets)], timeout=1), 0))
-        held = [(peer, at + 1) for peer, at in held if sent(peer, GREETING[at % len(GREETING) :][:1])]
-        time.sleep(0.1)
-
-
-def sent(peer: socket.socket, byte: bytes) -> bool:
+def dripped(peer: socket.socket, byte: bytes) -> bool:
     with suppress(OSError):
         return peer.send(byte) == 1
     peer.close()
     return False
 
 
+def listening(host: str) -> Iterator[Address]:
+    """Yield the addresses at which a host answers."""
+    ip = socket.gethostbyname(host)
+    for first in range(GUESSES.start, GUESSES.stop, AT_ONCE):
+        tried = {}
+        answers = select.poll()
+        for port in range(first, min(first + AT_ONCE, GUESSES.stop)):
+            peer = socket.socket()
+            peer.setblocking(False)
+            peer.connect_ex((ip, port))
+            tried[peer.fileno()] = peer, port
+            answers.register(peer, select.POLLOUT)
+        time.sleep(0.01)  # others need the processor too
+        for file, _ in answers.poll(0):
+            peer, port = tried[file]
+            if not peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                yield ip, port
+        for peer, _ in tried.values():
+            peer.close()
+
+
 def main() -> None:
-    targets = [(host, int(port)) for host, _, port in (text.rpartition(":") for text in sys.argv[1:])]
-    answers = {name: max(attacked(*at, data) for at in targets) for name, data in ATTACKS.items()}
-    print(json.dumps({"uid": os.getuid(), "answers": answers}), flush=True)
-    drip(targets)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    parts = [text.rpartition(":") for text in sys.argv[1:]]
+    stranger = Stranger([(host, int(port)) for host, _, port in parts if host])
+    for address in stranger.known:
+        stranger.attack(address)
+    stranger.report()
+    for given, _, host in parts:
+        if not given:
+            Thread(target=stranger.guess, args=(host,), daemon=True).start()
+    for work in (stranger.drip, stranger.replay):
+        Thread(target=work, daemon=True).start()
+    signal.sigwait({signal.SIGTERM})
+    stranger.report()
 
 
 if __name__ == "__main__":

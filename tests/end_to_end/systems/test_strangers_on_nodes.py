@@ -1,17 +1,15 @@
 """Another user on another host neither gets into a run over several nodes nor delays it."""
 
-import json
 import os
-import subprocess
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from samestep.base.errors import UsageError
-from support import squatter, stranger
+from support.attacks import NOBODY, attacked_on, attacking, await_ports, ports, recorded
 from support.commands import finish
 from support.launches import RUN
 from support.mpi import mpirun
@@ -21,7 +19,6 @@ from support.systems import program
 DELAY_S = 5.0
 FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
 TWO = ("node0", "node1")
-PYTHON = "/usr/bin/python3"  # which the other user can reach
 
 # Rank 1 comes later: in the script, or before its launcher's task begins.
 SCRIPT = """
@@ -68,7 +65,6 @@ COMMANDS = {
     "doctor": ("doctor", "-n", 2, "--no-devices", "--json", "--run-folder", "."),
     "bench": ("bench", "all-reduce", "-n", 2, "--sizes", "4,1K", "--rounds", 2, "--algorithm", "native"),
 }
-AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-S", "-c")
 
 
 def static(nodes, slurm, program):
@@ -99,20 +95,6 @@ def mpich(nodes, slurm, program):
     return [nodes.start(LOGIN, *launch, *RUN, *program)]
 
 
-def ports(nodes):
-    """Return the ports at which Python programs listen on node0."""
-    lines = nodes.run("node0", "ss", "-ltnpH").out.splitlines()
-    return {line.split()[3].rpartition(":")[2] for line in lines if "python" in line}
-
-
-def await_ports(nodes, before, count, running):
-    deadline = time.monotonic() + 60
-    while len(found := ports(nodes) - before) < count:
-        assert time.monotonic() < deadline, [process.poll() for process in running]
-        time.sleep(0.1)
-    return found
-
-
 @pytest.mark.parametrize(
     ("launch", "listeners"),
     # Launchers of several nodes have a store of their own beside that of rank 0.
@@ -123,61 +105,37 @@ def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, l
     program("netns", "setpriv")
     (tmp_path / "train.py").write_text(SCRIPT)
 
+    recording = tmp_path / "recorded"
+
     def run(name, attack):
         """Return what the attack reports, and how long the run takes from then on."""
         before = ports(nodes)
         attacked = tmp_path / name
         running = launch(nodes, slurm, (tmp_path / "train.py", attacked))
-        found = await_ports(nodes, before, listeners, running)
-        with attack(nodes, found) as report:
+        found = await_ports(nodes, before, listeners, running, rendezvous=launch is slurm_meeting)
+        with attack(found) as report:
             attacked.touch()
-            begin = time.monotonic()
             ended = [finish(process) for process in running]
-            took = time.monotonic() - begin
+            end = time.time()
         assert [done.code for done in ended] == [0] * len(ended), [done.err for done in ended]
-        assert [Path(f"{attacked}-{rank}").read_text() for rank in range(2)] == ["01", "01"]
-        return report, took
+        ranks = [Path(f"{attacked}-{rank}") for rank in range(2)]
+        assert [file.read_text() for file in ranks] == ["01", "01"]
+        if launch not in (static, c10d):  # srun and mpirun end at once or some seconds after the ranks
+            end = max(file.stat().st_mtime for file in ranks)
+        return report, end - attacked.stat().st_mtime
 
-    _, usual = run("alone", lambda *_: nullcontext())
-    # The sockets of MPI's own daemons ask nobody: who attacks all of them stops mpirun, without samestep.
-    with nullcontext() if launch in (open_mpi, mpich) else attacked_on(nodes, "node0"):
-        report, took = run("attacked", attacking)
+    def attack(found):
+        return attacking(nodes, *(f"node0:{port}" for port in found), recording=recording, until=found)
+
+    with recorded(nodes, recording, between=TWO):
+        _, usual = run("alone", lambda _: nullcontext())
+        # The sockets of MPI's own daemons ask nobody: who attacks all of them stops mpirun, without samestep.
+        with nullcontext() if launch in (open_mpi, mpich) else attacked_on(nodes, "node0"):
+            report, took = run("attacked", attack)
 
     assert max(report["answers"].values()) <= 64, report
-    assert report["uid"] == 65534
+    assert report["uid"] == NOBODY
     assert took < usual + DELAY_S
-
-
-@contextmanager
-def attacking(nodes, found):
-    """Attack ports of node0 from node2, to the end of the block; give what came back."""
-    code = Path(stranger.__file__).read_text()
-    other = nodes.start("node2", *AS_NOBODY, code, *(f"node0:{port}" for port in found), folder=Path("/"))
-    try:
-        yield json.loads(other.stdout.readline())
-    finally:
-        other.kill()
-        other.communicate()
-
-
-@contextmanager
-def attacked_on(nodes, node):
-    """Have another user of a node attack all that listens there, to the end of the block."""
-    code = Path(squatter.__file__).read_text()
-    other = subprocess.Popen(
-        nodes.command(node, *AS_NOBODY, code, folder=Path("/")),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert other.stdout.readline() == "65534\n"
-        yield
-        out, _ = other.communicate("\n", timeout=30)
-        assert int(out) > 0
-    finally:
-        other.kill()
-        other.communicate()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

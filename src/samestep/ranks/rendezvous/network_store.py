@@ -8,10 +8,10 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]
 
@@ -21,9 +21,13 @@ from samestep.ranks.rendezvous import store_table as table
 from samestep.ranks.rendezvous.authenticated_server import Server
 from samestep.ranks.rendezvous.authentication import AuthenticationError, Connection, connect, derived
 from samestep.ranks.rendezvous.endpoint import no_answer
+from samestep.ranks.rendezvous.read_ahead import ReadAhead
 
+T = TypeVar("T")
 _TRY_S = 5.0
 """Maximum seconds of one connection, with its handshake."""
+_LEAST_S = 0.0005
+"""Shortest pause between two tries: ranks of one host start at about the same time."""
 _FOREIGN_S = 3.0
 """Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
 _SLACK_S = 10.0
@@ -49,6 +53,7 @@ class NetworkStore(Store):
         self._closed = False
         self._users = 0
         self._observers: dict[int, Callable[[bytes], None]] = {}
+        self._ahead: dict[int, ReadAhead] = {}
         _kept.append(self)
 
     @property
@@ -60,28 +65,33 @@ class NetworkStore(Store):
         """Return a key of the job for one purpose, which `labels` name."""
         return derived(self._key, *labels)
 
-    @contextmanager
-    def observed(self, observe: Callable[[bytes], None]) -> Iterator[None]:
+    def observed(self, observe: Callable[[bytes], None]) -> AbstractContextManager[None]:
         """Call `observe` with each value that this thread posts within the block, before it is posted."""
-        thread = threading.get_ident()
-        self._observers[thread] = observe
-        try:
-            yield
-        finally:
-            del self._observers[thread]
+        return _of_this_thread(self._observers, observe)
+
+    def reading_ahead(self, rank: int, size: int) -> AbstractContextManager[None]:
+        """Let waits of this thread within the block fetch values for the gets that follow; see `ReadAhead`.
+
+        All keys that the thread waits for must be posted only once.
+        """
+        return _of_this_thread(self._ahead, ReadAhead(rank, size))
 
     # --- methods that torch calls; its bindings require C++'s spelling of two names ---
 
     def set(self, key: str, value: str | bytes) -> None:
         """Post a value."""
-        data = _bytes(value)
-        if (observe := self._observers.get(threading.get_ident())) is not None:
+        data, thread = _bytes(value), threading.get_ident()
+        if (observe := self._observers.get(thread)) is not None:
             observe(data)
+        if (ahead := self._ahead.get(thread)) is not None:
+            ahead.posted(key)
         self._ask(table.SET, [_bytes(key), data])
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is posted."""
-        return self.multi_get([key])[0]
+        ahead = self._ahead.get(threading.get_ident())
+        found = None if ahead is None else ahead.taken(key)
+        return self.multi_get([key])[0] if found is None else found
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return values, once all are posted."""
@@ -105,7 +115,11 @@ class NetworkStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return once all keys are posted."""
-        self._ask(table.WAIT, list(map(_bytes, keys)), waits=timeout or self.timeout)
+        limit, ahead = timeout or self.timeout, self._ahead.get(threading.get_ident())
+        if ahead is None:
+            self._ask(table.WAIT, list(map(_bytes, keys)), waits=limit)
+        elif missing := ahead.missing(keys):
+            ahead.fetched(missing, self._ask(table.GET, list(map(_bytes, missing)), waits=limit))
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
@@ -204,7 +218,7 @@ class NetworkStore(Store):
             PeerLost: the server does not answer, or does not have this job's secret.
         """
         foreign, failure = None, OSError("no answer")
-        for waited in polls(timeout_s):
+        for waited in polls(timeout_s, least_s=_LEAST_S):
             limit_s = max(0.1, min(_TRY_S, timeout_s - waited))
             try:
                 self._idle.append(connect(self._address, self._port, self._key, timeout_s=limit_s))
@@ -257,6 +271,16 @@ def close_all() -> None:
     """Close every store of this process."""
     while _kept:
         _kept[0].close()
+
+
+@contextmanager
+def _of_this_thread(by_thread: dict[int, T], value: T) -> Iterator[None]:
+    thread = threading.get_ident()
+    by_thread[thread] = value
+    try:
+        yield
+    finally:
+        del by_thread[thread]
 
 
 def _not_ours(address: str, port: int) -> PeerLost:

@@ -100,6 +100,11 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
         DistNetworkError: a foreign process connected first, in every attempt.
         DistStoreError: a rank did not arrive in time.
     """
+    with group.base.reading_ahead(group.rank, group.size):
+        return _connected(make, group, proofs_s)
+
+
+def _connected(make: Any, group: Group, proofs_s: Sequence[float]) -> Any:
     for attempt, proof_s in enumerate(proofs_s):
         store: Any = PrefixStore(f"samestep/{attempt}", group.store)
         come = store.add("come", 1)
@@ -160,8 +165,9 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
     """Exchange proofs over each connection, by messages between two ranks, which no recorder counts."""
     deadline = monotonic() + limit_s
     works, expected = [], []
+    interfaces = env.snapshot().get(IFNAME, "").split(",")  # each has its connections
     for rank in group.others():
-        for tag, _ in enumerate(env.snapshot().get(IFNAME, "").split(",")):  # each has its connections
+        for tag in range(len(interfaces)):
             labels = str(group.rank), str(rank), str(tag)
             proof, found = bytearray(derived(key, *labels)), torch.zeros(_PROOF, dtype=torch.uint8)
             works.append(made.recv([found], rank, tag))

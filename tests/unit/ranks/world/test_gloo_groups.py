@@ -119,6 +119,25 @@ def test_a_group_works_and_takes_no_more_connections(served):
         store.close()
 
 
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_rank_makes_as_few_requests_however_many_there_are(served, monkeypatch, size):
+    """Each is a round trip to rank 0, whose one thread answers all of them."""
+    asked = []
+    ask = NetworkStore._ask
+
+    def counted(self, code, parts, **options):
+        asked.append(code)
+        return ask(self, code, parts, **options)
+
+    monkeypatch.setattr(NetworkStore, "_ask", counted)
+    stores = [NetworkStore("127.0.0.1", served.port, KEY) for _ in range(size)]
+
+    assert sums(made(stores)) == [size * (size + 1) / 2] * size
+    assert len(asked) == 6 * size + 2  # the last one to come, and to prove itself, posts a value
+    for store in stores:
+        store.close()
+
+
 def test_a_stranger_who_takes_the_place_of_a_rank_is_found_and_kept_out(served):
     stores = [Attacked(served, early=("samestep/0/",)) for _ in range(2)]
     groups = made(stores, proofs_s=(0.3, 10.0))
