@@ -133,8 +133,9 @@ def decide(
         threads=None,
         must_join=script is not None and not _HELP_FLAGS & set(job.program.args),
     )
+    if script is not None and decision.size > 1 and not decision.starts_all:
+        refuse_several_starts(job.program, script)
     if decision.starts_own_workers:
-        _refuse_several_starts(decision)
         if not (decision.spawns_by_torch and job.asked()):
             return decision
         decision = replace(decision, job=_with_number(job))
@@ -263,15 +264,18 @@ def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], ask
     )
 
 
-def _refuse_several_starts(decision: Decision) -> None:
-    """Refuse to start a script several times that starts its own workers each time."""
-    several_nodes = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
-    if several_nodes or (isinstance(decision.plan, Join) and decision.size > 1):
-        evidence = decision.script.evidence if decision.script else ""
+def refuse_several_starts(
+    program: Program, script: ScriptKind, remedy: str = "Start it in one process"
+) -> None:
+    """Refuse to start a script several times that starts its own workers each time.
+
+    Raises:
+        UsageError: the script starts its own workers; the message ends with the remedy.
+    """
+    if script.kind == "spawns":
         raise UsageError(
-            f"{decision.job.program.target} starts its own workers ({evidence}), and several tasks or nodes "
-            "would each start them. Start it in one process, or give --mode native if it can be one of "
-            "several workers."
+            f"{program.target} starts its own workers ({script.evidence}), and several tasks or nodes "
+            f"would each start them. {remedy}, or give --mode native if it can be one of several workers."
         )
 
 
