@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 FRAMEWORKS       := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 
-.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random clean
+.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -19,6 +19,7 @@ help:
 	@echo "make chaos   a training under 60 faults; it has to end with the undisturbed weights"
 	@echo "make fuzz    feed every reader of files, variables and flags with 500 wrong cases; some minutes"
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
+	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -90,6 +91,11 @@ fuzz: $(READY)
 
 random: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.random_scripts --count 2000
+
+matrix: $(READY) $(FRAMEWORKS_READY)
+	mkdir -p build
+	SAMESTEP_MATRIX=build/matrix.json $(BIN)/python -m pytest tests/end_to_end/systems/test_script_kinds.py
+	PYTHONPATH=tests $(BIN)/python -m support.script_kinds_page build/matrix.json
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

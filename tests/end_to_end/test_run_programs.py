@@ -347,6 +347,8 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(script):
         (["absent.py"], "absent.py does not exist"),
         (["torchrun", "--nproc-per-node", "2", "train.py"], "torchrun"),
         (["accelerate", "launch", "train.py"], "accelerate"),
+        (["--no-python", "/opt/venv/bin/torchrun", "train.py"], "torchrun"),
+        (["-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
         (["-n", "0", "PROG"], "-n 0"),
         (["-n", "two", "PROG"], "-n"),
         (["-n", "2", "-m", "no.such.module"], "no.such.module"),

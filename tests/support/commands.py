@@ -61,16 +61,16 @@ def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
             signal.signal(number, handler)
 
 
-def finish(process: subprocess.Popen[str]) -> Ended:
+def finish(process: subprocess.Popen[str], deadline_s: float = DEADLINE_S) -> Ended:
     """Wait for the end of a started command."""
     try:
-        out, err = process.communicate(timeout=DEADLINE_S)
+        out, err = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, STACKS_SIGNAL)
         time.sleep(1.0)  # until each has written its stacks
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        raise AssertionError(f"still running after {DEADLINE_S:g} s\n{out}\n{err}") from None
+        raise AssertionError(f"still running after {deadline_s:g} s\n{out}\n{err}") from None
     return Ended(process.returncode, out, err)
 
 

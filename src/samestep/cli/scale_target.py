@@ -16,7 +16,8 @@ from samestep.cli.options.settings import given
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
 from samestep.launchers.binding import checked as checked_binding
-from samestep.run.decision import recognize_script, refuse_own_workers, source_file
+from samestep.run.decision import recognize_script, source_file
+from samestep.run.own_workers import refuse_own_workers
 from samestep.studies.scaling.sweep.plan import Kind
 from samestep.studies.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.studies.scaling.sweep.variants import Variant, variants

@@ -18,6 +18,7 @@ from samestep.cli.options import launch
 from samestep.cli.options.declare import WORKERS_PANEL, option, switch
 from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
+from samestep.launch.job import Program
 from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
 from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
 from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
@@ -29,6 +30,8 @@ from samestep.launch.submit.slurm import Launch, SlurmJob, per_node
 from samestep.launch.submit.slurm import script as slurm_script
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
 from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
+from samestep.run.decision import recognize_script
+from samestep.run.own_workers import refuse_several_tasks
 
 FOLDER = Path("jobs")
 """The folder for jobs and their logs, in the working folder."""
@@ -91,7 +94,7 @@ def slurm(
     if warning is not None and not requeue:
         raise UsageError(f"--warning {warning} has an effect only with --requeue; give that too.")
     site = site_of(SlurmSite, settings)
-    command = _work(target, arguments or [])
+    command, script = _work(target, arguments or [])
     name = job_name or command.name
     job = SlurmJob(
         command=command,
@@ -111,6 +114,8 @@ def slurm(
         output=output or str(FOLDER / f"{slug(name)}-%j.log"),
         python=sys.executable,
     )
+    tasks = 1 if launcher == "node" else job.workers  # each node's start knows the number of workers
+    _refuse_own_workers(script, tasks=tasks, remedy="Submit it with --launch node")
     text = slurm_script(job)
     if dry_run:
         _print(_encoded(text))
@@ -149,7 +154,7 @@ def mpi(
             f"--hosts {hosts} and --hostfile {file} contradict each other; give only one of them."
         )
     site = site_of(MpiSite, settings)
-    command = _work(target, arguments or [])
+    command, script = _work(target, arguments or [])
     if hosts is None and not site.hostfile:
         raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
     places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
@@ -168,6 +173,7 @@ def mpi(
         as_root=os.geteuid() == 0,
         forwarded=forwarded(list(env.snapshot())),
     )
+    _refuse_own_workers(script, tasks=job.workers, remedy="Submit it with -n 1")
     text = mpi_script(job)
     if dry_run:
         _print(_encoded(text))
@@ -187,23 +193,51 @@ submit.command("slurm", context_settings=dict(SETTINGS), short_help="Submit a Sl
 submit.command("mpi", context_settings=dict(SETTINGS), short_help="Start a job with Open MPI or MPICH.")(mpi)
 
 
-def _work(target: str, arguments: list[str]) -> JobCommand:
-    """Return the command that the job runs.
+def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None]:
+    """Return the command that the job runs, and the script whose kind is to be detected, if there is one.
 
     Raises:
         UsageError: the script does not exist, or the verb cannot run on several workers.
     """
-    if target not in VERBS:
-        if target in main.VERBS and not Path(target).exists():
-            raise UsageError(
-                f"samestep {target} does not run on several workers; submit a script, or one of the verbs "
-                f"{', '.join(VERBS)}."
-            )
-        launch.program(target, arguments, module=False)
+    if target in main.VERBS and target not in VERBS and not Path(target).exists():
+        raise UsageError(
+            f"samestep {target} does not run on several workers; submit a script, or one of the verbs "
+            f"{', '.join(VERBS)}."
+        )
+    script = None
+    if target == "run" or target not in VERBS:
+        script = _script(arguments if target == "run" else [target, *arguments])
     misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
-    return parse_command([target, *arguments])
+    return parse_command([target, *arguments]), script
+
+
+def _script(words: list[str]) -> Program | None:
+    """Return the script in the words after ``samestep run``, unless they have ``--mode``.
+
+    Modules and executables may exist on the nodes only: they are not checked.
+
+    Raises:
+        UsageError: there is no such script, or it is a launcher.
+    """
+    command = typer.main.get_group(main.application("run")).commands["run"]
+    found = command.make_context("run", list(words)).params
+    if found["module"] or found["no_python"]:
+        launch.refuse_launcher(found["target"], "module" if found["module"] else "executable")
+        return None
+    program = launch.program(found["target"], found["arguments"] or (), module=False)
+    return program if found["mode"] == "auto" else None
+
+
+def _refuse_own_workers(script: Program | None, *, tasks: int, remedy: str) -> None:
+    """Refuse a script that each of the job's tasks would refuse, before the job waits in a queue.
+
+    Raises:
+        UsageError: the script starts its own workers.
+    """
+    if script is not None and tasks > 1:
+        refuse_several_tasks(script, recognize_script(script), remedy=remedy)
 
 
 def _store(name: str, text: str, *, suffix: str) -> Path:

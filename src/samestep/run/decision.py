@@ -29,6 +29,7 @@ from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
+from samestep.run.own_workers import refuse_several_starts
 
 TRAINS_ALONE = (
     "the script trains without spawning a worker, so its steps are not recorded. Give --mode native to run "
@@ -143,7 +144,7 @@ def decide(
         must_join=script is not None and not _HELP_FLAGS & set(job.program.args),
     )
     if decision.starts_own_workers:
-        _refuse_several_starts(decision)
+        refuse_several_starts(job, decision.script, plan, tasks_here=detected.place.local_size)
         if not (decision.forks_workers and job.asked()):
             return decision
         decision = replace(decision, job=replace(job, program=_with_numbers(job.program, plan)))
@@ -231,19 +232,6 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
     return source_of(program.target, [str(here), *path]), [here, *user_folders(path)]
 
 
-def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> None:
-    """Refuse a script that starts its own workers in a way in which a measuring verb cannot reach them.
-
-    Raises:
-        UsageError: the script starts its own workers, and not by `torch.multiprocessing`.
-    """
-    if script.kind == "spawns" and not script.has_forkable_workers:
-        raise UsageError(
-            f"{program.target} starts its own workers, which {verb} cannot measure. If it can run as one "
-            "of several workers under a launcher (torchrun, samestep run), give --mode native."
-        )
-
-
 def _script(program: Program, mode: str) -> ScriptKind | None:
     """Return the kind of script: as detected, or as ``--mode`` sets it."""
     if mode == "autopilot" and program.kind == "executable":
@@ -271,34 +259,6 @@ def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], ask
         asked=asked,
         forked=forked,
     )
-
-
-def _refuse_several_starts(decision: Decision) -> None:
-    """Refuse to start a script several times that starts its own workers each time.
-
-    A script that spawns them can be started once on each node, if the number of workers is known.
-    """
-    plan, target = decision.plan, decision.job.program.target
-    nodes = plan.nodes if isinstance(plan, Spawn) else None
-    if decision.size == 1 if nodes is None else nodes.count == 1:
-        return
-    evidence = decision.script.evidence if decision.script else ""
-    if not decision.forks_workers or (nodes is None and decision.detected.place.local_size > 1):
-        raise UsageError(
-            f"{target} starts its own workers ({evidence}), and several tasks or nodes would each start "
-            "them. Start it in one process, or give --mode native if it can be one of several workers."
-        )
-    if nodes is not None and nodes.least is not None:
-        raise UsageError(
-            f"{target} spawns its workers ({evidence}), so nodes cannot come and go: give --nnodes "
-            f"{nodes.count}."
-        )
-    if decision.job.asked() is None:
-        raise UsageError(
-            f"{target} spawns its workers on each node ({evidence}): give their number on all nodes (-n), "
-            "and the script's own flags with {local}, {nodes} and {node_rank}: samestep run -n 4 train.py "
-            "--gpus {local} --nodes {nodes} --nr {node_rank}."
-        )
 
 
 def filled(program: Program, **values: int) -> Program:

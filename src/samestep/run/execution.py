@@ -25,7 +25,7 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
 from samestep.launch.source.classify import ScriptKind
-from samestep.launch.source.launcher_variables import values_at
+from samestep.launch.source.launcher_variables import values_at, values_beside
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
 from samestep.run.decision import TRAINS_ALONE, Decision, decide, filled, headline, with_binding
@@ -187,6 +187,8 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     program, place = decision.job.program, join.place
     bind_worker(decision, place)
     env.export(place_variables(place, join.master))
+    if decision.script is not None and decision.script.kind == "native":
+        env.export(values_beside(decision.script.reads, place, env.snapshot()))
     if program.kind == "executable":
         ending = become(program).ending
     else:

@@ -16,6 +16,8 @@ def submit(tmp_path, monkeypatch, capsys):
     """Run ``samestep submit ...`` in a folder with a script; return its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
+    (tmp_path / "spawns.py").write_text("import torch.multiprocessing as mp\nmp.spawn(print)\n")
+    (tmp_path / "notes.ipynb").touch()
     config = tmp_path / "config"
 
     def command(*arguments, site=""):
@@ -35,6 +37,13 @@ def submit(tmp_path, monkeypatch, capsys):
         (["slurm", "nowhere.py"], "nowhere.py "),
         (["slurm", "verify", "train.py"], "samestep verify .*run, train"),
         (["slurm", "run", "--split", "loader", "gone.py"], "gone.py "),
+        (["slurm", "notes.ipynb"], "notebook"),
+        (["slurm", "run", "--split", "loader", "notes.ipynb"], "notebook"),
+        (["slurm", "run", "torchrun", "train.py"], "torchrun"),
+        (["slurm", "run", "--no-python", "torchrun", "train.py"], "torchrun"),
+        (["slurm", "run", "--splitt", "loader", "train.py"], "--splitt"),
+        (["slurm", "--nproc-per-node", "2", "spawns.py"], "spawns.py:2 .*--launch node"),
+        (["slurm", "--nodes", "2", "--launch", "node", "run", "-n", "4", "spawns.py"], "spawns.py:2 "),
         (["slurm", "--nodes", "0", "train.py"], "--nodes .*0"),
         (["slurm", "--launch", "twice", "train.py"], "--launch 'twice' .*tasks, node"),
         (["slurm", "--warning", "60", "train.py"], "--warning 60 .*--requeue"),
@@ -62,6 +71,22 @@ def test_wrong_input_is_one_line_before_anything_is_written(submit, tmp_path, mo
     (line,) = err.splitlines()
     assert re.search(named, line)
     assert not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--nproc-per-node", 2, "--launch", "node", "spawns.py"),
+        ("--nproc-per-node", 1, "spawns.py"),
+        ("--nproc-per-node", 2, "run", "--mode", "native", "spawns.py"),
+        ("--nproc-per-node", 2, "run", "-m", "on_the_nodes"),
+    ],
+)
+def test_a_job_may_run_a_script_that_one_process_starts(submit, arguments):
+    code, out, err = submit("slurm", "--dry-run", *arguments)
+
+    assert (code, err) == (0, "")
+    assert out.rstrip().endswith(str(arguments[-1]))
 
 
 def test_a_site_has_defaults_for_its_jobs_and_a_flag_overrides_them(submit):

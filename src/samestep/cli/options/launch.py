@@ -133,7 +133,12 @@ class Clock:
         return ClockOptions(folder=folder, steps=steps, warm_up=warm_up)
 
 
-LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "accelerate", "deepspeed", "python", "python3")
+_OF_WORKERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun", "mpiexec"),
+    *("accelerate", "accelerate.commands.launch", "deepspeed", "composer", "horovodrun"),
+)
+"""Commands, and modules with a dot, that start workers: each of samestep's would start a whole run."""
+LAUNCHERS = (*_OF_WORKERS, "python", "python3")
 """Commands that are typed before a script, which samestep replaces."""
 
 
@@ -161,17 +166,26 @@ def program(target: str, args: Sequence[str] = (), *, module: bool, no_python: b
     if module and no_python:
         raise UsageError("-m runs a Python module and --no-python an executable; give only one of them.")
     kind: Kind = "module" if module else "executable" if no_python else "script"
+    refuse_launcher(target, kind)
     if kind == "script" and (wrong := _not_a_script(target)):
-        if target in LAUNCHERS:
-            raise UsageError(
-                f"samestep replaces {target}: give the script itself, without {target} and its flags."
-            )
         raise UsageError(
             f"{target} {wrong}. Give the path of a Python script, -m MODULE, or --no-python COMMAND."
         )
     if kind == "executable" and shutil.which(target) is None:
         raise UsageError(f"{target} is neither an executable on the PATH nor the path of one.")
     return Program(target=target, kind=kind, args=tuple(args))
+
+
+def refuse_launcher(target: str, kind: Kind) -> None:
+    """Refuse a launcher that was typed before the script.
+
+    Raises:
+        UsageError: it is one.
+    """
+    name = Path(target).name
+    starts_workers = name in _OF_WORKERS and (kind != "module" or "." in name)
+    if starts_workers or (kind == "script" and name in LAUNCHERS and _not_a_script(target)):
+        raise UsageError(f"samestep replaces {name}: give the script itself, without {name} and its flags.")
 
 
 def _not_a_script(target: str) -> str:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from samestep.base.env import Environment
 from samestep.base.place import Place
 from samestep.launch.source.names import Names
+from samestep.launchers.registry import BY_NAME
 
 _PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
 _READERS = ("os.environ.get", "os.getenv")
@@ -105,3 +107,29 @@ def values_at(reads: Iterable[VariableRead], place: Place) -> dict[str, str]:
     if place.nodes == 1:
         values |= {name: _LOOPBACK for name in names if name in _ON_ONE_NODE}
     return values
+
+
+def values_beside(reads: Iterable[VariableRead], place: Place, environment: Environment) -> dict[str, str]:
+    """Return the variables that a launcher's task needs besides those that its launcher has set.
+
+    A launcher around that of the task (Slurm around mpirun) has set its variables for a task of its own, so
+    all of them are replaced. All variables of a launcher are set if the script reads one of them, because a
+    rank without the number of ranks is no place. Of the task's own launcher only missing variables are set:
+    srun sets SLURM_NTASKS_PER_NODE only if it has that flag, and Lightning requires it.
+    """
+    row = BY_NAME[place.launcher]
+    own = {_family(name) for name in (*row.rank, *row.size, *row.local_rank)}
+    of_others = [read for read in reads if _family(read.name) not in own]
+    wanted = {_family(read.name) for read in of_others}
+    wanted |= {_family(name) for name in _VALUES if name in environment} - own
+    values = {
+        name: str(value(place))
+        for name, value in _VALUES.items()
+        if _family(name) in wanted or (_family(name) in own and name not in environment)
+    }
+    return values | values_at(of_others, place)
+
+
+def _family(name: str) -> str:
+    """Return the part of a variable's name that all variables of its launcher share."""
+    return name.partition("_")[0]

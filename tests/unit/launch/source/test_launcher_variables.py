@@ -1,14 +1,17 @@
 """Scripts that read variables of Slurm or MPI get them from `samestep run`, or are refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from samestep.base.place import Place
 from samestep.launch.source.classify import classify
-from samestep.launch.source.launcher_variables import values_at
+from samestep.launch.source.launcher_variables import values_at, values_beside
 from support.sources import written
 
 JOINS = "import os, torch.distributed as d\nd.init_process_group('gloo', rank=int({read}))\n"
 PLACE = Place(rank=3, size=4, local_rank=1, local_size=2, node=1, nodes=2)
+READS_RANK_OF_SLURM = "os.environ['SLURM_PROCID']"
 ALONE = Place(rank=1, size=2, local_rank=1, local_size=2)
 
 
@@ -57,3 +60,32 @@ def test_a_script_that_reads_torchruns_variables_needs_no_others(tmp_path, read)
 
 def test_a_variable_that_is_set_is_not_read(tmp_path):
     assert reads(tmp_path, "0))\nos.environ['SLURM_PROCID'] = str((1") == ()
+
+
+def beside(folder, launcher, environment, read="0"):
+    place = replace(PLACE, launcher=launcher)
+    return values_beside(reads(folder, read), place, dict.fromkeys(environment, "0"))
+
+
+def test_a_launchers_task_gets_the_place_that_the_script_reads_from_another_launcher(tmp_path):
+    values = beside(tmp_path, "openmpi", [], READS_RANK_OF_SLURM)
+
+    assert {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}.items() <= values.items()
+
+
+def test_the_variables_of_a_launcher_around_that_of_the_task_get_its_place(tmp_path):
+    values = beside(tmp_path, "torchrun", ["SLURM_NTASKS", "SLURM_CONF"])
+
+    assert (values["SLURM_PROCID"], values["SLURM_NTASKS"]) == ("3", "4")
+    assert not [name for name in values if not name.startswith("SLURM")]
+
+
+def test_the_launchers_own_variables_stay_and_missing_ones_are_added(tmp_path):
+    every = [name for name in beside(tmp_path, "torchrun", ["SLURM_NTASKS"]) if name.startswith("SLURM")]
+    found = set(every) - {"SLURM_NTASKS_PER_NODE"}
+
+    assert beside(tmp_path, "slurm", found, READS_RANK_OF_SLURM) == {"SLURM_NTASKS_PER_NODE": "2"}
+
+
+def test_no_variable_of_a_launcher_is_set_that_is_neither_there_nor_read(tmp_path):
+    assert beside(tmp_path, "torchrun", ["PATH", "SLURM_CONF"]) == {}

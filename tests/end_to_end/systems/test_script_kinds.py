@@ -1,0 +1,94 @@
+"""Every kind of script under every launcher trains as alone, or is refused in one line; a page has the table.
+
+CI starts some cells, at least one of each row and each column. ``make matrix`` starts all of them, and each
+script without samestep, and writes the table; ``SAMESTEP_MATRIX`` names the file for the outcomes.
+"""
+
+import json
+import os
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from support.commands import Ended, finish
+from support.forked_commands import start_script
+from support.launches import RUN
+from support.script_kinds import (
+    CELLS,
+    GALLERY,
+    IN_CI,
+    KINDS,
+    LAUNCHERS,
+    REFUSED,
+    ROOT,
+    SAME,
+    Launches,
+    outcome,
+    variables,
+)
+from support.script_kinds_page import cells_on_page
+
+FILE = os.environ.get("SAMESTEP_MATRIX")
+"""The file for the outcomes; without it, the cells of CI are started and compared with the page."""
+REFUSED_EVERYWHERE = ("notebook", "torchrun", "accelerate-launch")
+VERSION = re.compile(r"^(torch|accelerate|transformers|lightning|keras)==(\S+)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The line that each script prints: that of the serial script alone."""
+    ended = finish(start_script(GALLERY / "serial.py", OMP_NUM_THREADS="1"))
+    assert ended.code == 0, ended.err
+    return ended.out.strip()
+
+
+@pytest.fixture(scope="module")
+def record():
+    """A function that notes the outcome of a cell for the file, if there is one."""
+    cells = {kind: {} for kind in KINDS}
+    yield lambda kind, launcher, found: cells[kind].update({launcher: found})
+    if FILE:
+        versions = dict(VERSION.findall((ROOT / "requirements-frameworks.lock").read_text()))
+        results = {"date": f"{date.today()}", "versions": versions, "cells": cells}  # noqa: DTZ011 - for readers
+        Path(FILE).write_text(json.dumps(results, indent=1))
+
+
+@pytest.fixture
+def launches(nodes, slurm, tmp_path):
+    return Launches(nodes, slurm, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "launcher"), CELLS if FILE else IN_CI)
+def test_a_script_trains_as_alone_or_is_refused_in_one_line(launches, expected, record, kind, launcher):
+    found = outcome(launches.ends(launcher, KINDS[kind]), expected, launcher=launcher)
+
+    record(kind, launcher, found)
+    assert FILE or found == cells_on_page()[kind][launcher]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if FILE and kind not in REFUSED_EVERYWHERE])
+def test_a_script_trains_alike_without_samestep(launches, expected, kind):
+    assert outcome(launches.plain_ends(KINDS[kind]), expected, launcher=KINDS[kind].plain) == SAME
+
+
+@pytest.mark.parametrize("kind", ["ddp-slurm", *(["lightning-ddp"] if FILE else [])])
+def test_under_mpirun_in_a_slurm_job_a_script_finds_the_ranks_of_mpi(slurm, tmp_path, expected, kind):
+    """Slurm's variables are there those of the job's script, which is task 0 of all."""
+    python = KINDS[kind].python()
+    mpirun = "mpirun.openmpi --allow-run-as-root --bind-to none"
+    command = " ".join([mpirun, python, *RUN[1:], *KINDS[kind].words()])
+    (out,) = slurm.batch(command, "--ntasks=2", "--nodes=1", folder=tmp_path, **variables())
+
+    assert outcome([Ended(0, out, "")], expected, launcher="openmpi") == SAME
+
+
+@pytest.mark.skipif(bool(FILE), reason="the page is written from the outcomes of this run")
+def test_the_page_has_every_cell_and_ci_starts_one_of_each_row_and_column():
+    cells = cells_on_page()
+
+    assert {cell for row in cells.values() for cell in row.values()} == {SAME, REFUSED}
+    assert {kind for kind, _ in IN_CI} == set(KINDS)
+    assert {launcher for _, launcher in IN_CI} == set(LAUNCHERS)
+    assert all(set(cells[kind].values()) == {REFUSED} for kind in REFUSED_EVERYWHERE)

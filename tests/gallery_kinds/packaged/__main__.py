@@ -1,0 +1,5 @@
+"""A serial script that is a package: ``python -m packaged``."""
+
+from .loop import train  # noqa: TID252 - as packages have it
+
+train()
