@@ -43,7 +43,7 @@ def submit(tmp_path, monkeypatch, capsys):
         (["slurm", "run", "--no-python", "torchrun", "train.py"], "torchrun"),
         (["slurm", "run", "--splitt", "loader", "train.py"], "--splitt"),
         (["slurm", "--nproc-per-node", "2", "spawns.py"], "spawns.py:2 .*--launch node"),
-        (["slurm", "--nodes", "2", "--launch", "node", "run", "-n", "4", "spawns.py"], "spawns.py:2 "),
+        (["slurm", "--nodes", "2", "spawns.py"], "spawns.py:2 .*--launch node"),
         (["slurm", "--nodes", "0", "train.py"], "--nodes .*0"),
         (["slurm", "--launch", "twice", "train.py"], "--launch 'twice' .*tasks, node"),
         (["slurm", "--warning", "60", "train.py"], "--warning 60 .*--requeue"),
@@ -77,6 +77,7 @@ def test_wrong_input_is_one_line_before_anything_is_written(submit, tmp_path, mo
     "arguments",
     [
         ("--nproc-per-node", 2, "--launch", "node", "spawns.py"),
+        ("--nodes", 2, "--launch", "node", "spawns.py"),
         ("--nproc-per-node", 1, "spawns.py"),
         ("--nproc-per-node", 2, "run", "--mode", "native", "spawns.py"),
         ("--nproc-per-node", 2, "run", "-m", "on_the_nodes"),
