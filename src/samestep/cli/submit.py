@@ -194,7 +194,7 @@ submit.command("mpi", context_settings=dict(SETTINGS), short_help="Start a job w
 
 
 def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None]:
-    """Return the command that the job runs, and the script whose kind is to be detected, if there is one.
+    """Return the command that the job runs, and its script, if it has one whose kind must be detected.
 
     Raises:
         UsageError: the script does not exist, or the verb cannot run on several workers.
