@@ -172,6 +172,21 @@ def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "train.py"]
 
 
+def test_no_file_of_another_is_removed_from_the_scratch_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    foreign = [Path("scratch/notes"), Path("scratch/1/notes")]
+    for file in foreign:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
+    script = Path("train.py")
+    script.write_text(text.replace(call, "train(0, 1, '')"))
+    ended = run("--scratch", "scratch", "--clock", "clock", script, n=1)
+
+    assert ended.code == 0, ended.err
+    assert [file.read_text() for file in foreign] == ["x", "x"]
+
+
 def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
     script = spawns(tmp_path, "print(*os.sched_getaffinity(0))", "mp.spawn(work, nprocs=2)")
     ended = run("--bind", "core", script)
