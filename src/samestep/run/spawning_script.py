@@ -1,8 +1,8 @@
 """Runs a script that calls `torch.multiprocessing.spawn`, and starts its workers as those of other scripts.
 
 The script runs once. Where it calls `spawn`, or starts a process for each rank, a hook forks the workers.
-Each is watched, clocked and compared like a worker that samestep has started itself, and the ranks meet at a
-free port, whatever address the script sets.
+Each is watched, clocked and compared like a worker that samestep has started itself, and the ranks connect
+at a free port, whatever address the script sets.
 """
 
 import multiprocessing
@@ -69,15 +69,18 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
     script = _Script(how, found if found.place.nodes > 1 else None)
     hooks = {
         **dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn)),
-        declarations.STARTED_PROCESS: wrapping(script.start_process),
+        declarations.STARTED_BY_HAND: wrapping(script.start_process),
     }
     handle = register_optimizer_step_pre_hook(script.before_step)
+    before = signal.getsignal(signal.SIGCHLD)
     if how.was_stopped is not None:  # the script may wait for a result that does not come
         signal.signal(signal.SIGCHLD, script.after_child)
     try:
         with attached_all(hooks), script.seeds.attached():
             return run()
     finally:
+        if how.was_stopped is not None:
+            signal.signal(signal.SIGCHLD, before)
         handle.remove()
 
 
