@@ -81,8 +81,8 @@ class TracedRun:
         if outcome.interrupted_by:
             raise KeyboardInterrupt
         cause = outcome.cause
-        if self.kind == "spawns" and cause is not None:
-            if cause.message == TRAINS_ALONE:
+        if self.kind == "spawns":
+            if cause is not None and cause.message == TRAINS_ALONE:
                 shutil.rmtree(self.folder)
                 return replace(self, kind="native").run()
             cause = self._cause(cause)
@@ -103,15 +103,15 @@ class TracedRun:
             return run(entry_of(script, around=self._as_script), local=1, alone=True)
         return run(entry_of(self.program, around=self._as_worker, watch=self.watch), local=self.size)
 
-    def _cause(self, of_script: Failure) -> Failure:
-        """Return the failure of a worker that has ended a script; otherwise that of the script itself.
+    def _cause(self, of_script: Failure | None) -> Failure | None:
+        """Return the failure of a worker, which a script may catch; otherwise that of the script itself.
 
         Raises:
             UsageError: the script does not start the workers that were asked for.
         """
         with suppress(OSError):
             return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
-        if of_script.error == UsageError.__name__:
+        if of_script is not None and of_script.error == UsageError.__name__:
             raise UsageError(of_script.message)
         return of_script
 
