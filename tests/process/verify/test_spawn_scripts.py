@@ -109,3 +109,13 @@ def test_a_failure_that_the_script_catches_is_a_failure(verifier, tmp_path):
     report = verify(verifier, tmp_path / "train.py", "--fault", "dies")
 
     assert [one["cause"] for one in report["findings"]] == ["crash"]
+
+
+def test_a_script_may_spawn_again_after_its_training(verifier, tmp_path):
+    again = "mp.spawn(train, args=(args.gpus, ''), nprocs=args.gpus)"
+    (tmp_path / "train.py").write_text(BY_COUNT.read_text().replace(CALL, f"{CALL}; {again}"))
+    report = verify(verifier, tmp_path / "train.py", steps=30)
+    faulty = verify(verifier, tmp_path / "train.py", "--fault", "never-averaged", steps=30)
+
+    assert (report["verdict"], report["steps"]) == (SAME, 20)
+    assert [one["cause"] for one in faulty["findings"]] == ["never-averaged"]

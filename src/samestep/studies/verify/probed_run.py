@@ -33,7 +33,7 @@ from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_record import RunRecord
-from samestep.studies.verify.trace import Writer, read
+from samestep.studies.verify.trace import Trace, Writer, read
 
 Kind: TypeAlias = Literal["serial", "native", "spawns"]
 SEED = 4
@@ -87,7 +87,7 @@ class TracedRun:
                 return replace(self, kind="native").run()
             cause = self._cause(cause)
         return RunRecord(
-            traces=[read(self._folder_of(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
+            traces=[self._trace_of(rank) for rank in range(self.size)],
             is_replicated=self.kind == "serial",
             failure=cause,
             is_sliced=self.options.split == "loader",
@@ -122,6 +122,9 @@ class TracedRun:
     def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
 
+    def _trace_of(self, rank: int) -> Trace:
+        return read(self._folder_of(rank) / "trace.jsonl", rank=rank)
+
     def _as_script(self, run: Callable[[], Ending]) -> Ending:
         """Run a script that spawns its workers, with a probe attached to each."""
         how = SpawnedRuns(
@@ -130,6 +133,7 @@ class TracedRun:
             watch=lambda _: self.watch,
             needs_fork="verify",
             must_spawn=True,
+            has_steps=lambda ranks: any(self._trace_of(rank).begun for rank in ranks),
             was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
             seed=lambda: _seed(_rank()),
             on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
@@ -146,7 +150,7 @@ class TracedRun:
         """Run the script on one worker, with a probe attached."""
         rank = _rank()
         folder = self._folder_of(rank)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
         stdout = _CapturedStdout(folder / "stdout")
         probe = Probe(
             Writer(folder / "trace.jsonl"),
