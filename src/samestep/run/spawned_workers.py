@@ -6,7 +6,7 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -195,5 +195,12 @@ class SpawnedProcess:
 
     def terminate(self) -> None:
         """Ask it to end."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.is_alive():  # otherwise another process may have its number
+            os.kill(self.pid, number)
