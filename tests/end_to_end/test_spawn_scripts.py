@@ -133,6 +133,19 @@ def test_the_exit_code_of_a_worker_is_reported_as_by_torch(tmp_path):
     assert (ended.code, ended.out) == (0, "1 3\n"), ended.err
 
 
+def test_a_worker_that_the_script_kills_is_reported_as_by_torch(tmp_path):
+    call = "\n    ".join(
+        [
+            "c = mp.spawn(work, nprocs=2, join=False); c.processes[1].kill()",
+            "try:\n        while not c.join(): pass",
+            "except mp.ProcessExitedException as error: print(error.error_index, error.exit_code)",
+        ]
+    )
+    ended = run(spawns(tmp_path, "time.sleep(20)", call))
+
+    assert (ended.code, ended.out) == (0, "1 -9\n"), ended.err
+
+
 def test_an_option_that_needs_forked_workers_is_refused_where_they_cannot_be_forked(tmp_path):
     call = (
         "import threading; threading.Thread(target=time.sleep, args=(5,), name='beside', daemon=True).start()"
@@ -160,6 +173,38 @@ def test_the_number_of_steps_ends_a_script_that_waits_for_its_workers(tmp_path):
     assert [len(path.read_text().splitlines()) for path in folder.iterdir()] == [5, 5]
 
 
+TWICE = """
+import sys, torch, torch.multiprocessing as mp
+def work(rank, steps):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    for steps in (0, 3, 2):
+        mp.spawn(work, (steps,), nprocs=2)
+    print("ended")
+"""
+
+
+def test_the_first_call_whose_workers_train_is_clocked(tmp_path):
+    script, folder = tmp_path / "train.py", tmp_path / "clock"
+    script.write_text(TWICE)
+    ended = run("--clock", folder, "--clock-warm-up", 0, script)
+
+    assert (ended.code, ended.out) == (0, "ended\n"), ended.err
+    assert [len(path.read_text().splitlines()) for path in folder.iterdir()] == [5, 5]
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_a_call_for_no_worker_does_nothing(tmp_path, join):
+    call = f"c = mp.spawn(work, nprocs=0, join={join}); print(c.pids() if c else c)"
+    ended = samestep("run", spawns(tmp_path, "print('worker')", call))
+
+    assert (ended.code, ended.out) == (0, "None\n" if join else "[]\n"), ended.err
+
+
 def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = (
@@ -170,6 +215,21 @@ def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, mo
 
     assert (ended.code, ended.out) == (0, "True True\n"), ended.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "train.py"]
+
+
+def test_no_file_of_another_is_removed_from_the_scratch_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    foreign = [Path("scratch/notes"), Path("scratch/1/notes")]
+    for file in foreign:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
+    script = Path("train.py")
+    script.write_text(text.replace(call, f"{call} if args.gpus > 1 else train(0, 1, '')"))
+    ended = run("--scratch", "scratch", "--clock", "clock", script, n=1)
+
+    assert ended.code == 0, ended.err
+    assert [file.read_text() for file in foreign] == ["x", "x"]
 
 
 def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
@@ -250,6 +310,18 @@ def test_other_processes_are_started_as_they_are(tmp_path):
 
     assert ended.code == 0, ended.err
     assert ended.out.startswith("[1]\n")
+
+
+def test_processes_that_a_script_has_started_have_sentinels_and_are_closed(tmp_path):
+    text, before = BY_HAND.read_text(), "p.join()\n    print("
+    assert before in text
+    waits = "from multiprocessing.connection import wait; wait([p.sentinel]); print('code', p.exitcode)"
+    script = tmp_path / "train.py"
+    script.write_text(text.partition(before)[0] + f"{waits}; p.close()\n")
+    ended = samestep("run", "-n", 2, script)
+
+    assert ended.code == 0, ended.err
+    assert ended.out.count("code 0") == 2
 
 
 SEEDED = """

@@ -349,7 +349,7 @@ SPAWNED_WORKERS = tuple(
     Hook("torch.multiprocessing", name, "workers of a script that spawns them", "samestep starts the workers")
     for name in ("spawn", "start_processes")
 )
-STARTED_PROCESS = Hook(
+STARTED_BY_HAND = Hook(
     "multiprocessing.process:BaseProcess",
     "start",
     "workers of a script that starts them by hand",

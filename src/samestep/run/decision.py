@@ -74,13 +74,15 @@ class Decision:
 
     @property
     def forks_workers(self) -> bool:
-        """Whether samestep forks the workers that the program starts, and so has to know their number.
-
-        Of processes that a script starts by hand, only the number shows which are workers.
-        """
+        """Whether samestep forks the program's workers; of processes started by hand, it needs the number."""
         if self.script is None or not self.script.has_forkable_workers:
             return False
         return not self.script.starts_processes or self.job.asked() is not None
+
+    @property
+    def starts_workers_alone(self) -> bool:
+        """Whether the program starts its own workers, and samestep does not fork them."""
+        return self.starts_own_workers and not self.forks_workers
 
     @property
     def must_have_group(self) -> bool:
@@ -167,8 +169,7 @@ def with_checks(
         UsageError: one of them does not work with this program, or the folder of the clock is in use.
     """
     check_hang_timeout(hang_timeout)
-    own_workers = decision.starts_own_workers and not decision.forks_workers
-    uninstrumented = own_workers or decision.job.program.kind == "executable"
+    uninstrumented = decision.starts_workers_alone or decision.job.program.kind == "executable"
     if sanitize and (decision.size == 1 or uninstrumented):
         raise UsageError(
             "--sanitize compares the workers of a Python script; give -n 2 or more, and a script that does "
@@ -188,7 +189,7 @@ def with_binding(decision: Decision, kind: str) -> Decision:
     Raises:
         UsageError: there is no such binding, there are too few cores, or the program starts its own workers.
     """
-    if checked(kind) != "none" and decision.starts_own_workers and not decision.forks_workers:
+    if checked(kind) != "none" and decision.starts_workers_alone:
         raise UsageError(
             f"--bind {kind} binds samestep's workers, and {decision.job.program.target} starts its own. "
             "Leave --bind out."
@@ -206,8 +207,7 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
     """
     if scratch is None:
         return decision
-    own_workers = decision.starts_own_workers and not decision.forks_workers
-    if own_workers or decision.job.program.kind == "executable":
+    if decision.starts_workers_alone or decision.job.program.kind == "executable":
         raise UsageError(
             "--scratch needs a Python script that does not start its own workers, and "
             f"{decision.job.program.target} is not one. Leave it out."

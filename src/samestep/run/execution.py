@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from samestep.base import env
@@ -66,6 +67,8 @@ def execute(decision: Decision) -> int:
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
+    folder = _folder_of_script(decision)
+    is_new = folder is not None and not folder.exists()
     with agreed_plan(decision.plan, decision.detected, given=decision.job.nodes.count > 1) as settled:
         if (interface := use_interface(settled)) is not None and interface.must_set and decision.is_main:
             log(f"Gloo uses {interface.name} between the nodes ({interface.why})")
@@ -73,7 +76,9 @@ def execute(decision: Decision) -> int:
             _run_here(decision, settled)
         outcome = _spawn(decision, settled)
     if _trains_alone_in_scratch(decision, outcome):
-        return execute(_as_one_worker(decision))
+        if folder is not None and is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        return execute(replace(decision, script=ScriptKind("native")))
     if outcome.preempted:
         return PREEMPTED
     if outcome.interrupted_by:
@@ -132,10 +137,10 @@ def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:
     return cause is not None and cause.message == TRAINS_ALONE and decision.options.scratch is not None
 
 
-def _as_one_worker(decision: Decision) -> Decision:
-    """Return the decision that runs a script which trains without spawning a worker as one worker."""
-    shutil.rmtree(decision.options.scratch or "", ignore_errors=True)
-    return replace(decision, script=ScriptKind("native"))
+def _folder_of_script(decision: Decision) -> Path | None:
+    """Return the folder in which the first worker of a run with ``--scratch`` writes; None without it."""
+    scratch = decision.options.scratch
+    return None if scratch is None else scratch / "0"
 
 
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:

@@ -6,7 +6,7 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from samestep.autopilot.files.file_calls import redirect_in_fork, unredirected
 from samestep.base.errors import UsageError
 from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Start
@@ -74,6 +75,7 @@ class SpawnedWorkers:
         self._on_end = on_end
 
         def entry(start: Start, pipe: ReportPipe) -> Report:
+            redirect_in_fork()
             forget_parent()
             host, port = start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])
             prepare_groups(JobEndpoint(host, port, is_checked))
@@ -83,7 +85,8 @@ class SpawnedWorkers:
 
             return Report(ending=watch(run, pipe.send_provisional))
 
-        with ExitStack() as stack:
+        # The script's process may redirect files, but programs bind sockets in the folder of the workers.
+        with unredirected(), ExitStack() as stack:
             self._workers = stack.enter_context(started_workers(entry, count, node=node))
             self._undo = stack.pop_all()
         atexit.register(self._wait)  # torch's processes are waited for at the end of the script
@@ -138,7 +141,8 @@ class SpawnedWorkers:
     def close(self) -> None:
         """End the workers that still run, and remove what was made for them."""
         atexit.unregister(self._wait)
-        self._undo.close()
+        with unredirected():
+            self._undo.close()
 
     def _raise(self, cause: Failure) -> NoReturn:
         if cause.error == UsageError.__name__:
@@ -191,5 +195,12 @@ class SpawnedProcess:
 
     def terminate(self) -> None:
         """Ask it to end."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.is_alive():  # otherwise another process may have its number
+            os.kill(self.pid, number)

@@ -1,8 +1,8 @@
 """Runs a script that calls `torch.multiprocessing.spawn`, and starts its workers as those of other scripts.
 
 The script runs once. Where it calls `spawn`, or starts a process for each rank, a hook forks the workers.
-Each is watched, clocked and compared like a worker that samestep has started itself, and the ranks meet at a
-free port, whatever address the script sets.
+Each is watched, clocked and compared like a worker that samestep has started itself, and the ranks connect
+at a free port, whatever address the script sets.
 """
 
 import multiprocessing
@@ -27,7 +27,7 @@ from samestep.hooks.registry import attached_all, wrapping
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, exit_process
-from samestep.launch.local.programs import Around, Watch, seed_generators
+from samestep.launch.local.programs import Around, Watch, as_it_is, seed_generators
 from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE
 from samestep.run.import_seeds import ImportSeeds
@@ -45,6 +45,8 @@ class SpawnedRuns:
         watch: returns the function that runs and watches one of that many workers.
         needs_fork: an option that workers have only if samestep forks them; empty for none.
         must_spawn: whether a script that trains in its own process ends with `TRAINS_ALONE`.
+        again: runs it after a call whose steps were recorded.
+        has_steps: returns whether the workers of these ranks, of an earlier call, have recorded steps.
         was_stopped: returns whether the worker of this rank was ended after its last recorded step. The
             script then ends too, since it may use the results of a complete training.
         on_failure: called with the cause if a worker has failed.
@@ -56,6 +58,8 @@ class SpawnedRuns:
     watch: Callable[[int], Watch]
     needs_fork: str = ""
     must_spawn: bool = False
+    again: Around = as_it_is
+    has_steps: Callable[[Sequence[int]], bool] = lambda _: False
     was_stopped: Callable[[int], bool] | None = None
     on_failure: Callable[[Failure], object] = lambda _: None
     seed: Callable[[], None] = seed_generators
@@ -69,15 +73,18 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
     script = _Script(how, found if found.place.nodes > 1 else None)
     hooks = {
         **dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn)),
-        declarations.STARTED_PROCESS: wrapping(script.start_process),
+        declarations.STARTED_BY_HAND: wrapping(script.start_process),
     }
     handle = register_optimizer_step_pre_hook(script.before_step)
+    before = signal.getsignal(signal.SIGCHLD)
     if how.was_stopped is not None:  # the script may wait for a result that does not come
         signal.signal(signal.SIGCHLD, script.after_child)
     try:
         with attached_all(hooks), script.seeds.attached():
             return run()
     finally:
+        if how.was_stopped is not None:
+            signal.signal(signal.SIGCHLD, before)
         handle.remove()
 
 
@@ -110,6 +117,8 @@ class _Script:
             return original(fn, args, nprocs, join, daemon, start_method)
         self.calls += 1
         _check_number(nprocs, how.asked, is_alone=self.node is None)
+        if nprocs == 0:  # torch does nothing
+            return original(fn, args, nprocs, join, daemon, start_method)
         if not _can_fork():
             _refuse_or_log(how.needs_fork or ("A run on several nodes" if self.node else ""))
             return original(fn, args, nprocs, join, daemon, start_method)
@@ -145,11 +154,13 @@ class _Script:
         is_checked: bool,
         inherits: bool = False,
     ) -> SpawnedWorkers:
-        watch, around = self.how.watch(count), self.how.around
+        how = self.how
+        is_recorded = bool(self.started) and how.has_steps(self.started[-1].ranks)
+        watch, around = how.watch(count), how.again if is_recorded else how.around
 
         def seeded(run: Callable[[], Ending], report: Callable[[Ending], None]) -> Ending:
             if not inherits:
-                self.how.seed()
+                how.seed()
                 self.seeds.apply()
             return watch(partial(around, run), report)
 

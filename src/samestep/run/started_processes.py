@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.package import PACKAGE
+from samestep.launch.local.workers import pidfd
+from samestep.ranks.hang.script_position import is_script
 from samestep.run.spawned_workers import SpawnedProcess, SpawnedWorkers, share_tensors
 
-_LIBRARIES = ("site-packages", "dist-packages", str(Path(os.__file__).parent), PACKAGE)
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def is_started_by_script() -> bool:
@@ -25,7 +26,8 @@ def is_started_by_script() -> bool:
     frame = sys._getframe(1)  # noqa: SLF001 - there is no public spelling
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    return not any(part in frame.f_code.co_filename for part in _LIBRARIES)
+    file = frame.f_code.co_filename
+    return is_script(file) and not any(part in file for part in _INSTALLED)
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class StartedProcesses:
         if len(self.processes) == self.size:
             method = started._start_method or multiprocessing.get_start_method()  # noqa: SLF001
             self.workers = self.fork(lambda rank: self.processes[rank].run(), inherits=method == "fork")
+            for one, pid in zip(self.processes, self.workers.pids(), strict=True):
+                one._sentinel = pidfd(pid)  # noqa: SLF001 - as `Process.start` sets it
 
     def worker(self, number: int) -> SpawnedProcess:
         """Return the worker behind a process.
@@ -106,7 +110,10 @@ class _Worker:
     def terminate(self) -> None:
         self.started.worker(self.number).terminate()
 
-    kill = terminate
+    def kill(self) -> None:
+        self.started.worker(self.number).kill()
 
     def close(self) -> None:
-        pass
+        sentinel = self.started.processes[self.number]._sentinel  # noqa: SLF001
+        if sentinel is not None:
+            os.close(sentinel)

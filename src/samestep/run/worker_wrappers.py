@@ -1,6 +1,6 @@
 """Chooses the wrappers around each worker's program: replication, counting, the clock and the checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
 from samestep.launch.plan import Spawn
 from samestep.launchers.binding import bind
 from samestep.launchers.detect import detect
-from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps
+from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
 from samestep.run.decision import Decision
 
 # Modules that import torch are imported where they are used: the launcher may run without them.
@@ -35,6 +35,8 @@ def _of_spawning_script(decision: Decision) -> Around:
     from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 
     options, clocking = decision.options, decision.clocking
+    if clocking is not None:
+        clocking = replace(clocking, folder=clocking.folder.absolute())  # the script may change its folder
     given = {
         "--sanitize": decision.sanitize,
         "--count": decision.count,
@@ -43,16 +45,30 @@ def _of_spawning_script(decision: Decision) -> Around:
         "--scratch": options.scratch,
         f"--bind {decision.bind}": decision.bind != "none",
     }
-    around = _of_worker(replace(decision, options=replace(options, device="auto", scratch=None)))
+    inner = replace(decision, options=replace(options, device="auto", scratch=None))
     how = SpawnedRuns(
         asked=None if decision.job.asked() is None else _local(decision),
         needs_fork=next((name for name, value in given.items() if value), ""),
         must_spawn=decision.count or clocking is not None,
-        around=partial(_run_bound, around=around, kind=decision.bind),
+        around=partial(_run_bound, around=_of_worker(inner), kind=decision.bind),
+        again=partial(_run_bound, around=_of_worker(replace(inner, clocking=None)), kind=decision.bind),
+        has_steps=(lambda _: False) if clocking is None else partial(_has_clocked, clocking),
         watch=partial(_monitor_of_spawned, decision),
         was_stopped=None if clocking is None or clocking.steps is None else partial(_was_stopped, clocking),
     )
     return partial(with_own_workers, how=how)
+
+
+def _has_clocked(clocking: ClockOptions, ranks: Sequence[int]) -> bool:
+    """Return whether workers have recorded steps; remove the files of workers that have not."""
+    from samestep.autopilot.files.file_calls import unredirected
+
+    files = [clocking.file_of(rank) for rank in ranks]
+    with unredirected():
+        found = any(map(has_steps, files))
+        for file in () if found else files:
+            file.unlink(missing_ok=True)
+    return found
 
 
 def _was_stopped(clocking: ClockOptions, rank: int) -> bool:

@@ -92,3 +92,30 @@ def test_processes_that_a_script_starts_by_hand_are_compared_too(verifier, fault
 
     causes = [one["cause"] for one in report["findings"]]
     assert (report["verdict"], causes) == ((DIFFERENT, [fault]) if fault else (SAME, []))
+
+
+def test_the_loaders_of_its_workers_may_have_processes(verifier, tmp_path):
+    (tmp_path / "train.py").write_text(
+        BY_COUNT.read_text().replace("sampler=sampler)", "sampler=sampler, num_workers=1)")
+    )
+
+    assert verify(verifier, tmp_path / "train.py", steps=2)["verdict"] == SAME
+
+
+def test_a_failure_that_the_script_catches_is_a_failure(verifier, tmp_path):
+    text = BY_COUNT.read_text().replace("os.abort()", "os._exit(3)")
+    caught = f"try:\n        {CALL}\n    except Exception: return"
+    (tmp_path / "train.py").write_text(text.replace(CALL, caught))
+    report = verify(verifier, tmp_path / "train.py", "--fault", "dies")
+
+    assert [one["cause"] for one in report["findings"]] == ["crash"]
+
+
+def test_a_script_may_spawn_again_after_its_training(verifier, tmp_path):
+    again = "mp.spawn(train, args=(args.gpus, ''), nprocs=args.gpus)"
+    (tmp_path / "train.py").write_text(BY_COUNT.read_text().replace(CALL, f"{CALL}; {again}"))
+    report = verify(verifier, tmp_path / "train.py", steps=30)
+    faulty = verify(verifier, tmp_path / "train.py", "--fault", "never-averaged", steps=30)
+
+    assert (report["verdict"], report["steps"]) == (SAME, 20)
+    assert [one["cause"] for one in faulty["findings"]] == ["never-averaged"]

@@ -273,6 +273,11 @@ def unredirected() -> Iterator[None]:
         _inside.busy = before
 
 
+def redirect_in_fork() -> None:
+    """Redirect the accesses of this process, which was forked in a block of `unredirected`."""
+    _inside.busy = False
+
+
 @contextmanager
 def redirected_again() -> Iterator[None]:
     """Redirect the functions that a redirected function calls, too."""

@@ -51,8 +51,7 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
     if options.explain and not decision.is_replicated:
         raise UsageError("--explain is for serial scripts on several workers; give one, and -n 2 or more.")
     given = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
-    own_workers = decision.starts_own_workers and not decision.forks_workers
-    if decision.job.program.kind != "executable" and not own_workers:
+    if decision.job.program.kind != "executable" and not decision.starts_workers_alone:
         given = [name for name in given if decision.is_serial or name not in OF_ALL]
     if given and not decision.is_serial:
         raise UsageError(not_serial(given[0], decision.job.program.target))

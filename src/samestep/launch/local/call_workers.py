@@ -24,7 +24,7 @@ def started_workers(
     variables: Mapping[str, str] | None = None,
     node: Detected | None = None,
 ) -> Iterator[Workers]:
-    """Fork `count` workers, which meet at a free port with a secret; the end of the block ends them.
+    """Fork `count` workers, which connect at a free port with a secret; the end of the block ends them.
 
     Args:
         entry: runs in each worker.

@@ -185,7 +185,7 @@ class Workers:
             stream.after_fork()
             if stream.read is not None:
                 self._selector.register(stream.read, selectors.EVENT_READ, stream)
-        if (watch := _pidfd(pid)) is not None:
+        if (watch := pidfd(pid)) is not None:
             self._watched_by_pid[pid] = watch
             self._selector.register(watch, selectors.EVENT_READ)
 
@@ -323,7 +323,7 @@ class Workers:
         remove_dead()
 
 
-def _pidfd(pid: int) -> int | None:
+def pidfd(pid: int) -> int | None:
     """Return a descriptor that becomes readable when the process ends; None if the system provides none."""
     try:
         return os.pidfd_open(pid)

@@ -229,6 +229,12 @@ def has_recorded_its_steps(path: Path) -> bool:
     return _last_line(path).startswith(f'{ENDED}"steps"'.encode())
 
 
+def has_steps(path: Path) -> bool:
+    """Return whether a worker's file has the line of a step."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return any(not line.startswith(ENDED) for line in lines[1:])
+
+
 def _last_line(path: Path) -> bytes:
     """Return the last line of a worker's file if it is complete; otherwise nothing."""
     try:

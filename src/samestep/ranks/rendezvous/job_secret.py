@@ -3,8 +3,9 @@
 ====================================== ==================================================================
 launcher of this process               the secret
 ====================================== ==================================================================
-``samestep run`` or ``samestep.spawn`` 32 random bytes in a sealed memory file of the launcher; its path,
-                                       under the launcher's /proc, is in SAMESTEP_SECRET_FILE
+``samestep run`` or ``samestep.spawn`` 32 bytes in a sealed memory file of the launcher; its path,
+                                       under the launcher's /proc, is in SAMESTEP_SECRET_FILE. They are
+                                       random on one node, and derived from the job's secret on several
 another one, with --secret-file        that file, the same on every node
 another one                            a file in the user's home, created at first use
 ====================================== ==================================================================

@@ -33,7 +33,7 @@ group_sizes: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class JobEndpoint:
-    """Host and port at which all ranks of a job meet, whatever address the program sets.
+    """Host and port by which all ranks of a job connect, whatever address the program sets.
 
     If it is checked, a default group in which a process has another place than in the job is refused.
     """

@@ -33,7 +33,7 @@ from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_record import RunRecord
-from samestep.studies.verify.trace import Writer, read
+from samestep.studies.verify.trace import Trace, Writer, read
 
 Kind: TypeAlias = Literal["serial", "native", "spawns"]
 SEED = 4
@@ -81,13 +81,13 @@ class TracedRun:
         if outcome.interrupted_by:
             raise KeyboardInterrupt
         cause = outcome.cause
-        if self.kind == "spawns" and cause is not None:
-            if cause.message == TRAINS_ALONE:
+        if self.kind == "spawns":
+            if cause is not None and cause.message == TRAINS_ALONE:
                 shutil.rmtree(self.folder)
                 return replace(self, kind="native").run()
             cause = self._cause(cause)
         return RunRecord(
-            traces=[read(self._folder_of(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
+            traces=[self._trace_of(rank) for rank in range(self.size)],
             is_replicated=self.kind == "serial",
             failure=cause,
             is_sliced=self.options.split == "loader",
@@ -103,15 +103,15 @@ class TracedRun:
             return run(entry_of(script, around=self._as_script), local=1, alone=True)
         return run(entry_of(self.program, around=self._as_worker, watch=self.watch), local=self.size)
 
-    def _cause(self, of_script: Failure) -> Failure:
-        """Return the failure of a worker that has ended a script; otherwise that of the script itself.
+    def _cause(self, of_script: Failure | None) -> Failure | None:
+        """Return the failure of a worker, which a script may catch; otherwise that of the script itself.
 
         Raises:
             UsageError: the script does not start the workers that were asked for.
         """
         with suppress(OSError):
             return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
-        if of_script.error == UsageError.__name__:
+        if of_script is not None and of_script.error == UsageError.__name__:
             raise UsageError(of_script.message)
         return of_script
 
@@ -122,6 +122,9 @@ class TracedRun:
     def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
 
+    def _trace_of(self, rank: int) -> Trace:
+        return read(self._folder_of(rank) / "trace.jsonl", rank=rank)
+
     def _as_script(self, run: Callable[[], Ending]) -> Ending:
         """Run a script that spawns its workers, with a probe attached to each."""
         how = SpawnedRuns(
@@ -130,6 +133,7 @@ class TracedRun:
             watch=lambda _: self.watch,
             needs_fork="verify",
             must_spawn=True,
+            has_steps=lambda ranks: any(self._trace_of(rank).begun for rank in ranks),
             was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
             seed=lambda: _seed(_rank()),
             on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
@@ -146,7 +150,7 @@ class TracedRun:
         """Run the script on one worker, with a probe attached."""
         rank = _rank()
         folder = self._folder_of(rank)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
         stdout = _CapturedStdout(folder / "stdout")
         probe = Probe(
             Writer(folder / "trace.jsonl"),
