@@ -7,7 +7,9 @@ import socket
 import statistics
 import time
 from datetime import timedelta
+from functools import partial
 from multiprocessing.queues import Queue
+from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from samestep.ranks.rendezvous.network_store import NetworkStore, close_all, ser
 from samestep.ranks.world.gloo_groups import protect_groups
 
 HOST, LIMIT_S = "127.0.0.1", 30.0
+
+Sync = tuple[Barrier, "Queue[float]"]
 
 
 def torchs(rank: int, port: int, size: int, _: bytes) -> Store:
@@ -46,15 +50,23 @@ def free_port() -> int:
 
 
 def measure(
-    rank: int, size: int, ports: list[int], variables: dict[str, str], barrier: Barrier, took: "Queue[float]"
+    rank: int, size: int, starts: int, port: "Synchronized[int]", variables: dict[str, str], sync: Sync
 ) -> None:
+    barrier, took = sync
     protect_groups()  # those over torch's store stay as they are
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", **variables}
-    for i, port in enumerate(ports):
+    for i in range(starts):
+        if rank == 0:
+            port.value = free_port()  # earlier it could be taken meanwhile
         barrier.wait()
         begin = time.perf_counter()
         key = job_key(os.environ, "store") if i % 2 else b""
-        store = (torchs, ours)[i % 2](rank, port, size, key)
+        make = partial((torchs, ours)[i % 2], rank, port.value, size, key)
+        if rank == 0:
+            store = make()
+        barrier.wait()  # a client of torch's that comes first pauses for up to a second
+        if rank > 0:
+            store = make()
         dist.init_process_group("gloo", store=PrefixStore("start", store), rank=rank, world_size=size)
         if rank == 0:
             took.put(time.perf_counter() - begin)
@@ -70,19 +82,20 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     context = multiprocessing.get_context("fork")
     for size in (2, 4, 8):
-        ports = [free_port() for _ in range(2 * rounds + 2)]
+        starts = 2 * rounds + 2  # the first of each warms up
         took: Queue[float] = context.Queue()
-        barrier = context.Barrier(size)
+        port: Synchronized[int] = context.Value("i", 0)
+        sync = context.Barrier(size), took
         begin = time.perf_counter()
         with shared_secret() as secret:
             made = time.perf_counter() - begin
             ranks = [
-                context.Process(target=measure, args=(rank, size, ports, secret.variables, barrier, took))
+                context.Process(target=measure, args=(rank, size, starts, port, secret.variables, sync))
                 for rank in range(size)
             ]
             for process in ranks:
                 process.start()
-            seconds = [took.get() for _ in ports][2:]  # the first of each warms up
+            seconds = [took.get() for _ in range(starts)][2:]
             for process in ranks:
                 process.join()
         torch_ms, own_ms = (1e3 * statistics.median(seconds[i::2]) for i in range(2))

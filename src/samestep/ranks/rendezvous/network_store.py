@@ -72,7 +72,8 @@ class NetworkStore(Store):
     def reading_ahead(self, rank: int, size: int) -> AbstractContextManager[None]:
         """Let waits of this thread within the block fetch values for the gets that follow; see `ReadAhead`.
 
-        All keys that the thread waits for must be posted only once.
+        A `set` of this thread returns before its value is posted: a wait follows it. All keys that the thread
+        waits for must be posted only once.
         """
         return _of_this_thread(self._ahead, ReadAhead(rank, size))
 
@@ -83,9 +84,12 @@ class NetworkStore(Store):
         data, thread = _bytes(value), threading.get_ident()
         if (observe := self._observers.get(thread)) is not None:
             observe(data)
-        if (ahead := self._ahead.get(thread)) is not None:
+        parts, ahead = [_bytes(key), data], self._ahead.get(thread)
+        if ahead is None:
+            self._ask(table.SET, parts)
+        else:
             ahead.posted(key)
-        self._ask(table.SET, [_bytes(key), data])
+            self._tell(table.SET, parts)
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is posted."""
@@ -174,10 +178,11 @@ class NetworkStore(Store):
         limit_s = waits.total_seconds()
         message = table.packed(code, parts, limit_ms=max(0, int(limit_s * 1000)))
         try:
-            answer = self._answer(message, limit_s + max(_SLACK_S, self.timeout.total_seconds() - limit_s))
-            status, _, values = table.unpacked(answer)
+            timeout_s = limit_s + max(_SLACK_S, self.timeout.total_seconds() - limit_s)
+            with self._connected() as connection:
+                status, _, values = table.unpacked(connection.ask(message, timeout_s=timeout_s))
         except (OSError, ValueError) as error:
-            raise DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}") from error
+            raise self._lost(error) from error
         if status == table.TIMED_OUT:
             names = ", ".join(part.decode(errors="replace") for part in parts[:4])
             raise DistStoreError(f"wait timeout after {limit_s:g} s: no rank has set {names}")
@@ -185,22 +190,34 @@ class NetworkStore(Store):
             raise DistStoreError(f"the store refuses the request: {values[0].decode()}")
         return values
 
-    def _answer(self, message: bytes, timeout_s: float) -> bytes:
+    def _tell(self, code: int, parts: Sequence[bytes]) -> None:
+        """Send a request that the server cannot refuse, and do not wait for the answer."""
+        try:
+            with self._connected() as connection:
+                connection.tell(table.packed(code, parts), timeout_s=_SLACK_S)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> DistNetworkError:
+        return DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}")
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """Yield a connection that no other thread uses within the block."""
         connection = self._taken()
         try:
-            answer = connection.ask(message, timeout_s=timeout_s)
+            yield connection
         except BaseException:  # a part of the answer may still arrive
             connection.close()
             raise
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
-                return answer
+                return
         connection.close()
-        return answer
 
     def _taken(self) -> Connection:
-        """Return a connection that no other thread uses."""
+        """Return an idle connection, or a new one."""
         with self._lock:
             if self._closed:
                 raise ConnectionError("closed")
