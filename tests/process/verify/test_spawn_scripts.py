@@ -76,7 +76,9 @@ def test_a_script_that_trains_on_one_worker_without_spawning_it_is_its_own_refer
     alone = f"{CALL} if args.gpus > 1 else train(0, 1, args.fault)"
     (tmp_path / "train.py").write_text(text.replace(CALL, alone))
 
-    assert verify(verifier, tmp_path / "train.py")["verdict"] == SAME
+    report = verify(verifier, tmp_path / "train.py")
+    # The line that the script prints behind its workers is in the output of the reference only.
+    assert {one["cause"] for one in report["findings"] if not one["is_exception"]} == set()
     faulty = verify(verifier, tmp_path / "train.py", "--fault", "never-averaged")
     assert [one["cause"] for one in faulty["findings"]] == ["never-averaged"]
 
