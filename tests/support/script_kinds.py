@@ -86,7 +86,9 @@ KINDS = {
         in_ci=("sbatch",),
     ),
     "spawn": Kind(
-        "`torch.multiprocessing.spawn`", ("mp_spawn.py",), in_ci=("run", "static", "srun", "sbatch")
+        "`torch.multiprocessing.spawn`, 2 workers hard-coded",
+        ("mp_spawn.py",),
+        in_ci=("run", "static", "srun", "sbatch"),
     ),
     "accelerate": Kind("Accelerate", ("accelerate_loop.py",), libraries=True, in_ci=("openmpi",)),
     "transformers": Kind(

@@ -43,10 +43,10 @@ _AS_ONE_TASK = {
 _WORDS = {
     "same": "the runs take the same steps",
     "same but for exceptions": "the runs take the same steps, except for the named exceptions",
-    "not compared": "the findings leave open whether the runs are the same",
+    "inconclusive": "the findings leave open whether the runs are the same",
     "different": "the runs differ",
 }
-_EXIT_CODES = {"different": 1, "not compared": 3}
+_EXIT_CODES = {"different": 1, "inconclusive": 3}
 
 
 @with_flags_of(Options, only=SPLIT, defaults=True)
@@ -175,5 +175,5 @@ def _print(report: Report) -> None:
         console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
     if report.not_compared:
         missing = ", ".join(report.not_compared.values())
-        console.print(f"Not compared, for lack of data within --steps: {missing}.", soft_wrap=True)
+        console.print(f"Left out of the comparison: {missing}.", soft_wrap=True)
     console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.", soft_wrap=True)

@@ -71,15 +71,18 @@ def test_a_worker_that_dies_is_named(verifier):
     assert "rank 1 died" in finding["message"]
 
 
-def test_a_script_that_trains_on_one_worker_without_spawning_it_is_its_own_reference(verifier, tmp_path):
+@pytest.mark.parametrize("flags", [(), ("--gpus", "{n}")], ids=["by count", "by flag"])
+def test_a_script_that_trains_on_one_worker_without_spawning_it_is_its_own_reference(
+    verifier, tmp_path, flags
+):
     text = BY_COUNT.read_text()
     alone = f"{CALL} if args.gpus > 1 else train(0, 1, args.fault)"
     (tmp_path / "train.py").write_text(text.replace(CALL, alone))
 
-    report = verify(verifier, tmp_path / "train.py")
+    report = verify(verifier, tmp_path / "train.py", *flags)
     # The line that the script prints behind its workers is in the output of the reference only.
     assert {one["cause"] for one in report["findings"] if not one["is_exception"]} == set()
-    faulty = verify(verifier, tmp_path / "train.py", "--fault", "never-averaged")
+    faulty = verify(verifier, tmp_path / "train.py", *flags, "--fault", "never-averaged")
     assert [one["cause"] for one in faulty["findings"]] == ["never-averaged"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import gallery_ddp.manifest
 from gallery.manifest import SCRIPTS as SERIAL
-from gallery_ddp.manifest import DIFFERENT, NOT_COMPARED, SAME, SAME_BUT, SCRIPTS
+from gallery_ddp.manifest import DIFFERENT, INCONCLUSIVE, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
 
 REFUSED = {"forward_by_name.py", "simclr_inside.py"}
@@ -30,10 +30,10 @@ def test_a_serial_script_is_the_same_on_two_and_three_workers(verifier, script):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_script_that_cannot_be_split_is_refused_and_not_compared(verifier, name):
+def test_a_script_that_cannot_be_split_is_refused_and_inconclusive(verifier, name):
     script = next(one for one in SERIAL if one.name == name)
     report = verifier.verify(script.path, steps=5)
-    assert (report["verdict"], causes(report)) == (NOT_COMPARED, ["refused"])
+    assert (report["verdict"], causes(report)) == (INCONCLUSIVE, ["refused"])
 
 
 def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
@@ -49,7 +49,7 @@ def test_a_right_distributed_script_is_the_same(verifier, script):
 
 
 @pytest.mark.parametrize(
-    "script", [s for s in SCRIPTS if s.verdict in (DIFFERENT, NOT_COMPARED)], ids=script_name
+    "script", [s for s in SCRIPTS if s.verdict in (DIFFERENT, INCONCLUSIVE)], ids=script_name
 )
 def test_the_cause_of_a_difference_is_found(verifier, script):
     report = verifier.verify(script.path, mode=script.mode)

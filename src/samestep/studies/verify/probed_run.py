@@ -84,7 +84,7 @@ class TracedRun:
         if self.kind == "spawns":
             if cause is not None and cause.message == TRAINS_ALONE:
                 shutil.rmtree(self.folder)
-                return replace(self, kind="native").run()
+                return replace(self, kind="native", program=self._filled()).run()
             cause = self._cause(cause)
         return RunRecord(
             traces=[self._trace_of(rank) for rank in range(self.size)],
@@ -99,9 +99,12 @@ class TracedRun:
         job = Job(program=self.program, workers=self.size, grace_s=3.0)
         run = partial(local_backend.run, job, on_round_end=lambda *_: None)
         if self.kind == "spawns":
-            script = filled(self.program, n=self.size, local=self.size, nodes=1, node_rank=0)
-            return run(entry_of(script, around=self._as_script), local=1, alone=True)
+            return run(entry_of(self._filled(), around=self._as_script), local=1, alone=True)
         return run(entry_of(self.program, around=self._as_worker, watch=self.watch), local=self.size)
+
+    def _filled(self) -> Program:
+        """Return the program with this number of workers in its flags."""
+        return filled(self.program, n=self.size, local=self.size, nodes=1, node_rank=0)
 
     def _cause(self, of_script: Failure | None) -> Failure | None:
         """Return the failure of a worker, which a script may catch; otherwise that of the script itself.

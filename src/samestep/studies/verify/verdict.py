@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["same", "same but for exceptions", "not compared", "different"]
+Verdict: TypeAlias = Literal["same", "same but for exceptions", "inconclusive", "different"]
 
 RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silent-copies", "number-of-steps"]
 BatchCause: TypeAlias = Literal[
@@ -66,7 +66,7 @@ def verdict_of(findings: Sequence[Finding]) -> Verdict:
     if faults - _UNKNOWN:
         return "different"
     if faults:
-        return "not compared"
+        return "inconclusive"
     return "same but for exceptions" if findings else "same"
 
 
