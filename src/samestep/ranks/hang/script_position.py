@@ -6,8 +6,10 @@ import sysconfig
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, repeat, takewhile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -112,9 +114,12 @@ def _blocked(op: str, frame: FrameType) -> BlockedCall:
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    """Return a frame and its callers.
+
+    No bytecode runs between two of them, so those of another thread do not change meanwhile.
+    """
+    steps: Iterable[Any] = chain((frame,), repeat("f_back"))
+    return takewhile(bool, accumulate(steps, getattr))
 
 
 def _with_source(file: str, line: int) -> str:
