@@ -155,7 +155,6 @@ class Connection:
     def __init__(self, peer: socket.socket, channel: Channel) -> None:
         self._socket, self._channel = peer, channel
         self._pid = os.getpid()
-        self._owed = 0
 
     @property
     def is_own(self) -> bool:
@@ -174,30 +173,19 @@ class Connection:
             OSError: the connection broke, or no answer arrived in time.
         """
         deadline = monotonic() + timeout_s
-        self._send(message, timeout_s)
-        while self._owed:
-            self.answer(deadline)
-            self._owed -= 1
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(self._channel.sealed(message))
         return self.answer(deadline)
-
-    def tell(self, message: bytes, *, timeout_s: float) -> None:
-        """Send a message as `ask` does, whose answer the next `ask` receives and drops."""
-        self._send(message, timeout_s)
-        self._owed += 1
 
     def answer(self, deadline: float) -> bytes:
         """Return the next message; see `ask`."""
-        data = b""
-        while (message := next(self._channel.opened(data), None)) is None:
+        while True:
             _limit(self._socket, deadline)
             data = self._socket.recv(_CHUNK)
             if not data:
                 raise ConnectionError("the other end has closed the connection")
-        return message
-
-    def _send(self, message: bytes, timeout_s: float) -> None:
-        self._socket.settimeout(timeout_s)
-        self._socket.sendall(self._channel.sealed(message))
+            for message in self._channel.opened(data):
+                return message
 
     def close(self) -> None:
         """Close the connection."""

@@ -72,8 +72,7 @@ class NetworkStore(Store):
     def reading_ahead(self, rank: int, size: int) -> AbstractContextManager[None]:
         """Let waits of this thread within the block fetch values for the gets that follow; see `ReadAhead`.
 
-        A `set` of this thread returns before its value is posted: a wait follows it. All keys that the thread
-        waits for must be posted only once.
+        All keys that the thread waits for must be posted only once.
         """
         return _of_this_thread(self._ahead, ReadAhead(rank, size))
 
@@ -84,12 +83,9 @@ class NetworkStore(Store):
         data, thread = _bytes(value), threading.get_ident()
         if (observe := self._observers.get(thread)) is not None:
             observe(data)
-        parts, ahead = [_bytes(key), data], self._ahead.get(thread)
-        if ahead is None:
-            self._ask(table.SET, parts)
-        else:
+        if (ahead := self._ahead.get(thread)) is not None:
             ahead.posted(key)
-            self._tell(table.SET, parts)
+        self._ask(table.SET, [_bytes(key), data])
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is posted."""
@@ -178,11 +174,10 @@ class NetworkStore(Store):
         limit_s = waits.total_seconds()
         message = table.packed(code, parts, limit_ms=max(0, int(limit_s * 1000)))
         try:
-            timeout_s = limit_s + max(_SLACK_S, self.timeout.total_seconds() - limit_s)
-            with self._connected() as connection:
-                status, _, values = table.unpacked(connection.ask(message, timeout_s=timeout_s))
+            answer = self._answer(message, limit_s + max(_SLACK_S, self.timeout.total_seconds() - limit_s))
+            status, _, values = table.unpacked(answer)
         except (OSError, ValueError) as error:
-            raise self._lost(error) from error
+            raise DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}") from error
         if status == table.TIMED_OUT:
             names = ", ".join(part.decode(errors="replace") for part in parts[:4])
             raise DistStoreError(f"wait timeout after {limit_s:g} s: no rank has set {names}")
@@ -190,34 +185,22 @@ class NetworkStore(Store):
             raise DistStoreError(f"the store refuses the request: {values[0].decode()}")
         return values
 
-    def _tell(self, code: int, parts: Sequence[bytes]) -> None:
-        """Send a request that the server cannot refuse, and do not wait for the answer."""
-        try:
-            with self._connected() as connection:
-                connection.tell(table.packed(code, parts), timeout_s=_SLACK_S)
-        except OSError as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: Exception) -> DistNetworkError:
-        return DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}")
-
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        """Yield a connection that no other thread uses within the block."""
+    def _answer(self, message: bytes, timeout_s: float) -> bytes:
         connection = self._taken()
         try:
-            yield connection
+            answer = connection.ask(message, timeout_s=timeout_s)
         except BaseException:  # a part of the answer may still arrive
             connection.close()
             raise
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
-                return
+                return answer
         connection.close()
+        return answer
 
     def _taken(self) -> Connection:
-        """Return an idle connection, or a new one."""
+        """Return a connection that no other thread uses."""
         with self._lock:
             if self._closed:
                 raise ConnectionError("closed")
