@@ -5,12 +5,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+
+import psutil
 
 from samestep.ranks.rendezvous.endpoint import PORTS
 from support import recorder, squatter, stranger
+from support.commands import Ended, finish
 from support.nodes import Nodes
 
 NOBODY = 65534
@@ -36,6 +40,33 @@ def await_ports(
         assert time.monotonic() < deadline, [process.poll() for process in running]
         time.sleep(0.1)
     return found
+
+
+def finish_uncontended(process: subprocess.Popen[str]) -> tuple[Ended, float]:
+    """Wait for the end of a command that has just begun; return it and its seconds, without waits for a core.
+
+    Other programs take the cores, those of the strangers among them. The command has waited as long as its
+    first process and the one of its descendants that waited longest.
+    """
+    begin, waited_s, over = time.monotonic(), {}, Event()
+
+    def sample() -> None:
+        family = psutil.Process(process.pid)
+        while not over.wait(0.05):
+            with suppress(psutil.Error, OSError):
+                for pid in (process.pid, *(child.pid for child in family.children(recursive=True))):
+                    nanoseconds = Path(f"/proc/{pid}/schedstat").read_text().split()[1]
+                    waited_s[pid] = int(nanoseconds) / 1e9
+
+    sampling = Thread(target=sample)
+    sampling.start()
+    try:
+        ended = finish(process)
+        took_s = time.monotonic() - begin
+    finally:
+        over.set()
+        sampling.join()
+    return ended, took_s - waited_s.pop(process.pid, 0.0) - max(waited_s.values(), default=0.0)
 
 
 @contextmanager

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from samestep.base.errors import UsageError
-from support.attacks import NOBODY, attacked_on, attacking, await_ports, ports, recorded
+from support.attacks import (
+    NOBODY,
+    attacked_on,
+    attacking,
+    await_ports,
+    finish_uncontended,
+    ports,
+    recorded,
+)
 from support.commands import finish
 from support.launches import RUN
 from support.mpi import mpirun
@@ -147,9 +155,8 @@ def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, com
         folder.mkdir()
         (folder / "train.py").write_text(GROUPS)
         (folder / "serial.py").write_text(SERIAL)
-        begin = time.monotonic()
-        ended = nodes.run("node0", sys.executable, "-m", "samestep", *COMMANDS[command], folder=folder)
-        return ended, time.monotonic() - begin
+        command_line = (sys.executable, "-m", "samestep", *COMMANDS[command])
+        return finish_uncontended(nodes.start("node0", *command_line, folder=folder))
 
     undisturbed, usual = run("alone")
     with attacked_on(nodes, "node0"):
