@@ -52,8 +52,8 @@ class Stranger:
         self.recorded: dict[str, tuple[Address, list[bytes]]] = {}
 
     def report(self) -> None:
-        told = {name: getattr(self, name) for name in ("answers", "attacked", "replayed")}
-        sys.stdout.write(json.dumps({"uid": os.getuid(), **told}) + "\n")  # at once: others report too
+        report = {name: getattr(self, name) for name in ("answers", "attacked", "replayed")}
+        sys.stdout.write(json.dumps({"uid": os.getuid(), **report}) + "\n")  # at once: others report too
         sys.stdout.flush()
 
     def sent(self, name: str, address: Address, packets: list[bytes]) -> int:

@@ -21,7 +21,7 @@ FAULTS = {
     "lr-times-n": ("lr=args.lr", "lr=args.lr * world_size"),
     "padded-evaluation": ("Waveforms(48, 2)", "Waveforms(47, 2)"),
 }
-"""What a fault replaces in the right script; in the order of their gravity."""
+"""The text of the right script that each fault replaces, and its own; in the order of gravity."""
 EXCLUDED = (
     {"never-averaged", "sum-not-mean"},
     {"never-averaged", "replicas-diverge"},

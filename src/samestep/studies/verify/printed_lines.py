@@ -105,7 +105,7 @@ def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> 
     """
     lines, again, other = (_lines(one) for one in (reference, control, run))
     stable = {i for i, _ in _pairs(lines, again)}
-    for first, last, start, stop in _unpaired(lines, other):
+    for first, last, start, stop in _ranges(lines, other, paired=False):
         here = [i for i in range(first, last) if i in stable and lines[i].text.strip()]
         there = [j for j in range(start, stop) if other[j].text.strip()]
         if _joined(lines, here) == _joined(other, there):  # wrapped elsewhere
@@ -171,7 +171,7 @@ def _is_measured(text: str, start: int, has_unit: bool) -> bool:  # noqa: FBT001
 def _names_measurement(parts: Sequence[str]) -> bool:
     if not parts or any(map(_MEASURED.fullmatch, parts)):
         return bool(parts)
-    return bool(_SUFFIX.fullmatch(parts[-1])) and (len(parts) > 1 or parts != ["s"])
+    return bool(_SUFFIX.fullmatch(parts[-1])) and parts != ["s"]
 
 
 def _measured_columns(
@@ -214,23 +214,23 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
 
 def _pairs(lines: Sequence[_Line], others: Sequence[_Line]) -> list[tuple[int, int]]:
     """Return the pairs of lines that are equal but for their numbers, in order."""
-    if [line.shape for line in lines] == [line.shape for line in others]:
-        return [(i, i) for i in range(len(lines))]
-    blocks = _matcher(lines, others).get_matching_blocks()
-    return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
+    ranges = _ranges(lines, others, paired=True)
+    return [pair for a, b, c, d in ranges for pair in zip(range(a, b), range(c, d), strict=True)]
 
 
-def _unpaired(lines: Sequence[_Line], others: Sequence[_Line]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ranges of lines between those that are paired."""
-    for kind, *bounds in _matcher(lines, others).get_opcodes():
-        if kind != "equal":
+def _ranges(
+    lines: Sequence[_Line], others: Sequence[_Line], *, paired: bool
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the ranges of lines that are paired, or those between them: bounds here, and of the others."""
+    one, other = ([line.shape for line in some] for some in (lines, others))
+    if one == other:  # usual, and quadratic in the matcher
+        codes = [("equal", 0, len(one), 0, len(other))]
+    else:
+        codes = list(SequenceMatcher(None, one, other, autojunk=False).get_opcodes())
+    for kind, *bounds in codes:
+        if (kind == "equal") is paired:
             first, last, start, stop = bounds
             yield first, last, start, stop
-
-
-def _matcher(lines: Sequence[_Line], others: Sequence[_Line]) -> SequenceMatcher[str]:
-    one, other = ([line.shape for line in some] for some in (lines, others))
-    return SequenceMatcher(None, one, other, autojunk=False)
 
 
 def _is_share(of: str, one: str, size: int) -> bool:

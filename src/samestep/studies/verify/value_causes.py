@@ -1,6 +1,6 @@
 """Finds the causes of other values: learning rates, parameters, gradients and losses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -51,7 +51,7 @@ def start(comparison: Comparison) -> Finding | None:
     first: dict[int, int] = {}
     for step in range(comparison.steps):
         first.setdefault(comparison.run.at(step).optimizer, step)
-    found = next((step for step in first.values() if _ranks_differ(comparison, step, "before")), None)
+    found = _first_apart(comparison, "before", first.values())
     if found is None:
         return None
     return comparison.finding(
@@ -64,7 +64,7 @@ def start(comparison: Comparison) -> Finding | None:
 
 def averaging(comparison: Comparison) -> Finding | None:
     """Find the first step in which the gradients of the ranks differ."""
-    step = next((one for one in range(comparison.steps) if _ranks_differ(comparison, one, "gradient")), None)
+    step = _first_apart(comparison, "gradient", range(comparison.steps))
     if step is None:
         return None
     backwards = comparison.run.at(step).backwards
@@ -85,7 +85,7 @@ def averaging(comparison: Comparison) -> Finding | None:
 
 def divergence(comparison: Comparison) -> Finding | None:
     """Find the first step after which the ranks' parameters differ, though their gradients are equal."""
-    step = next((one for one in range(comparison.steps) if _ranks_differ(comparison, one, "after")), None)
+    step = _first_apart(comparison, "after", range(comparison.steps))
     if step is None:
         return None
     return comparison.finding(
@@ -151,6 +151,11 @@ def unknown(comparison: Comparison) -> Finding | None:
         f"{first.allowed:.1e}; samples: {samples}.",
         first.step,
     )
+
+
+def _first_apart(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:
+    """Return the first of some steps in which a quantity differs between the ranks."""
+    return next((step for step in steps if _ranks_differ(comparison, step, name)), None)
 
 
 def _ranks_differ(comparison: Comparison, step: int, name: str) -> bool:
