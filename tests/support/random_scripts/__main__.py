@@ -18,7 +18,6 @@ from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
 """The number of scripts after which the ranks are restarted, since each script leaks some memory."""
-TIMEOUT_S = 30.0
 
 
 def main():
@@ -29,7 +28,7 @@ def main():
     seeds = options.seeds or range(options.start, options.start + options.count)
     counts, reasons, failed = Counter(), Counter(), []
     began = time.monotonic()
-    pool = ProcessPool(timeout_s=TIMEOUT_S)
+    pool = ProcessPool(timeout_s=options.timeout)
     try:
         for done, seed in enumerate((seed for seed in seeds if _is_wanted(seed, options.without)), 1):
             if done % FRESH_AFTER == 0:
@@ -64,6 +63,12 @@ def _options():
         "--without", default="", help="skip scripts with these parts: their names, separated by /"
     )
     parser.add_argument("--keep", help="keep scripts and files of all seeds in this folder")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        help="seconds that one run of a script may take (default: 30); more on a busy machine",
+    )
     parser.add_argument(
         "--every", type=int, default=50, help="scripts between lines of progress (default: 50)"
     )
