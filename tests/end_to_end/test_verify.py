@@ -19,7 +19,7 @@ def test_a_faulty_script_is_exit_code_1_with_its_cause(tmp_path, monkeypatch):
     report = json.loads(ended.out)
     (finding,) = report["findings"]
     assert (report["verdict"], report["same"], report["workers"]) == ("different", False, [2])
-    assert (finding["cause"], finding["workers"], finding["step"]) == ("sum-not-mean", 2, 0)
+    assert (finding["code"], finding["workers"], finding["step"]) == ("sum-not-mean", 2, 0)
     assert finding["max_relative_deviation"] > 0.5
     assert "2 times" in finding["message"]
 

@@ -26,6 +26,7 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
 from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
 
@@ -68,6 +69,7 @@ class Probe(Listener):
         self._writer, self._limit, self._stop, self._printed = writer, limit, stop, printed
         self._noise = torch.Generator().manual_seed(1) if disturb else None
         self._within = within
+        self._observers: Sequence[Observer] = ()
         self._step = Step(index=0)
         self._optimizers: list[Optimizer] = []
         """The optimizers that have stepped."""
@@ -88,10 +90,13 @@ class Probe(Listener):
         """A flag shared with the loaders' forked workers."""
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Record the script for the duration of a block."""
+    def attached(self, observers: Sequence[Observer] = ()) -> Iterator[None]:
+        """Record the script for the duration of a block, with the notes of these observers."""
+        self._observers = observers
         with ExitStack() as stack:
             stack.enter_context(subscribed(self))
+            for observer in observers:
+                stack.enter_context(observer.attached())
             stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
             stack.enter_context(attached(declarations.SHUFFLED, wrapping(self._shuffle)))
             for kind in Fetcher.__subclasses__():
@@ -104,6 +109,7 @@ class Probe(Listener):
         facts.ended, facts.message = ended, message
         facts.evaluated, facts.printed = self._step.evaluated, self._printed()
         facts.augmented = self._fetches_drew[0] == 1
+        facts.notes = [note for observer in self._observers for note in observer.notes()]
         self._note_group()
         self._writer.end(facts)
 

@@ -31,6 +31,8 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+from samestep.studies.verify.observers.observer import Observer
+from samestep.studies.verify.observers.table import OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Trace, Writer, read
@@ -167,7 +169,7 @@ class TracedRun:
         _KEPT.append(probe)
 
         def probed() -> Ending:
-            with probe.attached(), redirect_stdout(stdout.stream):
+            with probe.attached(self._observers()), redirect_stdout(stdout.stream):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
             probe.end(ended, ending.message)
@@ -211,6 +213,12 @@ class TracedRun:
         from samestep.studies.verify.neutral_modules import global_batch_norm
 
         return global_batch_norm
+
+    def _observers(self) -> list[Observer]:
+        """Return what observes a rank: nothing where gradients are disturbed or features disabled."""
+        if self.disturb or self.neutral is not None:
+            return []
+        return [kind() for kind in OF_ONE_WORKER] if self.size == 1 else []
 
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""

@@ -21,6 +21,7 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
+from samestep.studies.verify.notes import notes_of
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -68,6 +69,8 @@ class Verification:
     tell: Print
     _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
     """Reference and control with rank-dependent features disabled."""
+    _own: Sequence[Finding] = field(init=False, default=())
+    """Faults and notes of the run on one worker."""
     _limit: int | None = field(init=False, default=None)
     """First step whose samples depend on rounding; None if there is none."""
     _unmatched: bool = field(init=False, default=False)
@@ -86,15 +89,16 @@ class Verification:
             self._limit = other
             reference, control = reference.until(other), control.until(other)
         own = baseline_findings(reference, control)
+        self._own = [*own, *notes_of(reference)]
         if any(finding.cause in INCONCLUSIVE for finding in own):
-            return Report(rows=[], findings=own, steps=reference.steps)
+            return Report(rows=[], findings=self._own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         missing = _not_reached(reference)
         if self._unmatched:
             missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
             missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
-        return Report(rows=rows, findings=own, steps=reference.steps, not_compared=missing)
+        return Report(rows=rows, findings=self._own, steps=reference.steps, not_compared=missing)
 
     @property
     def _origin(self) -> Script:
@@ -122,7 +126,7 @@ class Verification:
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison = self._compared(reference, self._run(self.script, size, ""), control)
         found, run = causes(comparison), comparison.run
-        differs = any(not one.is_exception for one in found)
+        differs = any(one.kind == "fault" for one in found)
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
         return Row(
@@ -130,7 +134,7 @@ class Verification:
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
             is_rounding=comparison.first is None,
-            findings=found,
+            findings=[*found, *notes_of(run, known=self._own)],
         )
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
@@ -153,7 +157,7 @@ class Verification:
         if run.failure is not None:  # only this run failed, so it proves nothing
             return found
         still = causes(self._compared(reference, run, control))
-        remains = any(not one.is_exception for one in still)
+        remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
 
@@ -226,7 +230,7 @@ def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
             message=message,
             workers=run.size,
             max_relative_deviation=comparison.largest_deviation,
-            is_exception=True,
+            kind="exception",
         )
         for cause, message, applies in possible
         if applies
