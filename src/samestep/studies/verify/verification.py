@@ -21,7 +21,7 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
-from samestep.studies.verify.notes import notes_of
+from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -154,7 +154,7 @@ class Verification:
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
             is_rounding=comparison.first is None,
-            findings=[*found, *notes_of(run, known=self._own)],
+            findings=[*found, *notes_of(run, known=self._own), *several_writers(run)],
         )
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
