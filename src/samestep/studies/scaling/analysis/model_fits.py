@@ -16,7 +16,7 @@ from samestep.studies.scaling.analysis.point_text import (
     times,
 )
 from samestep.studies.scaling.analysis.points import same_batch
-from samestep.studies.scaling.analysis.speedup import fair, series_of
+from samestep.studies.scaling.analysis.speedup import fair, same_threads, series_of
 from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE
 from samestep.studies.scaling.analysis.study import Fit, Point
 from samestep.studies.scaling.analysis.supported_conclusions import is_open
@@ -31,12 +31,15 @@ _RING = "Exposed communication, modeled as a ring"
 def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
     """Return the models of each mode and variant; one that the points do not determine has no parameters.
 
+    The models are about workers that are alike, so speedups are over one worker like each of them.
+
     Oversubscribed points are left out, since their times depend on the scheduling of processes. An
     oversubscribed baseline leaves no speedup to fit.
     """
     fitted = []
     for (mode, variant), series in series_of(points).items():
-        known = [series[0], *fair(series[1:])]
+        alike = same_threads(series)
+        known = [alike[0], *fair(alike[1:])]
         of_series = [amdahl(known)] if mode == "strong" else [gustafson(known)] if mode == "weak" else []
         if any(point.exchange_s is not None for point in series):
             of_series.append(fit_communication(fair(series)))
