@@ -77,9 +77,9 @@ class SlurmCapacity:
         each = self.cpus_per_task or self.processors // self.per_node(largest)
         has_places = workers <= self.places
         share = ["--overcommit"]
-        if each and has_places:
+        if (each or cores_of > 1) and has_places:
             # Without --exact a worker would have more processors the fewer workers there are.
-            share = [f"--cpus-per-task={each * cores_of * workers // tasks}", "--exact"]
+            share = [f"--cpus-per-task={max(1, each) * cores_of * workers // tasks}", "--exact"]
         gpus = []
         if self.gpus is not None:
             # Otherwise a step would request the GPUs of the whole allocation, which fewer nodes do not have.

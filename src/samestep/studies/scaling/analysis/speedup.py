@@ -177,7 +177,7 @@ def _related(mode: Mode, base: Point, point: Point) -> Point:
 
 def _over_fastest(point: Point, alone: Sequence[Point]) -> Point:
     """Return `point` with the speedup over the fastest of `alone` that has no more cores on one node."""
-    cores_of = point.cores_of * point.workers // point.nodes
+    cores_of = max(1, point.cores_of * point.workers // point.nodes)
     usable = [one for one in alone if one.cores_of <= cores_of]
     fastest = max(usable, key=lambda one: one.samples_per_second)
     return point if fastest.cores_of == 1 else over(point, fastest)

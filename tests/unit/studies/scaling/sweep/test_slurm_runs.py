@@ -77,7 +77,7 @@ def test_the_record_of_submitted_jobs_is_read(tmp_path):
     taken, reports = submitted(tmp_path / "study", Slurm())
     write_jobs(tmp_path / "study", taken, frame, ["samestep", "scale"])
 
-    assert [(job.number, job.workers, job.log.name) for job in taken] == [
+    assert [(job.number, job.trials[0].workers, job.log.name) for job in taken] == [
         ("41", 1, "1-41.log"),
         ("42", 2, "2-42.log"),
         ("43", 4, "4-43.log"),
