@@ -119,7 +119,12 @@ def test_in_an_allocation_runs_are_steps_that_fill_its_nodes(capsys, allocation)
     steps = sorted(line.partition("srun ")[2].split(" --exact")[0] for line in out.splitlines())
     assert steps == [
         f"--nodes={nodes} --relative=0 --ntasks={n} --ntasks-per-node={n // nodes} --cpus-per-task={cpus}"
-        for nodes, n, cpus in ((1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 4, 1))  # 2: one worker with a node's cores
+        for nodes, n, cpus in (
+            (1, 1, 1),
+            (1, 1, 2),
+            (1, 2, 1),
+            (2, 4, 1),
+        )  # 2: one worker with a node's cores
     ]
     assert "--threads" not in out
     assert "Slurm allocation 12 (" in err

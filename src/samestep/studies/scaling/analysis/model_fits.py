@@ -11,6 +11,7 @@ from samestep.studies.scaling.analysis.point_text import (
     NOTHING_S,
     counted,
     is_vague,
+    like_each,
     oversubscribed_baseline,
     share_text,
     times,
@@ -61,7 +62,8 @@ def amdahl(points: Sequence[Point]) -> Fit:
             return f"more workers shorten all of {what}; there is no measurable limit"
         if raw >= 1:
             return f"more workers shorten nothing of {what}"
-        limit = times(points[0].workers / serial)
+        over = like_each(points[0])
+        limit = times(points[0].workers / serial) + (f" over {over}" if over else "")
         return f"more workers do not shorten {share_text(serial)} of {what}; the limit is {limit}"
 
     return _serial_share(

@@ -113,9 +113,16 @@ def over_words(point: Point, base: Point) -> str:
     """Return the one worker that the speedup of `point` is over; empty if it is not one on CPUs."""
     if point.baseline_cores_of == 1:
         return like_each(base)
-    if base.threads:
-        return f"one process with {base.threads * point.baseline_cores_of} threads"
-    return f"one process with the cores of {counted(point.baseline_cores_of)}"
+    return f"one process with {threads_of(point.baseline_cores_of, base)}"
+
+
+def threads_of(cores_of: int, base: Point) -> str:
+    """Return the threads of one worker with the cores of some that are like `base`.
+
+    >>> threads_of(4, Point(workers=1, threads=2, samples_per_second=1, speedup=1, efficiency=1))
+    '8 threads'
+    """
+    return units.counted((base.threads or 1) * cores_of, "thread")
 
 
 def like_each(base: Point) -> str:
@@ -127,7 +134,7 @@ def like_each(base: Point) -> str:
     """
     if base.workers > 1 or base.device != "cpu" or not base.threads:
         return ""
-    return f"one worker with {units.counted(base.threads, 'thread')}"
+    return f"one worker with {threads_of(1, base)}"
 
 
 def overhead(point: Point) -> str:

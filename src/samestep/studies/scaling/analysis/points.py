@@ -65,11 +65,11 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
     headers = [rank.header for rank in usual.run.ranks]
     first, hosts = headers[0], [str(header["host"]) for header in headers]
     phases = usual.steps.phases()
-    workers = usual.run.workers
+    workers, cores_of = usual.run.workers, usual.run.cores_of
     epoch = _most(repeats, "samples_per_epoch")
     return Point(
         workers=workers,
-        cores_of=usual.run.cores_of,
+        cores_of=cores_of,
         variant=usual.run.variant,
         nodes=int(first.get("nodes") or len(set(hosts))),
         threads=first.get("threads"),
@@ -94,7 +94,7 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         timeline=usual.steps.timeline(),
         memory_bytes=_most(repeats, "peak_memory_bytes"),
         device_memory_bytes=_most(repeats, "peak_device_bytes"),
-        worker_hours_per_epoch=None if epoch is None else workers * epoch / rate / 3600,
+        worker_hours_per_epoch=None if epoch is None else workers * cores_of * epoch / rate / 3600,
         **known,
         oversubscribed=any(repeat.run.oversubscribed for repeat in repeats),
     )

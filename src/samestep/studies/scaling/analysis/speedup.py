@@ -1,8 +1,8 @@
 """Relates points to each other: measured scaling mode, speedup, efficiency, and the knee.
 
-On CPUs one process can compute on all cores of several workers. A speedup is over the fastest one worker on at
-most the cores of the workers, since that is what a user has without samestep. Efficiency, overhead, fits and
-the knee are about more workers that are all alike: they are against one worker like each of them.
+On CPUs one process can compute on all cores of several workers. A speedup is over the fastest one worker on
+at most the cores of the workers, since that is what a user has without samestep. Efficiency, overhead, fits
+and the knee are about more workers that are all alike: they are against one worker like each of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,15 +46,16 @@ def over_one_process(
 
     That is the fastest one worker on at most the cores of a point on one node.
     """
-    over, related = [], {}
+    compared: list[Point] = []
+    related: dict[tuple[str, int], Point] = {}
     for series in series_of(points).values():
         base, alone = series[0], one_process_of(series, one_process)
         more = [_related(base.mode, base, one) for one in alone]
         more = [replace(one, efficiency=one.speedup / one.cores_of) for one in more]
-        over += [_over_fastest(point, [base, *more]) for point in series]
-        related |= {(one.variant, one.cores_of): _over_fastest(one, [base, *more]) for one in reversed(more)}
+        compared += [_over_fastest(point, [base, *more]) for point in series]
+        related |= {(one.variant, one.cores_of): _over_fastest(one, [base, *more]) for one in more}
     kept = (related.get((one.variant, one.cores_of), one) for one in one_process)
-    return tuple(over), tuple(kept)
+    return tuple(compared), tuple(kept)
 
 
 def one_process_of(series: Sequence[Point], one_process: Iterable[Point]) -> list[Point]:

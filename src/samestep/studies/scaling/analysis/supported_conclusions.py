@@ -8,7 +8,7 @@ from typing import Any
 from samestep.base.units import seconds_text
 from samestep.studies.scaling.analysis.advice import advice_words, against_phase, chosen
 from samestep.studies.scaling.analysis.confidence import Interval
-from samestep.studies.scaling.analysis.one_process import threads_as_fast
+from samestep.studies.scaling.analysis.one_process import AsFast, threads_as_fast
 from samestep.studies.scaling.analysis.point_text import (
     counted,
     is_vague,
@@ -144,7 +144,11 @@ def _caveats_of_bar(points: Sequence[Point], bar: float) -> Iterator[Finding]:
             code, range_of = "faster-undecided", "they are {} to {} as fast"
             low, high = (times(end / base.workers) for end in known)
         why = VAGUE if is_vague(known) else f"{range_of.format(low, high)}; measure more repeats of each"
-        facts = {"n": counted(point.workers), "base": over_words(point, base) or base.workers, "why": why}
+        facts = {
+            "n": counted(point.workers),
+            "base": over_words(point, base) or f"{base.workers}",
+            "why": why,
+        }
         yield finding("caveat", code, [point.workers], bar=percent(bar), **facts)
 
 
@@ -265,15 +269,11 @@ def summary(
     n = counted(base.workers)
     if len(series) == 1:
         return _summarized("single-point", n=n)
-    if base.oversubscribed:
-        return _summarized("baseline-oversubscribed", why=oversubscribed_baseline(base))
-    if len(usable) < 2:
-        return _summarized("all-oversubscribed", n=n)
+    if base.oversubscribed or len(usable) < 2:
+        code = "baseline-oversubscribed" if base.oversubscribed else "all-oversubscribed"
+        return _summarized(code, n=n, why=oversubscribed_baseline(base))
     if (found := threads_as_fast(usable, one_process)) is not None:
-        if found.is_open:
-            return _summarized("inconclusive", what="more workers pay on this machine's cores")
-        gain = _gain(found.workers, base)
-        return _summarized("threads-as-fast", found.workers, is_certain=found.is_certain, gain=gain)
+        return _by_threads(found, base)
     if best := outdone(usable):
         return _summarized("superlinear", n=counted(best.workers), efficiency=percent(best.efficiency))
     return _by_knee(usable, at) if bar is None else _by_bar(usable, bar)
@@ -285,6 +285,13 @@ def _summarized(code: str, point: Point | None = None, *, is_certain: bool = Fal
         facts["n"] = counted(point.workers)
     facts = {"probably": "" if is_certain else "probably ", **facts}
     return Summary(code, statement("summary", code, **facts), point, is_certain)
+
+
+def _by_threads(found: AsFast, base: Point) -> Summary:
+    if found.is_open:
+        return _summarized("inconclusive", what="more workers pay on this machine's cores")
+    gain = _gain(found.workers, base)
+    return _summarized("threads-as-fast", found.workers, is_certain=found.is_certain, gain=gain)
 
 
 def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
@@ -361,7 +368,9 @@ def _gain(point: Point, base: Point) -> str:
         faster = f"take {_factor(1 / factor)} times as long {same}as {one}"
     if is_over_process:  # the cost is that of the same work on the cores of one worker like each
         ratio = _factor(point.efficiency * point.workers)
-        return f"{faster}{_epoch(point, base)}; that is {ratio} times as fast as {slow_one}, at {_cost(point)}"
+        return (
+            f"{faster}{_epoch(point, base)}; that is {ratio} times as fast as {slow_one}, at {_cost(point)}"
+        )
     return f"{faster}{_epoch(point, base)}, at {_cost(point)}"
 
 

@@ -93,9 +93,7 @@ def judge(
     )
 
 
-def _conclusions(
-    series: Sequence[Point], bar: float | None, one_process: Sequence[Point]
-) -> _Conclusions:
+def _conclusions(series: Sequence[Point], bar: float | None, one_process: Sequence[Point]) -> _Conclusions:
     usable, at = fair(series), knee(series)
     found = summary(series, bar, at, one_process)
     has_caveats = len(usable) > 1 and not series[0].oversubscribed

@@ -253,9 +253,7 @@ def local_runs(
         each = threads = max(1, share.usable // max(numbers))
     what = _shared_by(f"{counted(share.usable, 'core')} ({share.limited_by})", each)
     places = max(1, share.usable // each)
-    return LocalRuns(
-        runner=Local(), places=places, what=what, threads=threads, each=each, on_cores=places
-    )
+    return LocalRuns(runner=Local(), places=places, what=what, threads=threads, each=each, on_cores=places)
 
 
 def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
@@ -283,6 +281,4 @@ def _in_allocation(capacity: SlurmCapacity, largest: int, *, each: int | None) -
     runner = Local(partial(step, room=capacity, largest=largest), is_here=False)
     on_cores = max(1, places // capacity.nodes) if capacity.gpus is None else 1
     per_node = capacity.per_node(largest)
-    return LocalRuns(
-        runner=runner, places=places, what=what, per_node=per_node, each=each, on_cores=on_cores
-    )
+    return LocalRuns(runner=runner, places=places, what=what, per_node=per_node, each=each, on_cores=on_cores)

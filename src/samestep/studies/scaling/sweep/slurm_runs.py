@@ -91,7 +91,9 @@ def jobs(
                 nodes=nodes,
                 per_node=workers // nodes,
                 gpus_per_node=workers // nodes if gpus else 0,
-                site=site if cores_of == 1 else replace(site, cpus_per_task=cores_of * (site.cpus_per_task or 1)),
+                site=site
+                if cores_of == 1
+                else replace(site, cpus_per_task=cores_of * (site.cpus_per_task or 1)),
                 output=str(folder.absolute() / _FOLDER / f"{_file_name(workers, cores_of)}-%j.log"),
                 python=python,
             ),
