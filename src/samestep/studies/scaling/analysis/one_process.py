@@ -21,7 +21,7 @@ def threads_as_fast(series: Sequence[Point], one_process: Sequence[Point]) -> As
     """Return the comparison if one process is as fast as all larger numbers of workers; otherwise None.
 
     The fastest process is compared with the fastest workers, since a user without samestep gives one process
-    all cores, however many workers are measured. Workers on several nodes have cores that one process has not.
+    all cores, however many workers are measured. Workers on several nodes have cores that a process lacks.
     """
     base, *larger = fair(series) or series
     alone = one_process_of(series, one_process)
