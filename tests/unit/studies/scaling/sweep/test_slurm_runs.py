@@ -91,7 +91,7 @@ def test_the_record_of_submitted_jobs_is_read(tmp_path):
 
 def test_the_record_has_one_worker_with_the_cores_of_several(tmp_path):
     frame, _, made = study(tmp_path, on_cores=2)
-    taken = submit_all(made, tmp_path, record=lambda jobs: None, report=print, ask=Slurm())
+    taken = submit_all(made, tmp_path, record=lambda jobs: None, report=print, ask=Slurm(takes=4))
     write_jobs(tmp_path, taken, frame, ["samestep", "scale"])
 
     found, _, _ = read_jobs(tmp_path)
