@@ -1,4 +1,4 @@
-"""Says once to a user of several workers on one host's cores that `samestep scale` compares them with threads.
+"""Names once, after a run on several workers of one host, the command that compares them with one process.
 
 Without samestep, one process computes on all cores, and can be as fast as several workers that share them.
 """
@@ -17,7 +17,7 @@ NAME = "scale-hint"
 
 
 def scale_hint(decision: Decision) -> str:
-    """Return the line if it is to be printed now, which is recorded; otherwise an empty text.
+    """Return the line if it has not been printed before, and record it; otherwise return an empty text.
 
     There is none after the first time, where that cannot be recorded, where stderr is not a terminal, for
     several nodes, and on a machine that can have GPUs unless the program was told to use the CPU.

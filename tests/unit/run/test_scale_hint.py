@@ -1,4 +1,4 @@
-"""`samestep run` says once that `scale` compares workers with one process, and only where that applies."""
+"""`samestep run` names once the command that compares workers with one process, only where that applies."""
 
 from pathlib import Path
 

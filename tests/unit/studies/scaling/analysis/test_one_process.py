@@ -1,4 +1,4 @@
-"""A speedup on CPUs is over the faster of two baselines: one worker like each, and one process on all cores."""
+"""A speedup on CPUs is over the faster of one worker like each, and one process with all of their cores."""
 
 from dataclasses import replace
 
