@@ -31,6 +31,7 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+from samestep.studies.verify.modules.module_record import ModuleWriter, read_modules
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.observers.table import OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
@@ -61,6 +62,7 @@ class TracedRun:
         watch: runs each worker, and ends the run if it hangs.
         disturb: whether gradients are disturbed by their rounding.
         neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
+        modules_of: step whose module calls are recorded; it is the last one.
     """
 
     program: Program
@@ -72,6 +74,7 @@ class TracedRun:
     watch: Watch
     disturb: bool = False
     neutral: Kind | None = None
+    modules_of: int | None = None
 
     def run(self) -> RunRecord:
         """Run the script and return its record.
@@ -93,6 +96,7 @@ class TracedRun:
             is_replicated=self.kind == "serial",
             failure=cause,
             is_sliced=self.options.split == "loader",
+            modules=[read_modules(self._modules_of(rank)) for rank in range(self.size)],
         )
 
     def _outcome(self) -> Outcome:
@@ -127,6 +131,9 @@ class TracedRun:
     def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
 
+    def _modules_of(self, rank: int) -> Path:
+        return self._folder_of(rank) / "modules.jsonl"
+
     def _trace_of(self, rank: int) -> Trace:
         return read(self._folder_of(rank) / "trace.jsonl", rank=rank)
 
@@ -160,7 +167,7 @@ class TracedRun:
         probe = Probe(
             Writer(folder / "trace.jsonl"),
             rank,
-            limit=self.steps,
+            limit=self.steps if self.modules_of is None else self.modules_of + 1,
             stop=partial(self._stop, rank),
             printed=stdout.text,
             disturb=self.disturb,
@@ -169,7 +176,11 @@ class TracedRun:
         _KEPT.append(probe)
 
         def probed() -> Ending:
-            with probe.attached(self._observers()), redirect_stdout(stdout.stream):
+            with (
+                probe.attached(self._observers()),
+                self._recorder(probe, rank),
+                redirect_stdout(stdout.stream),
+            ):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
             probe.end(ended, ending.message)
@@ -219,6 +230,20 @@ class TracedRun:
         if self.disturb or self.neutral is not None:
             return []
         return [kind() for kind in OF_ONE_WORKER] if self.size == 1 else []
+
+    def _recorder(self, probe: Probe, rank: int) -> AbstractContextManager[None]:
+        """Return a context that records the module calls of the step, if there is one."""
+        if self.modules_of is None:
+            return nullcontext()
+        from samestep.studies.verify.modules.recorder import ModuleRecorder
+
+        return ModuleRecorder(
+            ModuleWriter(self._modules_of(rank)),
+            probe,
+            step=self.modules_of,
+            with_parts=self.kind != "serial" or self.size == 1,
+            disturb=self.disturb,
+        ).attached()
 
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""
