@@ -20,7 +20,8 @@ class MemoryBank(nn.Module):
         self.at = 0
 
     def forward(self, x):
-        y = x + x @ self.bank.T @ self.bank / len(self.bank)
+        bank = self.bank.clone()
+        y = x + x @ bank.T @ bank / len(bank)
         with torch.no_grad():
             for row in x:
                 self.bank[self.at % len(self.bank)] = row
@@ -40,7 +41,7 @@ class Net(nn.Module):
 
 
 def main():
-    dist.init_process_group('gloo')
+    dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(3)
     data = samples(96)
@@ -58,5 +59,5 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

@@ -108,6 +108,12 @@ class Probe(Listener):
         """Number of the current step, and of the backward in it."""
         return self._step.index, self._step.backwards
 
+    def model_of(self, module: nn.Module) -> int | None:
+        """Return the number of the trained model that has the parameters of a module; None without one."""
+        first = next(module.parameters(), None)
+        models = enumerate(self._modules.values())
+        return next((k for k, model in models if any(one is first for one in model.parameters())), None)
+
     def end(self, ended: str, message: str = "") -> None:
         """Write how the script ended."""
         facts = self.facts

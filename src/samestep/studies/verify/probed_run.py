@@ -62,7 +62,7 @@ class TracedRun:
         watch: runs each worker, and ends the run if it hangs.
         disturb: whether gradients are disturbed by their rounding.
         neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
-        modules_of: step whose module calls are recorded; it is the last one.
+        modules_of: step whose module calls are recorded; it is the last one. None if none are.
     """
 
     program: Program
@@ -177,8 +177,8 @@ class TracedRun:
 
         def probed() -> Ending:
             with (
+                self._recorder(probe, rank),  # inside of the probe, which numbers a model before
                 probe.attached(self._observers()),
-                self._recorder(probe, rank),
                 redirect_stdout(stdout.stream),
             ):
                 ending = run()

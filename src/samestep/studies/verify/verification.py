@@ -138,7 +138,7 @@ class Verification:
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
         elif differs and run.failure is None:
-            found = with_module(found, partial(self._recorded, size, neutral=False))
+            found = with_module(found, comparison, partial(self._recorded, size, neutral=False))
         return Row(
             workers=size,
             steps=comparison.steps,
@@ -166,9 +166,8 @@ class Verification:
         run = self._run(self.script, size, _NEUTRAL, neutral=True)
         if run.failure is not None:  # only this run failed, so it proves nothing
             return found
-        still = with_module(
-            causes(self._compared(reference, run, control)), partial(self._recorded, size, neutral=True)
-        )
+        comparison = self._compared(reference, run, control)
+        still = with_module(causes(comparison), comparison, partial(self._recorded, size, neutral=True))
         remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]

@@ -18,9 +18,12 @@ from samestep.studies.verify.modules.module_record import Call, Key, ModuleRecor
 from samestep.studies.verify.run_record import Vector
 
 Phase: TypeAlias = Literal["forward", "backward"]
-Part: TypeAlias = Literal["input", "output", "loss", "gradient", "parameter"]
-"""What differs first: the input of a top-level module; the output of a module; the gradient of the output of
-a top-level module, which the loss gives; the gradient of a module's input; the gradient of a parameter."""
+Part: TypeAlias = Literal[
+    "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
+]
+"""What differs first: the input of a top-level module; the output of a module; what a module gives to one of
+its parts; the gradient of the output of a top-level module, which the loss gives; the gradient of a module's
+input; the gradient that a module gives to one of its parts; the gradient of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class ModuleDifference:
     value: float
     allowed: float
     parameter: str = ""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the difference arises outside of all modules."""
+        return self.part in ("input", "loss")
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,9 @@ class ModuleRecords:
             return ModuleDifference(call, "forward", "output", deviation, allowed)
         if call.parent is None:
             return ModuleDifference(call, "forward", "input", deviation, allowed)
-        return ModuleDifference(self.reference.calls[call.parent], "forward", "output", deviation, allowed)
+        return ModuleDifference(
+            self.reference.calls[call.parent], "forward", "input of part", deviation, allowed
+        )
 
     def _of_gradient(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
         """Return the difference of a gradient, which the module that received the tensor has computed."""
@@ -142,7 +152,8 @@ class ModuleRecords:
             found = self.reference.calls[min(one.call for one in self._same_tensor(value))]
             if found.parent is None:
                 return ModuleDifference(found, "backward", "loss", deviation, allowed)
-            found = self.reference.calls[found.parent]  # its own code has used the tensor
+            around = self.reference.calls[found.parent]  # its own code has used the tensor
+            return ModuleDifference(around, "backward", "gradient of part", deviation, allowed)
         return ModuleDifference(found, "backward", "gradient", deviation, allowed)
 
     def _same_tensor(self, value: Value) -> list[Value]:

@@ -1,4 +1,4 @@
-"""Reads and writes the module calls of one step on one rank, with their inputs, outputs and gradients."""
+"""Reads and writes the module calls that lead to one step on one rank, with their values and gradients."""
 
 import json
 from collections.abc import Iterator
@@ -17,24 +17,26 @@ class Call:
     """One call of a module.
 
     Args:
-        index: number of the call in the step, in the order of beginnings.
+        index: number of the call, in the order of beginnings.
         parent: index of the call that it is part of; None for a top-level call.
         root: number of the top-level module, in the order of first calls.
+        model: number of the trained model that the top-level module belongs to; None if it is not trained.
         name: qualified name in the top-level module; empty for that itself.
         kind: its class.
         number: number of the call among those of this module.
-        file: file of the class's forward, or that of the line that called it if the class is of a library.
-        line: the line there.
+        place: file and line of the class's forward; those of the call, if the class is of a library.
+        called: file and line of the script that called it.
     """
 
     index: int
     parent: int | None
     root: int
+    model: int | None
     name: str
     kind: str
     number: int
-    file: str
-    line: int
+    place: tuple[str, int]
+    called: tuple[str, int]
 
 
 class Key(NamedTuple):
@@ -85,7 +87,7 @@ class Gradient:
 
 @dataclass(kw_only=True)
 class ModuleRecord:
-    """The module calls of one step on one rank; everything is in the order of execution.
+    """The module calls that lead to one step on one rank; everything is in the order of execution.
 
     Args:
         calls: the calls.
@@ -165,7 +167,8 @@ def read_modules(path: Path) -> ModuleRecord:
     record = ModuleRecord()
     for kind, content in _lines(path):
         if kind == "call":
-            record.calls.append(Call(**content))
+            places = {name: tuple(content[name]) for name in ("place", "called")}
+            record.calls.append(Call(**{**content, **places}))
         elif kind == "batch":
             record.batches.append(content["keys"])
         else:

@@ -15,41 +15,51 @@ _EQUAL = 1e-6
 """Largest relative difference between ranks that the rounding of a collective explains."""
 
 
-def parameter_difference(
-    comparison: Comparison, step: int, record: ModuleRecord, *, between_ranks: bool
-) -> ModuleDifference | None:
-    """Return the first difference of a parameter's gradient, in the order of backward.
-
-    Args:
-        comparison: the runs.
-        step: the step.
-        record: the module calls of the step.
-        between_ranks: whether the ranks are compared with each other, not with the run on one worker.
-    """
-    usual = _gradients(comparison.reference.at(step).gradient)
+def first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
     first, *others = [_gradients(one.gradient) for one in comparison.run.of_ranks(step)]
-    if between_ranks:
-        usual, here = first, others
-        allowed = [_EQUAL] * len(first)
-    else:
-        floor = rounding_of(comparison.reference.facts.epsilon)
-        control = _gradients(comparison.control.at(step).gradient)
-        here = [first]
-        allowed = [
-            allowed_deviation(relative(a, b), floor) if a.shape == b.shape else floor
-            for a, b in zip(control, usual, strict=False)
-        ]
-    held = comparison.run.facts.parameters[comparison.run.at(step).optimizer]
-    if {len(one) for one in (usual, *here)} != {len(held)}:
+    return _first_of(comparison, step, record, (first, others), [_EQUAL] * len(first))
+
+
+def differ_between_ranks(comparison: Comparison, step: int) -> bool:
+    """Return whether the gradients of some parameters differ between the ranks, but not of all."""
+    first, *others = [_gradients(one.gradient) for one in comparison.run.of_ranks(step)]
+    if any(len(other) != len(first) for other in others):
+        return False
+    equal = [one for k, one in enumerate(first) if all(relative(o[k], one) <= _EQUAL for o in others)]
+    return any(one.any() for one in equal)
+
+
+def first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs from that on one worker, in the order of backward."""
+    usual, control, here = (
+        _gradients(run.at(step).gradient)
+        for run in (comparison.reference, comparison.control, comparison.run)
+    )
+    floor = rounding_of(comparison.reference.facts.epsilon)
+    allowed = [allowed_deviation(relative(a, b), floor) for a, b in zip(control, usual, strict=False)]
+    return _first_of(comparison, step, record, (usual, [here]), allowed)
+
+
+def _first_of(
+    comparison: Comparison,
+    step: int,
+    record: ModuleRecord,
+    gradients: tuple[list[Vector], list[list[Vector]]],
+    allowed: Sequence[float],
+) -> ModuleDifference | None:
+    usual, compared = gradients
+    reference = comparison.reference
+    held = dict(enumerate(reference.facts.parameters)).get(reference.at(step).optimizer, [])
+    if {len(one) for one in (usual, allowed, *compared)} != {len(held)}:
         return None
-    values = [max(relative(one[k], usual[k]) for one in here) for k in range(len(held))]
+    values = [max(relative(one[k], usual[k]) for one in compared) for k in range(len(held))]
     other = [k for k, value in enumerate(values) if value > allowed[k]]
-    trained = [k for k in range(len(held)) if usual[k].any()]
-    if not other or set(other) >= set(trained):
+    if not other or len(other) == sum(bool(one.any()) for one in usual):
         return None
     last = other[-1]
-    name = held[last].name.partition(": ")[2]
-    call = _owner(record, name)
+    model, _, name = held[last].name.partition(": ")
+    call = _owner(record, model, name)
     if call is None:
         return None
     return ModuleDifference(call, "backward", "parameter", values[last], allowed[last], parameter=name)
@@ -59,9 +69,9 @@ def _gradients(sketch: Sequence[float]) -> list[Vector]:
     return list(np.array(sketch, dtype=np.float64).reshape(-1, BUCKETS))
 
 
-def _owner(record: ModuleRecord, parameter: str) -> Call | None:
+def _owner(record: ModuleRecord, model: str, parameter: str) -> Call | None:
     """Return the call of the module that has a parameter, or of the nearest module around it."""
-    calls = {call.name: call for call in reversed(record.calls)}
+    calls = {call.name: call for call in reversed(record.calls) if str(call.model) == model}
     name = parameter
     while name:
         name = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Records the module calls of one step of a script on one rank, with inputs, outputs and their gradients."""
+"""Records the module calls that lead to one step of a script, with inputs, outputs and their gradients."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ _NO_BATCH = -1
 
 
 class ModuleRecorder:
-    """Records the module calls of one step.
+    """Records the module calls of one step and of the one before, whose outputs the step can still use.
 
     A module is recorded if it is in training mode or gradients are enabled, so that evaluations are not. The
     gradients are read in autograd's graph, so that the tensors that the script holds do not change.
@@ -37,7 +37,7 @@ class ModuleRecorder:
         probe: counts the steps and backwards.
         step: number of the step.
         with_parts: whether the modules inside of a called one are recorded too.
-        disturb: whether parameters are disturbed by rounding at the beginning of the step.
+        disturb: whether the parameters of a module are disturbed by rounding before its first call.
     """
 
     def __init__(
@@ -49,8 +49,9 @@ class ModuleRecorder:
         self._calls = 0
         self._running: list[Call] = []
         self._numbers: Counter[tuple[int, str]] = Counter()
-        self._roots: dict[int, tuple[int, nn.Module]] = {}
-        """Number of each top-level module, by its id."""
+        self._roots: dict[int, nn.Module] = {}
+        """The top-level modules by their ids, in the order of first calls."""
+        self._model: int | None = None
         self._names: dict[int, str] = {}
         """Names of the parts of the current top-level module."""
         self._samples = 0
@@ -76,11 +77,9 @@ class ModuleRecorder:
 
     def _records(self, module: nn.Module) -> bool:
         step, _ = self._probe.position
-        if step != self._step:
-            self._nodes.clear()
-            return False
         return (
-            (module.training or torch.is_grad_enabled())
+            self._step - 1 <= step <= self._step
+            and (module.training or torch.is_grad_enabled())
             and (self._with_parts or not self._running)
             and not isinstance(module, _WRAPPERS)
             and getpid() == self._process
@@ -105,16 +104,18 @@ class ModuleRecorder:
             self._begin_root(module, inputs)
         parent = self._running[-1] if self._running else None
         root, name = self._root_and_name(module, parent)
-        file, line = _place(module)
+        site = calling_site()
+        called = site.file, site.line
         call = Call(
             index=self._calls,
             parent=None if parent is None else parent.index,
             root=root,
+            model=self._model,
             name=name,
             kind=type(module).__name__,
             number=self._numbers[root, name],
-            file=file,
-            line=line,
+            place=_forward_of(module) or called,
+            called=called,
         )
         self._calls += 1
         self._numbers[root, name] += 1
@@ -124,10 +125,11 @@ class ModuleRecorder:
     def _begin_root(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         """Number a top-level module, disturb it before its first call, and record its batch."""
         if id(module) not in self._roots:
-            self._roots[id(module)] = len(self._roots), module
+            self._roots[id(module)] = module
             if self._noise is not None:
-                for parameter in module.parameters():
+                for parameter in filter(torch.is_floating_point, module.parameters()):
                     add_rounding(parameter.data, self._noise, torch.finfo(parameter.dtype).eps)
+        self._model = self._probe.model_of(module)
         self._names = {id(part): plain_name(name) for name, part in module.named_modules()}
         # A loss has no parameters, and its first argument without a gradient is a target.
         if next(module.parameters(), None) is not None:
@@ -139,7 +141,7 @@ class ModuleRecorder:
     def _root_and_name(self, module: nn.Module, parent: Call | None) -> tuple[int, str]:
         """Return the number of the top-level module, and the qualified name in it."""
         if parent is None:
-            return self._roots[id(module)][0], ""
+            return list(self._roots).index(id(module)), ""
         known = self._names.get(id(module))  # a module that is no part of its caller has no name in it
         return parent.root, f"{parent.name}.{type(module).__name__}" if known is None else known
 
@@ -182,10 +184,9 @@ class ModuleRecorder:
             )
 
 
-def _place(module: nn.Module) -> tuple[str, int]:
-    """Return the line of the forward of a module's class, or the line of the script that calls it."""
+def _forward_of(module: nn.Module) -> tuple[str, int] | None:
+    """Return the line of the forward of a module's class; None if the class is of a library."""
     code = getattr(unwrap(type(module).forward), "__code__", None)
-    if code is not None and is_user_code(code.co_filename):
-        return code.co_filename, code.co_firstlineno
-    site = calling_site()
-    return site.file, site.line
+    if code is None or not is_user_code(code.co_filename):
+        return None
+    return code.co_filename, code.co_firstlineno
