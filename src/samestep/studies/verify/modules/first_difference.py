@@ -77,11 +77,16 @@ class ModuleRecords:
         """What is compared with the reference: the ranks, and the control."""
         return self.ranks, [self.control]
 
+    @property
+    def _first_rank(self) -> ModuleRecord:
+        """The record in which a difference is attributed: a script can do other things on one worker."""
+        return self.ranks[0]
+
     def _forward(self) -> Iterator[ModuleDifference]:
-        for key, value in self.reference.by_key.items():
+        for key in self.reference.by_key:
             found = self._measured(self._forward_distance(key, side) for side in self._sides)
             if found is not None:
-                yield self._of_value(value, *found)
+                yield self._of_value(self._first_rank.by_key[key], *found)
 
     def _backward(self) -> Iterator[ModuleDifference]:
         numbers = {number for _, number in self.reference.gradients_by_key}
@@ -92,7 +97,7 @@ class ModuleRecords:
                 for side, scale in zip(self._sides, scales[number], strict=True)
             )
             if found is not None:
-                yield self._of_gradient(self.reference.by_key[key], *found)
+                yield self._of_gradient(self._first_rank.by_key[key], *found)
 
     def _measured(self, distances: Iterator[float | None]) -> tuple[float, float] | None:
         """Return the deviation of the ranks and the allowed one, if it is larger than that.
@@ -135,42 +140,44 @@ class ModuleRecords:
 
     def _of_value(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
         """Return the difference of an input, which the calling module has computed, or of an output."""
-        call = self.reference.calls[value.call]
+        call = self._first_rank.calls[value.call]
         if value.role == "output":
             return ModuleDifference(call, "forward", "output", deviation, allowed)
         if call.parent is None:
             return ModuleDifference(call, "forward", "input", deviation, allowed)
         return ModuleDifference(
-            self.reference.calls[call.parent], "forward", "input of part", deviation, allowed
+            self._first_rank.calls[call.parent], "forward", "input of part", deviation, allowed
         )
 
     def _of_gradient(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
         """Return the difference of a gradient, which the module that received the tensor has computed."""
-        given = [self.reference.calls[one.call] for one in self._same_tensor(value) if one.role == "input"]
+        given = [self._first_rank.calls[one.call] for one in self._same_tensor(value) if one.role == "input"]
         found = self._common([call for call in given if call.index in self._differentiated])
         if found is None:
-            found = self.reference.calls[min(one.call for one in self._same_tensor(value))]
+            found = self._first_rank.calls[min(one.call for one in self._same_tensor(value))]
             if found.parent is None:
                 return ModuleDifference(found, "backward", "loss", deviation, allowed)
-            around = self.reference.calls[found.parent]  # its own code has used the tensor
+            around = self._first_rank.calls[found.parent]  # its own code has used the tensor
             return ModuleDifference(around, "backward", "gradient of part", deviation, allowed)
         return ModuleDifference(found, "backward", "gradient", deviation, allowed)
 
     def _same_tensor(self, value: Value) -> list[Value]:
         """Return all inputs and outputs that are one tensor."""
-        return [one for one in self.reference.values if one.tensor == value.tensor]
+        return [one for one in self._first_rank.values if one.tensor == value.tensor]
 
     @cached_property
     def _differentiated(self) -> set[int]:
         """Calls with an output that has a gradient."""
-        with_gradient = {one.tensor for one in self.reference.gradients}
+        with_gradient = {one.tensor for one in self._first_rank.gradients}
         return {
-            one.call for one in self.reference.values if one.role == "output" and one.tensor in with_gradient
+            one.call
+            for one in self._first_rank.values
+            if one.role == "output" and one.tensor in with_gradient
         }
 
     def _path(self, call: int) -> list[int]:
         """Return the indices of the calls around a call, from the outside in, and of the call itself."""
-        parent = self.reference.calls[call].parent
+        parent = self._first_rank.calls[call].parent
         return [call] if parent is None else [*self._path(parent), call]
 
     def _common(self, calls: Sequence[Call]) -> Call | None:
@@ -183,7 +190,7 @@ class ModuleRecords:
         for path in paths:
             if common := [one for one, other in zip(shared, path, strict=False) if one == other]:
                 shared = common
-        return self.reference.calls[shared[-1]]
+        return self._first_rank.calls[shared[-1]]
 
 
 def _shard(record: ModuleRecord, value: Value) -> Shard:
