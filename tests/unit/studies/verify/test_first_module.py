@@ -13,6 +13,7 @@ from samestep.studies.verify.modules.naming import with_module
 from samestep.studies.verify.modules.recorder import ModuleRecorder
 from samestep.studies.verify.modules.row_summary import summarize
 from samestep.studies.verify.probe import Probe
+from samestep.studies.verify.run_length import StepsOfAll
 from samestep.studies.verify.trace import Writer
 from samestep.studies.verify.verdict import Finding
 
@@ -74,7 +75,9 @@ def recorded(tmp_path):
         path = tmp_path / f"{len([*tmp_path.iterdir()])}.jsonl"
         for part in model.parts:
             part.rank = rank
-        probe = Probe(Writer(tmp_path / "trace"), 0, limit=9, stop=lambda: None, printed=lambda: "")
+        probe = Probe(
+            Writer(tmp_path / "trace"), 0, length=StepsOfAll(9), stop=lambda: None, printed=lambda: ""
+        )
         recorder = ModuleRecorder(ModuleWriter(path), probe, step=0, with_parts=True, disturb=disturb)
         with recorder.attached(), probe.attached():
             loss(model(X[samples]), Y[samples]).backward()
