@@ -180,10 +180,11 @@ class TracedRun:
         )
         probe.changed_files = files
         _KEPT.append(probe)
+        recorder = self._recorder(probe, rank)  # opens its file before those of the script are redirected
 
         def probed() -> Ending:
             with (
-                self._recorder(probe, rank),  # inside of the probe, which numbers a model before
+                recorder,  # inside of the probe, which numbers a model before
                 probe.attached(self._observers(probe)),
                 redirect_stdout(stdout.stream),
             ):
