@@ -74,7 +74,7 @@ class ModuleRecords:
 
     @property
     def _sides(self) -> tuple[Sequence[ModuleRecord], Sequence[ModuleRecord]]:
-        """What is compared with the reference: the ranks, and the control."""
+        """The records that are compared with the reference: those of the ranks, and of the control."""
         return self.ranks, [self.control]
 
     @property

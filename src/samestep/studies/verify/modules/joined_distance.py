@@ -136,7 +136,7 @@ def _of_aligned(usual: Matrix, here: Matrix, numbers: slice) -> float:
 
 
 def _order(one: Shard, shards: Sequence[Shard], dim: int) -> tuple[Order, Order] | None:
-    """Return the order of the samples on one worker and over all ranks; None if they cannot be told apart."""
+    """Return the order of the samples on one worker and over all ranks; None if they are not distinct."""
     count = len(one.samples)
     if not count or any(not shard.samples for shard in shards):
         return None
