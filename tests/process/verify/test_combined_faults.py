@@ -59,7 +59,7 @@ HIDDEN_BY = {
     # Epochs with another number of steps advance a schedule at other steps.
     "schedule-n-times": {"batch-times-n", "overlapping-shards", "samples-left-out"},
     # Epochs with all samples on each rank are so long that no evaluation and no checkpoint is reached.
-    **dict.fromkeys(OTHERS, {"overlapping-shards"}),
+    **{name: {"overlapping-shards"} for name in OTHERS},
 }
 """Faults that are not seen until others are mended."""
 
