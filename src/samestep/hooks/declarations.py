@@ -118,6 +118,38 @@ ATTENTION = Hook(
     arguments=("query", "key", "value", "attn_mask", "dropout_p"),
 )
 
+_NOTES = "verify: notes"
+PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")
+MODE_SET = Hook("torch.nn:Module", "train", _NOTES, "where a model was set to evaluation mode")
+BATCH_SOURCE = Hook(_LOADER, "__next__", _NOTES, "the data set of each batch")
+SCHEDULE_STEPS = tuple(
+    Hook(f"torch.optim.lr_scheduler:{name}", "step", _NOTES, "whether a schedule steps before its optimizer")
+    for name in ("LRScheduler", "SequentialLR", "ChainedScheduler", "CosineAnnealingWarmRestarts")
+)
+_SCALER = "torch.amp.grad_scaler:GradScaler"
+SCALER_STEP = Hook(
+    _SCALER, "step", _NOTES, "how many steps overflow has skipped", arguments=("self", "optimizer")
+)
+SCALER_UNSCALE = Hook(
+    _SCALER, "unscale_", _NOTES, "whether gradients were clipped before", arguments=("self", "optimizer")
+)
+CLIPS = tuple(
+    Hook(
+        owner, name, _NOTES, "whether gradients are clipped while they are scaled", arguments=("parameters",)
+    )
+    for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
+    for name in ("clip_grad_norm_", "clip_grad_value_")
+)
+DRAWING_FETCH = Hook(_MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
+CLASS_LOSSES = tuple(
+    Hook("torch.nn.functional", name, _NOTES, "whether a loss gets what it computes itself")
+    for name in ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
+)
+DISTANCE_LOSSES = tuple(
+    Hook("torch.nn.functional", name, _NOTES, "whether a loss broadcasts its arguments")
+    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+)
+
 # --- gradient synchronization and process groups ----------------------------------------------------------
 
 SYNCHRONIZED_BACKWARD = Hook(

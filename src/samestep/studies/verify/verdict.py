@@ -30,7 +30,23 @@ Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
-NoteCode: TypeAlias = Literal["no-gradient"]
+NoteCode: TypeAlias = Literal[
+    "no-optimizer",
+    "no-gradient",
+    "no-change",
+    "optimizer-holds-other",
+    "loss-without-graph",
+    "gradients-not-zeroed",
+    "gradients-thrown-away",
+    "eval-not-undone",
+    "train-mode-in-evaluation",
+    "schedule-before-optimizer",
+    "amp-steps-skipped",
+    "clip-before-unscale",
+    "softmax-before-loss",
+    "loss-broadcast",
+    "loader-workers-draw-same",
+]
 """Stable codes of notes, which are no differences between runs; the guide `verify` explains each."""
 Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
