@@ -141,14 +141,6 @@ CLIPS = tuple(
     for name in ("clip_grad_norm_", "clip_grad_value_")
 )
 DRAWING_FETCH = Hook(_MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
-CLASS_LOSSES = tuple(
-    Hook("torch.nn.functional", name, _NOTES, "whether a loss gets what it computes itself")
-    for name in ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
-)
-DISTANCE_LOSSES = tuple(
-    Hook("torch.nn.functional", name, _NOTES, "whether a loss broadcasts its arguments")
-    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-)
 
 # --- gradient synchronization and process groups ----------------------------------------------------------
 

@@ -168,7 +168,8 @@ class TrainingModeInEvaluation(Check):
                 yield note(
                     "train-mode-in-evaluation",
                     f"{name} is evaluated{in_words(place)} in training mode: its dropout or batch norm "
-                    "depends on chance or on the other samples of the batch. Call eval() before, and train() after.",
+                    "depends on chance or on the other samples of the batch. Call eval() before, and "
+                    "train() after.",
                     place,
                 )
 

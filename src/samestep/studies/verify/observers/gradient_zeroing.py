@@ -120,7 +120,8 @@ class GradientZeroing(Check):
                 yield note(
                     "gradients-thrown-away",
                     f"The gradients were zero at {counted(one.thrown_away, 'step')} of {name}, though a "
-                    "backward had computed them. Call zero_grad before backward or after step, not between them.",
+                    "backward had computed them. Call zero_grad before backward or after step, not "
+                    "between them.",
                     one.place,
                 )
 

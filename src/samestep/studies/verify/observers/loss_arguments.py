@@ -1,92 +1,84 @@
 """Notes losses that get probabilities instead of logits, and losses that broadcast their arguments."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import zip_longest
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from samestep.hooks import declarations
-from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Check, in_words, note
 from samestep.studies.verify.trace import Note
 
-_WRONG = {
-    "cross_entropy": ("SoftmaxBackward0", "softmax", "logits"),
-    "nll_loss": ("SoftmaxBackward0", "softmax", "log_softmax"),
-    "binary_cross_entropy_with_logits": ("SigmoidBackward0", "sigmoid", "logits"),
-}
-"""For each loss: the operation whose result it does not take, its name, and what the loss takes."""
+_MOST_NODES = 256
+"""Operations of a graph that are inspected, those next to the loss first."""
 _LEAST_SAMPLES = 2
-"""Elements of a loss that broadcasts them."""
+_WRONG = {
+    ("LogSoftmaxBackward0", "SoftmaxBackward0"): ("cross_entropy", "softmax", "logits"),
+    ("NllLossBackward0", "SoftmaxBackward0"): ("nll_loss", "softmax", "log_softmax"),
+    ("BinaryCrossEntropyWithLogitsBackward0", "SigmoidBackward0"): (
+        "binary_cross_entropy_with_logits",
+        "sigmoid",
+        "logits",
+    ),
+}
+"""For an operation and the one before it: the loss, the activation, and what the loss takes instead."""
+_DISTANCES = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 _Place = tuple[str, int] | None
 
 
 class LossArguments(Check):
-    """Inspects the arguments of the common losses."""
+    """Inspects the end of the graph of each loss; hooks of the losses would break `torch.jit.script`."""
 
     def __init__(self) -> None:
-        self._notes: dict[_Place, Note] = {}
+        self._found: dict[tuple[str, _Place], str] = {}
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        with ExitStack() as stack:
-            for hook in declarations.CLASS_LOSSES:
-                inspect = partial(self._inspect, partial(self._note_activation, hook.attribute))
-                stack.enter_context(attached(hook, wrapping(inspect)))
-            for hook in declarations.DISTANCE_LOSSES:
-                inspect = partial(self._inspect, partial(self._note_broadcast, hook.attribute))
-                stack.enter_context(attached(hook, wrapping(inspect)))
-            yield
-
-    def _inspect(
-        self,
-        receive: Callable[[Tensor, Tensor], None],
-        original: Callable[..., Any],
-        input: Any,  # noqa: A002 - as torch names it
-        target: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if (
-            not torch.compiler.is_compiling()
-            and isinstance(input, Tensor)
-            and isinstance(target, Tensor)
-            and input.grad_fn
-        ):
-            receive(input, target)
-        return original(input, target, *args, **kwargs)
-
-    def _note_activation(self, loss: str, found: Tensor, target: Tensor) -> None:
-        del target
-        operation, name, wanted = _WRONG[loss]
-        if found.grad_fn is not None and found.grad_fn.name() == operation:
-            place = current_place()
-            text = f"{loss} gets the result of {name}{in_words(place)}. Give it {wanted}."
-            self._notes.setdefault(place, note("softmax-before-loss", text, place))
-
-    def _note_broadcast(self, loss: str, found: Tensor, target: Tensor) -> None:
-        if found.ndim == target.ndim or found.numel() != target.numel() or found.numel() < _LEAST_SAMPLES:
-            return
-        if math.prod(_broadcast(found.shape, target.shape)) > found.numel():
-            place = current_place()
-            text = (
-                f"{loss}{in_words(place)} compares each output with each target, since the shapes are "
-                f"{tuple(found.shape)} and {tuple(target.shape)}. Give both the same shape."
-            )
-            self._notes.setdefault(place, note("loss-broadcast", text, place))
+    def before_backward(self, losses: Sequence[Tensor]) -> None:
+        """See `Check.before_backward`."""
+        roots = [one.grad_fn for one in losses if one.grad_fn is not None]
+        for operation, before in islice(_edges(roots), _MOST_NODES):
+            found = _WRONG.get((operation.name(), before.name()))
+            if found is not None:
+                loss, activation, wanted = found
+                text = f"gives the result of {activation} to {loss}. Give it the {wanted}."
+                self._found.setdefault(("softmax-before-loss", current_place()), text)
+            elif operation.name() in _DISTANCES and _is_broadcast(before):
+                text = (
+                    "compares each output with each target: their shapes are (N, 1) and (N,). Give both "
+                    "the same shape."
+                )
+                self._found.setdefault(("loss-broadcast", current_place()), text)
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
-        yield from self._notes.values()
+        for (code, place), text in self._found.items():
+            yield note(code, f"The loss of the backward{in_words(place)} {text}", place)
 
 
-def _broadcast(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the shape that two shapes are broadcast to."""
-    return [max(pair) for pair in zip_longest(reversed(first), reversed(second), fillvalue=1)]
+def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each operation with each of those that computed its inputs, breadth first, copies left out."""
+    waiting, seen = deque(roots), {*roots}
+    while waiting:
+        operation = waiting.popleft()
+        for before, _ in operation.next_functions:
+            while before is not None and before.name() == "ToCopyBackward0":  # autocast
+                before = before.next_functions[0][0]  # noqa: PLW2901
+            if before is None:
+                continue
+            yield operation, before
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)
+
+
+def _is_broadcast(operation: Any) -> bool:
+    """Return whether an operation expands N values, as a vector or a column, to N x N."""
+    if operation.name() != "ExpandBackward0":
+        return False
+    given, made = (
+        [int(one) for one in sizes]
+        for sizes in (operation._saved_self_sym_sizes, operation._input_metadata[0].shape)  # noqa: SLF001
+    )
+    size = made[0]
+    return made == [size, size] and given in ([size], [size, 1]) and size >= _LEAST_SAMPLES

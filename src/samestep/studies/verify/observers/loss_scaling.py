@@ -121,7 +121,8 @@ class LossScaling(Check):
                     "amp-steps-skipped",
                     f"GradScaler skipped {steps.skipped} of {steps.skipped + steps.made} steps of "
                     f"{steps.name}{in_words(steps.place)}, {steps.longest} in succession, because gradients "
-                    "were infinite or NaN: no scale can repair that. Find the operation by torch.autograd.detect_anomaly().",
+                    "were infinite or NaN: no scale can repair that. Find the operation by "
+                    "torch.autograd.detect_anomaly().",
                     steps.place,
                 )
         for place in self._early_clips:
