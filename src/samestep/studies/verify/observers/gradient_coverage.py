@@ -72,7 +72,7 @@ class GradientCoverage(Check):
         names = self._use.names()
         left_out = self._left_out() if used else {}
         for use in used:
-            missing = self._use.without_gradient(use)
+            missing = self._use.without_gradient(use, names)
             unknown = [one for one in missing if id(one) not in names]
             model = next(
                 (one for one, found in left_out.items() if self._replaces(one, found, unknown)), None

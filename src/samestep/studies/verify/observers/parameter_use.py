@@ -1,7 +1,7 @@
 """Records which parameters the optimizers hold, the called models have, and the backwards reach."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,9 +142,17 @@ class ParameterUse:
         """Return the optimizers that have stepped at least twice."""
         return [use for use in self.optimizers.values() if use.steps >= _LEAST_STEPS]
 
-    def without_gradient(self, use: OptimizerUse) -> list[Tensor]:
-        """Return the trainable parameters of an optimizer that never had a gradient."""
-        return [one for one in use.trainable() if id(one) not in self._with_gradient]
+    def without_gradient(self, use: OptimizerUse, names: Mapping[int, str]) -> list[Tensor]:
+        """Return the trainable parameters of an optimizer that never had a gradient.
+
+        One is left out if its like in another item of a `ModuleList` had one: few samples choose some experts.
+        """
+        items = {_item_of(name) for number, name in names.items() if number in self._with_gradient} - {None}
+        return [
+            one
+            for one in use.trainable()
+            if id(one) not in self._with_gradient and _item_of(names.get(id(one), "")) not in items
+        ]
 
     def is_held(self, parameter: Tensor) -> bool:
         """Return whether an optimizer has held a parameter."""
@@ -183,6 +191,12 @@ class ParameterUse:
 
 _LEAST_STEPS = 2
 """Steps or backwards before anything is noted."""
+
+
+def _item_of(name: str) -> str | None:
+    """Return the name of a parameter without its numbers; None for a name without any."""
+    pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
+    return None if pattern == name else pattern
 
 
 def checksum(tensor: Tensor) -> int:
