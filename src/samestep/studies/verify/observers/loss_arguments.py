@@ -24,7 +24,7 @@ _WRONG = {
     ),
 }
 """For an operation and the one before it: the loss, the activation, and what the loss takes instead."""
-_DISTANCES = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
+_DISTANCES = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 _Place = tuple[str, int] | None
 
 
