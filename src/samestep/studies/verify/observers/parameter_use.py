@@ -145,7 +145,7 @@ class ParameterUse:
     def without_gradient(self, use: OptimizerUse, names: Mapping[int, str]) -> list[Tensor]:
         """Return the trainable parameters of an optimizer that never had a gradient.
 
-        One is left out if its like in another item of a `ModuleList` had one: few samples choose some experts.
+        One is skipped if its like in another item of a `ModuleList` had one: an expert may get no sample.
         """
         items = {_item_of(name) for number, name in names.items() if number in self._with_gradient} - {None}
         return [

@@ -59,7 +59,7 @@ class Stream(IterableDataset):
 
 
 def seeded_alike(_):
-    np.random.seed(7)  # noqa: NPY002 - the mistake
+    np.random.seed(7)
 
 
 def seeded_apart(number):
@@ -85,7 +85,7 @@ def fresh(_, index):
 
 
 def of_process(*_):
-    return np.random.random() + random.random() + torch.rand(()).item()  # noqa: NPY002 - of the process
+    return np.random.random() + random.random() + torch.rand(()).item()
 
 
 def drawn_once(data, _):
