@@ -18,7 +18,6 @@ from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Call, Check, in_words, note
 from samestep.studies.verify.trace import Note
 
-_LEAST_STEPS = 2
 _Place = tuple[str, int] | None
 
 
@@ -93,7 +92,7 @@ class EvaluationModeKept(Check):
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
         for module, mode in self._modes.items():
-            if mode.steps >= _LEAST_STEPS and _depends_on_mode(module):
+            if mode.steps and _depends_on_mode(module):
                 yield note(
                     "eval-not-undone",
                     f"{type(module).__name__} trained in evaluation mode in the last "
