@@ -23,7 +23,7 @@ _WRAPPERS = ("module", "_orig_mod")
 
 @dataclass(slots=True, eq=False)
 class OptimizerUse:
-    """What one optimizer has done.
+    """The steps of one optimizer.
 
     Attributes:
         optimizer: the optimizer.
