@@ -167,11 +167,3 @@ def note(code: str, message: str, place: tuple[str, int] | None, step: int | Non
 def in_words(place: tuple[str, int] | None) -> str:
     """Return " (file:line)"; an empty string for an unknown line."""
     return "" if place is None else f" ({place[0].rpartition('/')[2]}:{place[1]})"
-
-
-def is_zero(gradient: Tensor | None) -> bool:
-    """Return whether a gradient is missing, or zero everywhere."""
-    if gradient is None:
-        return True
-    values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - also uncoalesced ones
-    return not bool(values.detach().count_nonzero())

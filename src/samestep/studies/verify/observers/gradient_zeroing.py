@@ -9,7 +9,8 @@ from torch.optim.optimizer import Optimizer
 from samestep.base.units import counted
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Check, in_words, is_zero, note
+from samestep.studies.verify.observers.check import Check, in_words, note
+from samestep.studies.verify.observers.tensor_state import is_zero, version
 from samestep.studies.verify.trace import Note
 
 _LEAST_STEPS = 2
@@ -47,7 +48,7 @@ class _Steps:
 
     def versions(self) -> dict[int, _Version]:
         """Return the memory and version of each gradient; a value cannot change with neither changing."""
-        return {number: _version(one) for number, one in self.gradients().items()}
+        return {number: version(one) for number, one in self.gradients().items()}
 
     def note_zeros(self) -> None:
         """Record that a gradient of the last step is zero or missing by now."""
@@ -73,9 +74,7 @@ class GradientZeroing(Check):
         for one in self._steps.values():
             one.before_backward = one.versions()
             if one.is_kept is None:
-                one.is_kept = all(
-                    one.before_backward.get(key) == version for key, version in one.after.items()
-                )
+                one.is_kept = all(one.before_backward.get(key) == found for key, found in one.after.items())
             one.note_zeros()
 
     def after_backward(self) -> None:
@@ -102,7 +101,7 @@ class GradientZeroing(Check):
         if one.is_reached:
             one.accumulated = one.accumulated + 1 if one.after and one.is_kept else 0
             one.is_accumulating |= one.accumulated >= _LEAST_STEPS
-        one.after = {key: _version(value) for key, value in one.gradients().items() if not is_zero(value)}
+        one.after = {key: version(value) for key, value in one.gradients().items() if not is_zero(value)}
         one.is_kept, one.is_reached, one.is_live = None, False, False
 
     def notes(self) -> Iterator[Note]:
@@ -124,8 +123,3 @@ class GradientZeroing(Check):
                     "between them.",
                     one.place,
                 )
-
-
-def _version(gradient: Tensor) -> _Version:
-    data = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - also uncoalesced ones
-    return data.data_ptr(), gradient._version  # noqa: SLF001 - there is no public spelling

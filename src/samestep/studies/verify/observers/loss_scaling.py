@@ -14,7 +14,8 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Check, in_words, is_zero, note
+from samestep.studies.verify.observers.check import Check, in_words, note
+from samestep.studies.verify.observers.tensor_state import is_zero
 from samestep.studies.verify.trace import Note
 
 _MOST_SKIPPED = 16

@@ -1,6 +1,5 @@
 """Records which parameters the optimizers hold, the called models have, and the backwards reach."""
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Call, is_zero
+from samestep.studies.verify.observers.check import Call
+from samestep.studies.verify.observers.tensor_state import checksum, is_zero
 
 _WRAPPERS = ("module", "_orig_mod")
 """Prefixes that wrappers add to the names of a model's parameters."""
@@ -197,11 +197,3 @@ def _item_of(name: str) -> str | None:
     """Return the name of a parameter without its numbers; None for a name without any."""
     pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
     return None if pattern == name else pattern
-
-
-def checksum(tensor: Tensor) -> int:
-    """Return a checksum of a tensor's values."""
-    data = tensor.detach()
-    if data.layout != torch.strided or data.is_meta:
-        return 0
-    return zlib.crc32(data.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
