@@ -17,7 +17,7 @@ class Script:
         deterministic: whether two runs print the same other lines, and write the same numbers.
         runs: the number of consecutive runs in the same folder.
         device: the value of `--device`, also on one worker.
-        notes: the codes that `verify` notes; some models have layers that they do not use.
+        notes: the codes that `verify` notes in the first steps, whose model has layers that it does not use.
     """
 
     name: str
@@ -136,7 +136,7 @@ SCRIPTS = [
     Script("full_first_batch.py"),
     Script("two_targets.py", notes=("no-gradient",)),
     Script("packed_sequences.py", ("packed.pt",), notes=("no-gradient",)),
-    Script("cropped_to_longest.py", notes=("no-gradient",)),
+    Script("cropped_to_longest.py"),
     Script("faint_coupling.py"),
     Script("small_router.py"),
     Script("later_batches.py"),
