@@ -69,6 +69,12 @@ def current_line() -> str:
     return line_of(frames) or "outside of the script"
 
 
+def current_place() -> tuple[str, int] | None:
+    """Return the file and line of the script that the calling thread executes; None outside of the script."""
+    file, _, number = line_of(_callers(sys._getframe(1))).rpartition(":")  # noqa: SLF001 - as above
+    return (file, int(number)) if file else None
+
+
 def with_text(line: str) -> str:
     """Return a ``file:line`` with the source of the line."""
     file, _, number = line.rpartition(":")

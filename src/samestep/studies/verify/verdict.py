@@ -30,7 +30,23 @@ Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
-ScriptNote: TypeAlias = Literal["no-gradient"]
+ScriptNote: TypeAlias = Literal[
+    "no-optimizer",
+    "no-gradient",
+    "no-change",
+    "optimizer-holds-other",
+    "loss-without-graph",
+    "gradients-not-zeroed",
+    "gradients-thrown-away",
+    "eval-not-undone",
+    "train-mode-in-evaluation",
+    "schedule-before-optimizer",
+    "amp-steps-skipped",
+    "clip-before-unscale",
+    "softmax-before-loss",
+    "loss-broadcast",
+    "loader-workers-draw-same",
+]
 RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
 """Stable codes of notes, which are no differences between runs; the guide `verify` explains each.
