@@ -18,14 +18,13 @@ from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from samestep.observe.sanitize.rank_comparison import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
-from samestep.ranks.hang.report import HangReport
-from samestep.ranks.hang.status_store import ProcessGroupStore, SharedMemoryStore, StatusStore
+from samestep.ranks.hang.rank_status import State
+from samestep.ranks.hang.report import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
+from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore, inherited_store
 from samestep.ranks.hang.watchdog import Response, Watchdog, interval_of
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
-_ADVICE = "Make all ranks call the same collectives in the same order, whatever their rank and their data."
-_ADVICE_STEPS = "Give every rank the same number of steps: as many batches per epoch, and as many epochs."
 _ADVICE_REPLICATED = (
     "A serial script must take the same branches on every rank, so nothing in it may depend on the clock or "
     "on what a single rank reads."
@@ -40,9 +39,8 @@ def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
         replicated: whether the program is a replicated serial script.
         forked: number of workers that will be forked from this process, if these are all.
     """
-    memory = None if forked is None else SharedMemoryStore(forked)
-    advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (_ADVICE, _ADVICE_STEPS)
-    return partial(_run_watched, limit_s=limit_s, advice=advice, memory=memory)
+    advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (DIVERGED_ADVICE, STEPS_ADVICE)
+    return partial(_run_watched, limit_s=limit_s, advice=advice, forked=forked is not None)
 
 
 def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
@@ -89,7 +87,7 @@ def _run_watched(
     *,
     limit_s: float,
     advice: tuple[str, str],
-    memory: SharedMemoryStore | None,
+    forked: bool,
 ) -> Ending:
     environment = env.snapshot()
     place = detect(environment).place
@@ -97,7 +95,7 @@ def _run_watched(
         return run()
     watchdog = Watchdog(
         place,
-        _status_store(place, environment, memory, limit_s),
+        _status_store(place, environment, forked=forked, limit_s=limit_s),
         Response(
             limit_s=limit_s,
             on_hang=partial(_end_with_cause, report),
@@ -114,20 +112,17 @@ def _run_watched(
     except BaseException:
         watchdog.end("failed")
         raise
-    watchdog.end("failed" if ending.exit_code else "ended")
     lost = follows_from_another(ending.error, ending.message)
+    state: State = "failed" if ending.exit_code else "ended"
+    watchdog.end(state, line=ending.line, has_lost_connection=lost)
     if lost and (found := watchdog.explain_lost_connection(ending.line)):
         cause = _out_of_step(found)
-        own = "" if ending.error == "PeerLost" else ending.traceback  # a PeerLost line adds nothing
-        return replace(cause, traceback=own + cause.traceback)
+        return replace(cause, details=cause.traceback + ending.traceback)
     return ending
 
 
-def _status_store(
-    place: Place, environment: env.Environment, memory: SharedMemoryStore | None, limit_s: float
-) -> StatusStore:
-    if memory is not None:
-        memory.rank = place.rank
+def _status_store(place: Place, environment: env.Environment, *, forked: bool, limit_s: float) -> StatusStore:
+    if forked and (memory := inherited_store()) is not None:
         return memory
     serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
@@ -136,7 +131,9 @@ def _status_store(
 def _out_of_step(found: HangReport) -> Ending:
     lines = "".join(f"samestep: {line}\n" for line in f"error: {found.text}".splitlines())
     kind = StepsDiffer if found.steps_differ else OutOfStep
-    return Ending(exit_code=1, error=kind.__name__, message=found.text, traceback=lines)
+    return Ending(
+        exit_code=1, error=kind.__name__, message=found.text, traceback=lines, headline=found.headline
+    )
 
 
 def _end_with_cause(report: Report, found: HangReport) -> NoReturn:
