@@ -18,8 +18,8 @@ for step in range(6):
     mean, best = loss.detach().clone(), torch.zeros(1)
     if rank == 0:
         dist.all_reduce(mean)  # <- fault
-        dist.broadcast(best, src=1)
+        dist.broadcast(best, src=0)
     else:
-        dist.broadcast(best, src=1)
+        dist.broadcast(best, src=0)
         dist.all_reduce(mean)
 dist.destroy_process_group()

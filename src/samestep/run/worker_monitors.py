@@ -18,7 +18,8 @@ from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from samestep.observe.sanitize.rank_comparison import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
-from samestep.ranks.hang.rank_status import State
+from samestep.ranks.hang.idle_watch import IdleWatch
+from samestep.ranks.hang.rank_status import State, Wait
 from samestep.ranks.hang.report import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
 from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore, inherited_store
 from samestep.ranks.hang.watchdog import Response, Watchdog, interval_of
@@ -41,6 +42,15 @@ def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
     """
     advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (DIVERGED_ADVICE, STEPS_ADVICE)
     return partial(_run_watched, limit_s=limit_s, advice=advice, forked=forked is not None)
+
+
+def idle_watch(*, limit_s: float) -> Watch:
+    """Return the function that runs the program of a single worker, and ends it if it hangs.
+
+    Args:
+        limit_s: seconds for which the worker may be idle.
+    """
+    return partial(_run_unless_idle, limit_s=limit_s)
 
 
 def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
@@ -112,10 +122,12 @@ def _run_watched(
     except BaseException:
         watchdog.end("failed")
         raise
-    lost = follows_from_another(ending.error, ending.message)
+    lost: Wait | None = None
+    if follows_from_another(ending.error, ending.message):
+        lost = watchdog.failed_call(ending.traceback)
     state: State = "failed" if ending.exit_code else "ended"
-    watchdog.end(state, line=ending.line, has_lost_connection=lost)
-    if lost and (found := watchdog.explain_lost_connection(ending.line)):
+    watchdog.end(state, line=ending.line, lost=lost)
+    if lost and (found := watchdog.explain_lost_connection(lost, ending.line)):
         cause = _out_of_step(found)
         return replace(cause, details=cause.traceback + ending.traceback)
     return ending
@@ -128,11 +140,29 @@ def _status_store(place: Place, environment: env.Environment, *, forked: bool, l
     return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
 
 
+def _run_unless_idle(run: Callable[[], Ending], report: Report, *, limit_s: float) -> Ending:
+    def end(line: str) -> NoReturn:
+        text = (
+            f"it hangs at {line}, and has used no CPU time for {limit_s:g} s. If this is expected, raise "
+            "--hang-timeout (0 disables the check)"
+        )
+        report(Ending(exit_code=1, error=TimeoutError.__name__, message=text))
+        os._exit(1)
+
+    with IdleWatch(limit_s, end):
+        return run()
+
+
 def _out_of_step(found: HangReport) -> Ending:
     lines = "".join(f"samestep: {line}\n" for line in f"error: {found.text}".splitlines())
     kind = StepsDiffer if found.steps_differ else OutOfStep
     return Ending(
-        exit_code=1, error=kind.__name__, message=found.text, traceback=lines, headline=found.headline
+        exit_code=1,
+        error=kind.__name__,
+        message=found.text,
+        traceback=lines,
+        line=found.line,
+        headline=found.headline,
     )
 
 

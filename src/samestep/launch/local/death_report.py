@@ -20,10 +20,10 @@ from samestep.ranks.hang.script_position import is_script, name_of_blocking, wit
 _PLACES = 4
 """Maximum number of other ranks in the headline."""
 _ADVICE = {
-    signal.SIGKILL: "The kernel sends SIGKILL when memory runs out (see dmesg): give each worker more memory, "
-    "a smaller batch or fewer loader processes. A scheduler sends it at a limit of memory or time.",
+    signal.SIGKILL: "The kernel sends SIGKILL when memory runs out (see dmesg): give each worker more "
+    "memory, a smaller batch or fewer loader processes. A scheduler sends it at a limit of memory or time.",
     signal.SIGABRT: "Native code called abort(); its message is above.",
-    signal.SIGBUS: "Native code accessed memory that is missing: /dev/shm is full, or a mapped file was cut.",
+    signal.SIGBUS: "Native code used missing memory: /dev/shm is full, or a mapped file was cut.",
 }
 _CRASHED = (
     "Native code crashed: an extension, or a call through ctypes, got a wrong pointer. Run this line on one "
@@ -71,6 +71,7 @@ def explain_death(
         error="" if left is None else StepsDiffer.__name__,
         message=report,
         traceback="".join(f"samestep: {one}\n" for one in f"error: {report}".splitlines()),
+        line=place_of(line if left in (None, failure.rank) else others[left].line),
         headline=_headline(failure, f"{where} {place_of(line)}", others, size=size, left=left),
     )
 

@@ -88,7 +88,7 @@ def recorded_messages() -> Iterator[None]:
         declarations.AWAITED_SEND: wrapping(partial(_recorded, "send", "dst")),
         declarations.AWAITED_RECV: wrapping(partial(_recorded, "recv", "src")),
     }
-    hooks |= {hook: wrapping(partial(_with_root, hook.name)) for hook in declarations.ROOTED_COLLECTIVES}
+    hooks |= {hook: wrapping(partial(_with_root, hook.attribute)) for hook in declarations.ROOTED_COLLECTIVES}
     with attached_all(hooks):
         yield
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from samestep.ranks.hang.call_difference import Difference, find_difference
 from samestep.ranks.hang.detection import Hang
 from samestep.ranks.hang.format_ranks import format_ranks, verb
-from samestep.ranks.hang.loop_end import has_left_loop, is_in_training_loop
+from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
 from samestep.ranks.hang.rank_status import RankStatus
 
 DIVERGED_ADVICE = (
@@ -57,6 +57,8 @@ class HangReport:
     steps_differ: bool
     headline: str = ""
     """The hang in one line: the ranks at fault, the collective, and their lines."""
+    line: str = ""
+    """The line of the first rank at fault, as ``file:line``; if it has none, that of a rank that waits."""
 
 
 def describe(
@@ -74,12 +76,14 @@ def describe(
     ranks: dict[str, list[int]] = {}
     for rank in range(size):
         ranks.setdefault(describe_status(statuses.get(rank), quiet.get(rank, "")), []).append(rank)
-    lines = [f"  {format_ranks(same)}: {state}" for state, same in ranks.items()]
+    states = [f"  {format_ranks(same)}: {state}" for state, same in ranks.items()]
     difference = None if hang.missing else find_difference(hang, statuses)
     hint, steps_differ = _hint(hang, statuses, quiet, difference, advice)
     words = _head(hang, size) if difference is None else f"the run hangs: {difference.words}."
-    headline = _headline(hang, statuses, size, difference)
-    return HangReport("\n".join([words, *lines, hint]), steps_differ, headline)
+    headline = _headline(hang, statuses, size, difference, quiet)
+    lines = [place_of(statuses[rank].line) for rank in (*hang.missing, *hang.waiting) if rank in statuses]
+    line = next(filter(None, lines), "")
+    return HangReport("\n".join([words, *states, hint]), steps_differ, headline, line)
 
 
 def _hint(
@@ -94,7 +98,7 @@ def _hint(
         return _STOPPED, False
     if _may_be_slow(hang, statuses):
         return advice.slow, False
-    if any(status.wait is not None and status.wait.inside == "the buffers" for status in statuses.values()):
+    if any(map(_is_buffer_broadcast, statuses.values())):
         return _BUFFERS, False
     if difference is not None and difference.kind != "calls":
         return {"data": _TENSORS, "roots": _ROOTS, "messages": _MESSAGES}[difference.kind], False
@@ -102,6 +106,12 @@ def _hint(
         return _EXITED, False
     steps_differ = _steps_differ(statuses.values())
     return (advice.steps if steps_differ else advice.diverged), steps_differ
+
+
+def _is_buffer_broadcast(status: RankStatus) -> bool:
+    """Return whether a rank waits in the broadcast of a model's buffers, in a forward outside of a step."""
+    in_buffers = status.wait is not None and status.wait.inside == "the buffers"
+    return in_buffers and not is_in_step(status.line)
 
 
 def _steps_differ(statuses: Collection[RankStatus]) -> bool:
@@ -127,10 +137,14 @@ def _head(hang: Hang, size: int) -> str:
 
 
 def _headline(
-    hang: Hang, statuses: Mapping[int, RankStatus], size: int, difference: Difference | None
+    hang: Hang,
+    statuses: Mapping[int, RankStatus],
+    size: int,
+    difference: Difference | None,
+    quiet: Collection[int],
 ) -> str:
     places = {
-        rank: f"rank {rank} {_doing(status)}{place}"
+        rank: f"rank {rank} {'was last seen at ' if rank in quiet else _doing(status)}{place}"
         for rank, status in sorted(statuses.items())
         if (place := place_of(status.line)) or status.state != "running"
     }

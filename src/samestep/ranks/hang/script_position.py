@@ -130,6 +130,16 @@ def ddp_part(frames: Iterable[FrameType]) -> str:
     return ""
 
 
+def ddp_part_of_traceback(text: str) -> str:
+    """Return the part of `DistributedDataParallel` that raised, from a traceback as text; see `ddp_part`."""
+    parts = (
+        part
+        for function, part in _DDP_PARTS.items()
+        if f'{_DDP}", line ' in text and f"in {function}\n" in text
+    )
+    return next(parts, "")
+
+
 def _blocked(op: str, frame: FrameType) -> BlockedCall:
     """Return the blocked call, and mark its frame as sampled.
 

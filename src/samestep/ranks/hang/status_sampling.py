@@ -83,13 +83,19 @@ class StatusSampler:
             self.circle, self._latest = "", call
         self._given_up = call
 
-    def failed_call(self) -> Wait | None:
-        """Return the call that has raised: a message, or the last collective that this process entered."""
-        if (message := failed_message()) is not None:
+    def failed_call(self, traceback: str) -> Wait | None:
+        """Return the call that has raised: a message, or the last collective that this process entered.
+
+        Args:
+            traceback: the traceback as text.
+        """
+        message = failed_message()
+        if message is not None and f"in {message.op}\n" in traceback:
             return _wait_of(message, age_s=0.0)
-        if not self.last.entered:
+        entered = {group: count.entered for group, count in self._recorder.counts().items()}
+        if not any(entered.values()):
             return None
-        group, seq = max(self.last.entered.items(), key=lambda one: one[1])
+        group, seq = max(entered.items(), key=lambda one: one[1])
         return self._collective(self._recorder.name_of(group, seq), seq, group)
 
     def _collective(self, op: str, seq: int, group: str) -> Wait:

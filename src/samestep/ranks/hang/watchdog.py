@@ -19,7 +19,7 @@ from samestep.ranks.hang.detection import Hang, ended_before, find_hang
 from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
 from samestep.ranks.hang.rank_status import RankStatus, State, Wait
 from samestep.ranks.hang.report import Advice, HangReport, describe
-from samestep.ranks.hang.script_position import with_text
+from samestep.ranks.hang.script_position import ddp_part_of_traceback, with_text
 from samestep.ranks.hang.status_sampling import StatusSampler
 from samestep.ranks.hang.status_store import StatusStore
 
@@ -118,35 +118,40 @@ class Watchdog(StatusMonitor):
             return status is not None and status.wait is not None and status.wait.age_s >= _WAITING_S
         return False
 
-    def end(self, state: State, *, line: str = "", has_lost_connection: bool = False) -> None:
+    def end(self, state: State, *, line: str = "", lost: Wait | None = None) -> None:
         """Stop the thread, and post how the script has ended.
 
         Args:
             state: state of the script.
             line: the line that ended it, if one did.
-            has_lost_connection: whether another rank has closed its connection.
+            lost: the call in which another rank has closed its connection, if one has.
         """
         if self in _watching:
             _watching.remove(self)
         self._over.set()
         self._thread.join()
         with suppress(Exception):  # the script may have broken anything
-            last = replace(self.sampler.sample(0.0, state), line=with_text(line) if line else "")
-            if has_lost_connection:
-                last = replace(last, wait=self.sampler.failed_call())
+            last = replace(self.sampler.sample(0.0, state), line=with_text(line) if line else "", wait=lost)
             self.store.post(last.to_bytes())
             if state == "ended":
                 self.store.linger(self._all_ended)
 
-    def explain_lost_connection(self, line: str) -> HangReport | None:
+    def failed_call(self, traceback: str) -> Wait | None:
+        """Return the call of this rank that has raised; None if it has called none.
+
+        Args:
+            traceback: the traceback as text.
+        """
+        call = self.sampler.failed_call(traceback)
+        return None if call is None else replace(call, inside=ddp_part_of_traceback(traceback))
+
+    def explain_lost_connection(self, last: Wait, line: str) -> HangReport | None:
         """Return a report, after a connection was lost, if another rank's script had ended; else None.
 
         Args:
+            last: the call that raised.
             line: the line of the script that raised.
         """
-        last = self.sampler.failed_call()
-        if last is None:
-            return None
         deadline = time.monotonic() + _LAST_STATUS_S
         statuses = self.statuses()
         while (
