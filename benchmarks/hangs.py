@@ -76,7 +76,7 @@ def torchrun(script: Script, timeout_s: float) -> Result:
     root = re.search(r"Root Cause.*?rank\s*: (\d+)", output, re.DOTALL)
     rank = None if root is None else int(root[1])
     lines = re.findall(
-        rf'(?:\[rank{rank}\]: +|^ +)File "{re.escape(str(script.path))}", line (\d+)', output, re.M
+        rf'(?:\[rank{rank}\]: +|^ +)File "{re.escape(str(script.path))}", line (\d+)', output, re.MULTILINE
     )
     wrong = [] if rank in script.ranks or not script.ranks else ["rank"]
     names = re.findall(r"in (\w+)$", output, re.MULTILINE)

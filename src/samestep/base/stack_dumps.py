@@ -28,14 +28,19 @@ class Frame:
 
 
 class StackDumps:
-    """Files for the stacks of several workers.
+    """Files for the stacks of several workers."""
 
-    Args:
-        workers: number of workers, which are forked after this object is made.
-    """
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
 
-    def __init__(self, workers: int) -> None:
-        self._files = [_memory_file() for _ in range(workers)]
+    @property
+    def files(self) -> list[int]:
+        """The descriptors of all files."""
+        return list(self._files.values())
+
+    def add(self, worker: int) -> None:
+        """Create the file of a worker, before it is forked."""
+        self._files[worker] = _memory_file()
 
     def use_here(self, worker: int) -> None:
         """Write the stacks of this process, which is `worker`, when a fatal signal arrives.
@@ -49,13 +54,14 @@ class StackDumps:
 
     def main_frames(self, worker: int) -> list[Frame]:
         """Return the frames of a worker's main thread at its death, innermost first; empty without a dump."""
-        return parse_main_frames(os.pread(self._files[worker], _BYTES, 0).decode(errors="replace"))
+        text = os.pread(self._files[worker], _BYTES, 0) if worker in self._files else b""
+        return parse_main_frames(text.decode(errors="replace"))
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files:
+        for file in self.files:
             os.close(file)
-        self._files = []
+        self._files = {}
 
 
 def parse_main_frames(text: str) -> list[Frame]:

@@ -110,7 +110,7 @@ class Workers:
         self._private = frozenset(private)
         self._limit: forking.Limit | None = None
         self._steps: LastSteps | None = None
-        self._stacks: StackDumps | None = None
+        self._stacks = StackDumps()
         self._statuses: SharedMemoryStore | None = None
         self._folder: Path | None = None
         self._lifeline: Lifeline | None = None
@@ -147,7 +147,6 @@ class Workers:
                 stream.flush()
         self._limit = forking.raise_file_limit(len(starts))
         self._steps = LastSteps(max(1, len(starts)))
-        self._stacks = StackDumps(len(starts))
         self._statuses = SharedMemoryStore(starts[0].place.size if starts else 1)
         with suppress(Error):  # the temporary directory is full, which must not end the workers
             self._folder = make_folder()
@@ -173,9 +172,11 @@ class Workers:
             for stream in start.streams:
                 undo.callback(stream.close)
                 stream.open()
+            others = self._stacks.files
+            self._stacks.add(start.place.local_rank)
             reports, pipe = os.pipe()
             undo.callback(os.close, reports)
-            private = {reports, self._selector.fileno(), *self._private, *self._files()}
+            private = {reports, self._selector.fileno(), *self._private, *self._files(), *others}
             inherited = InheritedState(
                 launcher=os.getpid(),
                 mask=mask,
@@ -262,7 +263,7 @@ class Workers:
         For a worker that a signal killed, the live workers are given a moment to report where they are.
         """
         cause = root_cause(self.failures)
-        if cause.exit_code >= 0 or self._stacks is None:
+        if cause.exit_code >= 0:
             return cause
         self._await_statuses()
         return explain_death(
@@ -352,8 +353,7 @@ class Workers:
                 if stream.read is not None:
                     self._forget(stream.read)
                 stream.close()
-        if self._stacks is not None:
-            self._stacks.close()
+        self._stacks.close()
         self._selector.close()
         forking.restore_file_limit(self._limit)
         self._limit = None

@@ -14,6 +14,8 @@ from samestep.ranks.hang.script_position import line_of, main_frames, with_text
 
 _BUSY = 0.05
 """Share of a core above which the worker and its child processes compute."""
+_TICKS_S = 0.03
+"""CPU time that does not count: the system measures child processes in steps of 0.01 s."""
 
 
 class IdleWatch:
@@ -42,14 +44,14 @@ class IdleWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        line, used_s, idle_s = "", 0.0, 0.0
+        line, begin_s, idle_s = "", 0.0, 0.0
         try:
             while not self._over.wait(self._interval_s):
-                before, before_s = line, used_s
-                line, used_s = line_of(main_frames()), _cpu_seconds()
-                is_idle = line == before and used_s - before_s < _BUSY * self._interval_s
-                idle_s = idle_s + self._interval_s if is_idle and line else 0.0
-                if idle_s >= self._limit_s:
+                before, line, used_s = line, line_of(main_frames()), _cpu_seconds()
+                idle_s += self._interval_s
+                if not line or line != before or used_s - begin_s > _BUSY * idle_s + _TICKS_S:
+                    begin_s, idle_s = used_s, 0.0
+                elif idle_s >= self._limit_s:
                     self._on_hang(with_text(line))
         except Exception as error:  # noqa: BLE001 - watching must not break what it watches
             sys.stderr.write(f"samestep: the watchdog ends: {type(error).__name__}: {error}\n")
@@ -57,8 +59,8 @@ class IdleWatch:
 
 def _cpu_seconds() -> float:
     """Return the CPU time of this process, without the calling thread, and of its child processes."""
-    own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system - time.thread_time()
+    ended = os.times()
+    total = time.process_time() - time.thread_time() + ended.children_user + ended.children_system
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             times = child.cpu_times()
