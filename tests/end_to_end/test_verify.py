@@ -19,7 +19,7 @@ def test_a_faulty_script_is_exit_code_1_with_its_cause(tmp_path, monkeypatch):
     report = json.loads(ended.out)
     (finding,) = report["findings"]
     assert (report["verdict"], report["same"], report["workers"]) == ("different", False, [2])
-    assert (finding["cause"], finding["workers"], finding["step"]) == ("sum-not-mean", 2, 0)
+    assert (finding["code"], finding["workers"], finding["step"]) == ("sum-not-mean", 2, 0)
     assert finding["max_relative_deviation"] > 0.5
     assert "2 times" in finding["message"]
 
@@ -46,3 +46,12 @@ def test_a_run_that_fails_on_one_worker_leaves_no_files(tmp_path, monkeypatch):
     assert "train.py" in ended.err
     assert "SystemExit: no data" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_without_a_number_of_steps_the_runs_last_into_a_second_epoch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = samestep("verify", GALLERY / "ddp_tutorial_serial.py", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert report["not_compared"] == []
+    assert report["steps"] >= 20

@@ -51,4 +51,4 @@ def test_all_independent_faults_are_named(verifier, tmp_path, names):
     report = verifier.verify(tmp_path / "train.py")
 
     assert report["verdict"] == DIFFERENT
-    assert {finding["cause"] for finding in report["findings"]} == set(names), report["findings"]
+    assert {finding["code"] for finding in report["findings"]} == set(names), report["findings"]

@@ -33,7 +33,7 @@ def changed(path, *changes):
 
 
 def outcome(report):
-    return report["verdict"], [one["cause"] for one in report["findings"]]
+    return report["verdict"], [one["code"] for one in report["findings"]]
 
 
 def test_rounding_of_half_precision_is_no_difference(verifier, tmp_path):

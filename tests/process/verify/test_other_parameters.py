@@ -54,7 +54,7 @@ def changed(tmp_path):
 
 
 def outcome(report):
-    return report["verdict"], [one["cause"] for one in report["findings"]]
+    return report["verdict"], [one["code"] for one in report["findings"]]
 
 
 def test_other_groups_are_the_same_training(verifier, changed):

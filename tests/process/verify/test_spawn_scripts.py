@@ -59,7 +59,7 @@ def test_a_fault_is_found_as_in_a_script_that_a_launcher_starts(verifier, tmp_pa
     spawns = verify(verifier, BY_COUNT, "--fault", fault)
     started = verify(verifier, started_by_a_launcher(tmp_path), "--fault", fault)
 
-    assert [one["cause"] for one in spawns["findings"]] == [cause]
+    assert [one["code"] for one in spawns["findings"]] == [cause]
     assert (spawns["verdict"], spawns["findings"]) == (DIFFERENT, started["findings"])
     assert fault != "crash" or "rank 1 failed: ValueError" in spawns["findings"][0]["message"]
 
@@ -67,7 +67,7 @@ def test_a_fault_is_found_as_in_a_script_that_a_launcher_starts(verifier, tmp_pa
 def test_a_worker_that_dies_is_named(verifier):
     (finding,) = verify(verifier, BY_COUNT, "--fault", "dies")["findings"]
 
-    assert (finding["cause"], finding["step"]) == ("crash", 2)
+    assert (finding["code"], finding["step"]) == ("crash", 2)
     assert "rank 1 died" in finding["message"]
 
 
@@ -81,9 +81,9 @@ def test_a_script_that_trains_on_one_worker_without_spawning_it_is_its_own_refer
 
     report = verify(verifier, tmp_path / "train.py", *flags)
     # The line that the script prints behind its workers is in the output of the reference only.
-    assert {one["cause"] for one in report["findings"] if not one["is_exception"]} == set()
+    assert {one["code"] for one in report["findings"] if one["gravity"] != "exception"} == set()
     faulty = verify(verifier, tmp_path / "train.py", *flags, "--fault", "never-averaged")
-    assert [one["cause"] for one in faulty["findings"]] == ["never-averaged"]
+    assert [one["code"] for one in faulty["findings"]] == ["never-averaged"]
 
 
 def test_another_number_of_workers_than_asked_for_is_refused(verifier):
@@ -95,7 +95,7 @@ def test_another_number_of_workers_than_asked_for_is_refused(verifier):
 def test_processes_that_a_script_starts_by_hand_are_compared_too(verifier, fault):
     report = verify(verifier, BY_HAND, "--size", "{n}", "--fault", fault)
 
-    causes = [one["cause"] for one in report["findings"]]
+    causes = [one["code"] for one in report["findings"]]
     assert (report["verdict"], causes) == ((DIFFERENT, [fault]) if fault else (SAME, []))
 
 
@@ -113,7 +113,7 @@ def test_a_failure_that_the_script_catches_is_a_failure(verifier, tmp_path):
     (tmp_path / "train.py").write_text(text.replace(CALL, caught))
     report = verify(verifier, tmp_path / "train.py", "--fault", "dies")
 
-    assert [one["cause"] for one in report["findings"]] == ["crash"]
+    assert [one["code"] for one in report["findings"]] == ["crash"]
 
 
 def test_a_script_may_spawn_again_after_its_training(verifier, tmp_path):
@@ -123,4 +123,4 @@ def test_a_script_may_spawn_again_after_its_training(verifier, tmp_path):
     faulty = verify(verifier, tmp_path / "train.py", "--fault", "never-averaged", steps=30)
 
     assert (report["verdict"], report["steps"]) == (SAME, 20)
-    assert [one["cause"] for one in faulty["findings"]] == ["never-averaged"]
+    assert [one["code"] for one in faulty["findings"]] == ["never-averaged"]

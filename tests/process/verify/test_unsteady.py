@@ -28,7 +28,7 @@ def changed(tmp_path):
 
 
 def causes(report):
-    return [one["cause"] for one in report["findings"]]
+    return [one["code"] for one in report["findings"]]
 
 
 def test_a_small_difference_is_an_exception_and_counts_as_rounding(verifier, changed):

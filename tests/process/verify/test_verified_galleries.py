@@ -19,7 +19,7 @@ def script_name(script):
 
 
 def causes(report):
-    return sorted({finding["cause"] for finding in report["findings"]})
+    return sorted({finding["code"] for finding in report["findings"]})
 
 
 @pytest.mark.parametrize("script", [s for s in SERIAL if s.name not in REFUSED | NEEDS_GPU], ids=script_name)
@@ -55,7 +55,7 @@ def test_the_cause_of_a_difference_is_found(verifier, script):
     report = verifier.verify(script.path, mode=script.mode)
     expected = sorted({script.cause, script.beside} - {""})
     assert (report["verdict"], causes(report)) == (script.verdict, expected), report["findings"]
-    assert not any(finding["is_exception"] for finding in report["findings"])
+    assert not any(finding["gravity"] == "exception" for finding in report["findings"])
 
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME_BUT], ids=script_name)
@@ -63,7 +63,7 @@ def test_a_legitimate_difference_between_ranks_is_an_exception(verifier, script)
     report = verifier.verify(script.path, workers=(2, 3), steps=5)
     assert (report["verdict"], causes(report)) == (SAME_BUT, [script.cause]), report["findings"]
     assert [finding["workers"] for finding in report["findings"]] == [2, 3]
-    assert all(finding["is_exception"] for finding in report["findings"])
+    assert all(finding["gravity"] == "exception" for finding in report["findings"])
 
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=script_name)
@@ -93,4 +93,4 @@ def test_a_fault_is_found_despite_different_noise_on_each_worker(verifier, tmp_p
     (tmp_path / name).write_text(text.replace(right, faulty))
     report = verifier.verify(tmp_path / name, steps=4)
     assert (report["verdict"], causes(report)) == (DIFFERENT, sorted([cause, "random-per-worker"]))
-    assert [finding["cause"] for finding in report["findings"] if not finding["is_exception"]] == [cause]
+    assert [finding["code"] for finding in report["findings"] if finding["gravity"] != "exception"] == [cause]

@@ -56,11 +56,15 @@ def writing_once(world: World, options: Options, common: CommonFolder) -> Iterat
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
-    """Redirect all writes of this process, and of those that it forks, to a private folder."""
+def writing_to(folder: Path) -> Iterator[Overlay]:
+    """Redirect all writes of this process, and of those that it forks, to a folder.
+
+    Several processes may have one folder: each then finds what the others have written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with redirected(Overlay(folder, Journal(folder / "journal"))):
-        yield
+    overlay = Overlay(folder, Journal(folder / "journal"))
+    with redirected(overlay):
+        yield overlay
 
 
 @contextmanager

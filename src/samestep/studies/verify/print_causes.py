@@ -27,7 +27,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
         f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}.",
         workers=comparison.size,
         max_relative_deviation=worst.value if math.isfinite(worst.value) else None,
-        is_exception=worst.is_own_loss,
+        kind="exception" if worst.is_own_loss else "fault",
     )
 
 
@@ -44,5 +44,5 @@ def printed_text(comparison: Comparison) -> Finding | None:
         cause="printed-text",
         message=f"the training is the same, but rank 0 prints {here}, one worker {usual}.",
         workers=comparison.size,
-        is_exception=not comparison.run.is_replicated,
+        kind="fault" if comparison.run.is_replicated else "exception",
     )

@@ -8,6 +8,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +27,8 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.observers.observer import Observer
+from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
 from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
 
@@ -46,7 +49,7 @@ class Probe(Listener):
     Args:
         writer: receives the steps.
         rank: the rank.
-        limit: number of steps of each optimizer after which the script is stopped.
+        length: decides after which step the script is stopped.
         stop: stops the script.
         printed: returns the output so far.
         disturb: whether to add noise of the size of rounding errors to the gradients.
@@ -58,16 +61,19 @@ class Probe(Listener):
         writer: Writer,
         rank: int,
         *,
-        limit: int,
+        length: RunLength,
         stop: Callable[[], None],
         printed: Callable[[], str],
         disturb: bool = False,
         within: Context = nullcontext,
     ) -> None:
         self.facts = Facts(rank=rank)
-        self._writer, self._limit, self._stop, self._printed = writer, limit, stop, printed
+        self._writer, self._length, self._stop, self._printed = writer, length, stop, printed
         self._noise = torch.Generator().manual_seed(1) if disturb else None
         self._within = within
+        self._observers: Sequence[Observer] = ()
+        self.changed_files: Sequence[str] = ()
+        """Paths of the files and folders that the script has created or changed so far."""
         self._step = Step(index=0)
         self._optimizers: list[Optimizer] = []
         """The optimizers that have stepped."""
@@ -88,10 +94,13 @@ class Probe(Listener):
         """A flag shared with the loaders' forked workers."""
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Record the script for the duration of a block."""
+    def attached(self, observers: Sequence[Observer] = ()) -> Iterator[None]:
+        """Record the script for the duration of a block, with the notes of these observers."""
+        self._observers = observers
         with ExitStack() as stack:
             stack.enter_context(subscribed(self))
+            for observer in observers:
+                stack.enter_context(observer.attached())
             stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
             stack.enter_context(attached(declarations.SHUFFLED, wrapping(self._shuffle)))
             for kind in Fetcher.__subclasses__():
@@ -104,8 +113,14 @@ class Probe(Listener):
         facts.ended, facts.message = ended, message
         facts.evaluated, facts.printed = self._step.evaluated, self._printed()
         facts.augmented = self._fetches_drew[0] == 1
+        facts.written = self.written()
+        facts.notes = [note for observer in self._observers for note in observer.notes()]
         self._note_group()
         self._writer.end(facts)
+
+    def written(self) -> list[str]:
+        """Return the paths of the files that the script has written and not removed, in this order."""
+        return [path for path in dict.fromkeys(self.changed_files) if Path(path).is_file()]
 
     @contextmanager
     def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
@@ -255,9 +270,10 @@ class Probe(Listener):
         self._note_group()
         self._step.printed = len(self._printed())
         self._writer.step(self._step)
-        self._step = Step(index=self._step.index + 1)
+        done = self._step
+        self._step = Step(index=done.index + 1)
         self._has_begun = False
-        if self._step.index >= self._limit * max(1, len(self._optimizers)):
+        if self._length.is_reached(done, optimizers=len(self._optimizers)):
             self.end("steps")
             self._stop()
 

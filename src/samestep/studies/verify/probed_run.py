@@ -4,14 +4,14 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from samestep.autopilot.replicated_script import run_replicated, undo_replication
+from samestep.autopilot.replicated_script import run_replicated, single_process_view, undo_replication
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
 from samestep.autopilot.script.options import DEFAULTS, Options
@@ -31,7 +31,12 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+from samestep.studies.verify.observers.observer import Observer
+from samestep.studies.verify.observers.saved_states import SavedStates
+from samestep.studies.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
+from samestep.studies.verify.progress_line import ProgressLine, Shown
+from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Trace, Writer, read
 
@@ -53,7 +58,8 @@ class TracedRun:
         program: the script and its arguments.
         kind: serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`.
         size: number of workers.
-        steps: number of steps after which the run is stopped.
+        length: decides after which step the run is stopped.
+        progress: shows the current step.
         folder: folder of its traces and of all files that the script writes.
         options: how a serial script is split across workers.
         watch: runs each worker, and ends the run if it hangs.
@@ -64,7 +70,8 @@ class TracedRun:
     program: Program
     kind: Kind
     size: int
-    steps: int
+    length: RunLength
+    progress: ProgressLine
     folder: Path
     options: Options
     watch: Watch
@@ -146,11 +153,11 @@ class TracedRun:
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
         # The workers are forked within these; they have their files in common, as processes of one script.
-        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder):
-            return with_own_workers(run, how)
+        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder) as overlay:
+            return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 
-    def _as_worker(self, run: Callable[[], Ending]) -> Ending:
-        """Run the script on one worker, with a probe attached."""
+    def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
+        """Run the script on one worker, with a probe attached; `files` are those that it changes."""
         rank = _rank()
         folder = self._folder_of(rank)
         folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
@@ -158,16 +165,17 @@ class TracedRun:
         probe = Probe(
             Writer(folder / "trace.jsonl"),
             rank,
-            limit=self.steps,
+            length=Shown(self.length, self.progress) if rank == 0 else self.length,
             stop=partial(self._stop, rank),
             printed=stdout.text,
             disturb=self.disturb,
             within=self._within(),
         )
+        probe.changed_files = files
         _KEPT.append(probe)
 
         def probed() -> Ending:
-            with probe.attached(), redirect_stdout(stdout.stream):
+            with probe.attached(self._observers(probe)), redirect_stdout(stdout.stream):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
             probe.end(ended, ending.message)
@@ -179,18 +187,19 @@ class TracedRun:
 
                 stack.enter_context(rank_features_disabled())
             try:
-                return self._as_its_kind(probed, rank)
+                return self._as_its_kind(probed, rank, probe)
             except Error as error:
                 probe.end(type(error).__name__, str(error))
                 raise
 
-    def _as_its_kind(self, probed: Callable[[], Ending], rank: int) -> Ending:
+    def _as_its_kind(self, probed: Callable[[], Ending], rank: int, probe: Probe) -> Ending:
         if self.kind == "spawns":
             return probed()
         if self.kind == "native":
             _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
-            with on_cpu, writing_to(self._folder_of(rank)):
+            with on_cpu, writing_to(self.folder / "files") as overlay:  # of all ranks, as on one file system
+                probe.changed_files = overlay.made
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
@@ -200,6 +209,7 @@ class TracedRun:
         with (
             own_device(self.options) as device,
             join(device=device) as world,
+            single_process_view(world),
             writing_to(self._folder_of(rank)),
             equal_seeds(world, SEED),
         ):
@@ -211,6 +221,17 @@ class TracedRun:
         from samestep.studies.verify.neutral_modules import global_batch_norm
 
         return global_batch_norm
+
+    def _observers(self, probe: Probe) -> list[Observer]:
+        """Return what observes a rank: nothing where gradients are disturbed or features disabled."""
+        if self.disturb or self.neutral is not None:
+            return []
+        if self.size == 1:
+            return [kind() for kind in OF_ONE_WORKER]
+        if self.kind == "serial":
+            return []
+        kinds = OF_EACH_RANK if self.kind == "native" else ()
+        return [*(kind() for kind in kinds), SavedStates(probe.written)]
 
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""

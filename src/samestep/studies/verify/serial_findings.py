@@ -97,5 +97,5 @@ def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) 
         workers=1,
         step=0,
         max_relative_deviation=most.value if math.isfinite(most.value) else None,
-        is_exception=is_small,
+        kind="exception" if is_small else "fault",
     )

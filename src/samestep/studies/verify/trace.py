@@ -40,6 +40,18 @@ class Step:
     printed: int = 0
 
 
+class Note(NamedTuple):
+    """A note of an observer about the script of one rank."""
+
+    code: str
+    message: str
+    """What was found, and what to do."""
+    step: int | None = None
+    """Number of the first step that shows it, from 0."""
+    file: str | None = None
+    line: int | None = None
+
+
 class OptimizerParameter(NamedTuple):
     """A parameter of an optimizer."""
 
@@ -67,6 +79,8 @@ class Facts:
         parameters: parameters of each optimizer, in the order of first steps.
         evaluated: a key for each sample of evaluations after the last step.
         printed: stdout.
+        written: paths of the files that the rank has written and not removed.
+        notes: the notes of all observers.
         ended: "steps" if the requested number of steps was made, "end" if the script ended before, otherwise
             the name of the error.
         message: text of the error.
@@ -85,6 +99,8 @@ class Facts:
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     evaluated: list[float] = field(default_factory=list)
     printed: str = ""
+    written: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     ended: str = "killed"
     message: str = ""
 
@@ -145,6 +161,7 @@ def read(path: Path, *, rank: int) -> Trace:
                 [OptimizerParameter(name, tuple(shape), group) for name, shape, group in parameters]
                 for parameters in facts.parameters
             ]
+            facts.notes = [Note(*note) for note in facts.notes]
     return Trace(facts, steps, begun)
 
 

@@ -1,7 +1,7 @@
 """The report of a verification: its verdict, its findings, and their codes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["same", "same but for exceptions", "inconclusive", "different"]
@@ -29,7 +29,17 @@ RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augment
 Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
-"""Stable codes of findings; the guide `verify` explains each."""
+"""Stable codes of differences between runs; the guide `verify` explains each."""
+ScriptNote: TypeAlias = Literal["no-gradient"]
+RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
+NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
+"""Stable codes of notes, which are no differences between runs; the guide `verify` explains each.
+
+A `ScriptNote` is about the script on one worker, a `RankNote` about several ranks.
+"""
+Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
+"""What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
+same", or does nothing."""
 
 NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "later-steps"]
 """Stable codes of what a verification did not compare."""
@@ -37,7 +47,7 @@ NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One difference, or one fault of the script itself.
+    """One difference, one fault of the script itself, or one note.
 
     Args:
         cause: its code.
@@ -45,29 +55,57 @@ class Finding:
         workers: number of workers of the run.
         step: first step that shows it, from 0; None if it belongs to no step.
         max_relative_deviation: largest deviation that it causes; None if that is not a finite number.
-        is_exception: whether it is a legitimate difference between ranks, an exception to "the same".
+        kind: a fault, a legitimate difference between ranks, or a note.
+        ranks: ranks that it concerns, if not all.
+        place: file and line of the script, if known.
     """
 
-    cause: Cause
+    cause: Cause | NoteCode
     message: str
     workers: int
     step: int | None = None
     max_relative_deviation: float | None = None
-    is_exception: bool = False
+    kind: Literal["fault", "exception", "note"] = "fault"
+    ranks: Sequence[int] = ()
+    place: tuple[str, int] | None = None
+
+    @property
+    def gravity(self) -> Gravity:
+        """Its effect on the verdict."""
+        return "inconclusive" if self.kind == "fault" and self.cause in _UNKNOWN else self.kind
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as ``samestep verify --json`` prints it."""
+        file, line = self.place or (None, None)
+        return {
+            "code": self.cause,
+            "gravity": self.gravity,
+            "message": self.message,
+            "workers": self.workers,
+            "ranks": list(self.ranks),
+            "step": self.step,
+            "file": file,
+            "line": line,
+            "max_relative_deviation": self.max_relative_deviation,
+        }
 
 
-_UNKNOWN: frozenset[Cause] = frozenset(("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss"))
+_UNKNOWN: frozenset[Cause | NoteCode] = frozenset(
+    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss")
+)
 """Causes that leave open whether the runs are the same."""
+_VERDICTS: dict[Gravity, Verdict] = {
+    "fault": "different",
+    "inconclusive": "inconclusive",
+    "exception": "same but for exceptions",
+}
+"""Verdict of the gravest finding, the gravest first."""
 
 
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that findings lead to."""
-    faults = {finding.cause for finding in findings if not finding.is_exception}
-    if faults - _UNKNOWN:
-        return "different"
-    if faults:
-        return "inconclusive"
-    return "same but for exceptions" if findings else "same"
+    found = {finding.gravity for finding in findings}
+    return next((verdict for gravity, verdict in _VERDICTS.items() if gravity in found), "same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +138,7 @@ class Report:
 
     Args:
         rows: one for each number of workers.
-        findings: faults of the script itself, on any number of workers.
+        findings: faults of the script itself, and notes about it, on any number of workers.
         steps: number of steps of the reference.
         not_compared: what was not compared, in words, by code.
     """
@@ -132,5 +170,5 @@ class Report:
             "max_relative_deviation": {
                 str(row.workers): max(row.deviations.values(), default=0.0) for row in self.rows
             },
-            "findings": [asdict(finding) for finding in self.all_findings],
+            "findings": [finding.as_json() for finding in self.all_findings],
         }

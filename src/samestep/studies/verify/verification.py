@@ -21,12 +21,22 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
+from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
     drop_parameters,
 )
 from samestep.studies.verify.probed_run import Kind, TracedRun
+from samestep.studies.verify.progress_line import progress_line
+from samestep.studies.verify.run_length import (
+    LEAST_STEPS,
+    TOTAL_S,
+    RunLength,
+    StepsOfAll,
+    StepsOfEach,
+    UntilEvaluated,
+)
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
 from samestep.studies.verify.verdict import Cause, Finding, NotCompared, Report, Row
@@ -51,7 +61,8 @@ class Verification:
         script: the script.
         against: script whose run on one worker is the reference; the script itself, if None.
         workers: numbers of workers to run it on.
-        steps: number of steps of each run.
+        steps: number of steps of each optimizer in each run; None for as many as show an evaluation and a
+            second epoch, if that takes no more than `TOTAL_S`.
         scratch: an empty folder for all files of the runs.
         options: how a serial script is split across workers.
         watch: returns a function that runs each of the given number of workers, and ends a run that hangs.
@@ -61,13 +72,16 @@ class Verification:
     script: Script
     against: Script | None
     workers: Sequence[int]
-    steps: int
+    steps: int | None
     scratch: Path
     options: Options
     watch: Callable[[int, Kind], Watch]
     tell: Print
     _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
     """Reference and control with rank-dependent features disabled."""
+    _length: RunLength = field(init=False)
+    _own: Sequence[Finding] = field(init=False, default=())
+    """Faults and notes of the run on one worker."""
     _limit: int | None = field(init=False, default=None)
     """First step whose samples depend on rounding; None if there is none."""
     _unmatched: bool = field(init=False, default=False)
@@ -80,21 +94,31 @@ class Verification:
             UsageError: the reference fails, or has no step.
         """
         reference = self._reference()
+        if self.steps is None:
+            self._length = _length_of(reference)
         control = self._control()
         other = other_samples(reference, control)
         if other and other_samples(reference, self._run(self._origin, 1, "again")) is None:
             self._limit = other
             reference, control = reference.until(other), control.until(other)
         own = baseline_findings(reference, control)
+        self._own = [*own, *notes_of(reference)]
         if any(finding.cause in INCONCLUSIVE for finding in own):
-            return Report(rows=[], findings=own, steps=reference.steps)
+            return Report(rows=[], findings=self._own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         missing = _not_reached(reference)
         if self._unmatched:
             missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
             missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
-        return Report(rows=rows, findings=own, steps=reference.steps, not_compared=missing)
+        return Report(rows=rows, findings=self._own, steps=reference.steps, not_compared=missing)
+
+    def __post_init__(self) -> None:
+        # The reference, its control, perhaps a third run on one worker, and each number of workers.
+        runs = 3 + len(self.workers)
+        self._length = (
+            UntilEvaluated(limit_s=TOTAL_S / runs) if self.steps is None else StepsOfEach(self.steps)
+        )
 
     @property
     def _origin(self) -> Script:
@@ -122,7 +146,7 @@ class Verification:
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison = self._compared(reference, self._run(self.script, size, ""), control)
         found, run = causes(comparison), comparison.run
-        differs = any(not one.is_exception for one in found)
+        differs = any(one.kind == "fault" for one in found)
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
         return Row(
@@ -130,7 +154,7 @@ class Verification:
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
             is_rounding=comparison.first is None,
-            findings=found,
+            findings=[*found, *notes_of(run, known=self._own), *several_writers(run)],
         )
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
@@ -153,25 +177,28 @@ class Verification:
         if run.failure is not None:  # only this run failed, so it proves nothing
             return found
         still = causes(self._compared(reference, run, control))
-        remains = any(not one.is_exception for one in still)
+        remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
 
     def _run(
         self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
     ) -> RunRecord:
-        self.tell(f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}")
-        record = TracedRun(
-            program=script.program,
-            kind=script.kind,
-            size=size,
-            steps=self.steps,
-            folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
-            options=self.options,
-            watch=self.watch(size, script.kind),
-            disturb=disturb,
-            neutral=self.script.kind if neutral else None,
-        ).run()
+        title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
+        self.tell(title)
+        with progress_line(title) as progress:
+            record = TracedRun(
+                program=script.program,
+                kind=script.kind,
+                size=size,
+                length=self._length,
+                progress=progress,
+                folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
+                options=self.options,
+                watch=self.watch(size, script.kind),
+                disturb=disturb,
+                neutral=self.script.kind if neutral else None,
+            ).run()
         return record if self._limit is None else record.until(self._limit)
 
 
@@ -183,6 +210,13 @@ def _failure(run: RunRecord) -> str:
     if failure is None:
         return "its process exited without Python's cleanup (os._exit?) and reported no error"
     return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
+
+
+def _length_of(reference: RunRecord) -> RunLength:
+    """Return the length of the runs after the reference, which stops early where the script is longer."""
+    if reference.facts.ended == "steps":
+        return StepsOfAll(reference.steps)
+    return StepsOfAll(2 * reference.steps + LEAST_STEPS)
 
 
 def _not_reached(reference: RunRecord) -> dict[NotCompared, str]:
@@ -226,7 +260,7 @@ def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
             message=message,
             workers=run.size,
             max_relative_deviation=comparison.largest_deviation,
-            is_exception=True,
+            kind="exception",
         )
         for cause, message, applies in possible
         if applies

@@ -432,7 +432,7 @@ def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
     ):
         seen = run(2, change=change, facts=prints(value))
         assert [
-            (one.cause, one.is_exception) for one in causes(Comparison(reference, seen, control))
+            (one.cause, one.kind == "exception") for one in causes(Comparison(reference, seen, control))
         ] == expected
 
 
