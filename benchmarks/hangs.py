@@ -60,7 +60,7 @@ def verify(script: Script, hang_timeout_s: float) -> Result:
     seconds, output = _timed([sys.executable, "-m", "samestep", *flags, str(script.path)])
     found = [line for line in output.splitlines() if line.startswith("{")]
     findings = json.loads(found[-1])["findings"] if found else []
-    cause = findings[0]["cause"] if findings else "no cause"
+    cause = findings[0]["code"] if findings else "no cause"
     text = findings[0]["message"] if findings else output
     report = read_report(text)
     wrong = [name for name in report.differences(script) if name != "line"]

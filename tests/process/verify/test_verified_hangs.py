@@ -22,10 +22,10 @@ NAMES = [
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.path.stem in NAMES], ids=lambda s: s.path.stem)
 def test_cause_rank_and_line_are_named(verifier, script):
-    (finding,) = verifier.verify(script.path, mode="native")["findings"]
+    finding = verifier.verify(script.path, mode="native")["findings"][0]
     report = read_report(finding["message"])
 
-    assert finding["cause"] == script.cause
+    assert finding["code"] == script.cause
     assert report.ranks[: len(script.ranks)] == script.ranks
     assert script.kind == "refused" or f"{script.path}:{script.line}" in finding["message"]
 

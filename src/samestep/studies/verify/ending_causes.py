@@ -1,5 +1,7 @@
 """Finds the faults that end a run, or that make it several trainings."""
 
+from dataclasses import replace
+
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.loop_end import is_in_training_loop
@@ -40,7 +42,7 @@ def hang(comparison: Comparison) -> Finding | None:
         return None
     if any(trace.facts.ended in _HANGS for trace in run.traces):
         return None  # raised by the script, not by the watchdog
-    return comparison.finding("hang", run.failure.message, run.steps)
+    return replace(comparison.finding("hang", run.failure.message, run.steps), place=_place(run.failure.line))
 
 
 def crash(comparison: Comparison) -> Finding | None:
@@ -58,7 +60,8 @@ def crash(comparison: Comparison) -> Finding | None:
         return comparison.finding("refused", first.message, run.steps)
     where = "" if run.failure is None or run.failure.rank != first.rank else run.failure.line
     words = [f"rank {first.rank} failed{where and f' at {where}'}", first.ended, _short(first.message)]
-    return comparison.finding("crash", ": ".join(filter(None, words)), run.steps)
+    found = comparison.finding("crash", ": ".join(filter(None, words)), run.steps)
+    return replace(found, ranks=(first.rank,), place=_place(where))
 
 
 def _short(message: str) -> str:
@@ -75,7 +78,14 @@ def _death(comparison: Comparison) -> Finding | None:
     if failure is None:
         return None
     message = failure.message or f"rank {failure.rank} died: with exit code {failure.exit_code}."
-    return comparison.finding("crash", message, steps)
+    found = comparison.finding("crash", message, steps)
+    return replace(found, ranks=(failure.rank,), place=_place(failure.line))
+
+
+def _place(line: str) -> tuple[str, int] | None:
+    """Return file and number of a ``file:line``; None for an empty one."""
+    file, _, number = line.rpartition(":")
+    return (file, int(number)) if file and number.isdigit() else None
 
 
 def silent_copies(comparison: Comparison) -> Finding | None:
