@@ -27,7 +27,7 @@ def test_cause_rank_and_line_are_named(verifier, script):
 
     assert finding["code"] == script.cause
     assert report.ranks[: len(script.ranks)] == script.ranks
-    assert script.kind == "refused" or f"{script.path}:{script.line}" in finding["message"]
+    assert f"{script.path}:{script.line}" in finding["message"]
 
 
 def test_a_run_on_one_worker_that_hangs_is_ended(verifier, tmp_path):

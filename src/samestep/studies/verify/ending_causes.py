@@ -56,9 +56,10 @@ def crash(comparison: Comparison) -> Finding | None:
     if not own and run.failure is not None and run.failure.rank not in reported:
         return _death(comparison)
     first = min(own or failed, key=lambda facts: len(run.traces[facts.rank].steps))
-    if first.ended in (UsageError.__name__, *_HANGS):
-        return comparison.finding("refused", first.message, run.steps)
     where = "" if run.failure is None or run.failure.rank != first.rank else run.failure.line
+    if first.ended in (UsageError.__name__, *_HANGS):
+        found = comparison.finding("refused", f"{first.message}{where and f' ({where})'}", run.steps)
+        return replace(found, place=_place(where))
     words = [f"rank {first.rank} failed{where and f' at {where}'}", first.ended, _short(first.message)]
     found = comparison.finding("crash", ": ".join(filter(None, words)), run.steps)
     return replace(found, ranks=(first.rank,), place=_place(where))
