@@ -1,16 +1,19 @@
 """Verifies that a script takes the same steps on several workers as on one (``samestep verify``).
 
-There are four kinds of runs, each stopped after some steps:
+There are five kinds of runs, each stopped after some steps:
 
 * the reference on one worker;
 * the control: the reference with its gradients disturbed by rounding, which measures the effect of rounding;
 * one run for each number of workers;
+* if such a run differs and no cause explains it: reference, control and run again up to the step that
+  differs, with the calls of all modules in that step;
 * if such a run differs and has legitimate differences between ranks (batch norm over each worker's share,
   dropout, augmentation): reference, control and run again with these disabled or synchronized.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from samestep.autopilot.script.options import Options
@@ -21,6 +24,7 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
+from samestep.studies.verify.modules.naming import with_module
 from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
@@ -79,6 +83,10 @@ class Verification:
     tell: Print
     _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
     """Reference and control with rank-dependent features disabled."""
+    _recorded_alone: dict[tuple[int, bool], tuple[RunRecord, RunRecord]] = field(
+        init=False, default_factory=dict
+    )
+    """Reference and control with the modules of a step, with rank-dependent features disabled or not."""
     _length: RunLength = field(init=False)
     _own: Sequence[Finding] = field(init=False, default=())
     """Faults and notes of the run on one worker."""
@@ -149,6 +157,8 @@ class Verification:
         differs = any(one.kind == "fault" for one in found)
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
+        elif differs and run.failure is None:
+            found = with_module(found, comparison, partial(self._recorded, size, neutral=False))
         return Row(
             workers=size,
             steps=comparison.steps,
@@ -176,13 +186,32 @@ class Verification:
         run = self._run(self.script, size, _NEUTRAL, neutral=True)
         if run.failure is not None:  # only this run failed, so it proves nothing
             return found
-        still = causes(self._compared(reference, run, control))
+        comparison = self._compared(reference, run, control)
+        still = with_module(causes(comparison), comparison, partial(self._recorded, size, neutral=True))
         remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
 
+    def _recorded(self, size: int, step: int, *, neutral: bool) -> Comparison:
+        """Return the comparison of runs up to a step, with the modules of that step."""
+        run = partial(self._run, neutral=neutral, modules_of=step)
+        alone = self._recorded_alone.get((step, neutral))
+        if alone is None:
+            what = f"modules of step {step}"
+            alone = run(self._origin, 1, what), run(self._origin, 1, f"{what}, disturbed", disturb=True)
+            self._recorded_alone[step, neutral] = alone
+        reference, control = alone
+        return self._compared(reference, run(self.script, size, f"modules of step {step}"), control)
+
     def _run(
-        self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
+        self,
+        script: Script,
+        size: int,
+        what: str,
+        *,
+        disturb: bool = False,
+        neutral: bool = False,
+        modules_of: int | None = None,
     ) -> RunRecord:
         title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
         self.tell(title)
@@ -191,13 +220,14 @@ class Verification:
                 program=script.program,
                 kind=script.kind,
                 size=size,
-                length=self._length,
+                length=self._length if modules_of is None else StepsOfAll(modules_of + 1),
                 progress=progress,
                 folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
                 options=self.options,
                 watch=self.watch(size, script.kind),
                 disturb=disturb,
                 neutral=self.script.kind if neutral else None,
+                modules_of=modules_of,
             ).run()
         return record if self._limit is None else record.until(self._limit)
 
