@@ -66,6 +66,10 @@ COLLECTIVES = tuple(
 )
 AWAITED_SEND = Hook("torch.distributed", "send", "watchdog", "a rank waits for the receiver of its message")
 AWAITED_RECV = Hook("torch.distributed", "recv", "watchdog", "a rank waits for the sender of a message")
+ROOTED_COLLECTIVES = tuple(
+    Hook("torch.distributed", name, "watchdog", "the ranks give different roots")
+    for name in ("broadcast", "reduce", "gather", "scatter")
+)
 BROADCAST_BUFFERS = Hook(
     "torch.distributed",
     "_broadcast_coalesced",
