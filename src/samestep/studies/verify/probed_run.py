@@ -34,6 +34,7 @@ from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.observers.table import OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
+from samestep.studies.verify.rank_merging import merged
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Trace, Writer, read
 
@@ -88,11 +89,13 @@ class TracedRun:
                 shutil.rmtree(self.folder)
                 return replace(self, kind="native", program=self._filled()).run()
             cause = self._cause(cause)
-        return RunRecord(
-            traces=[self._trace_of(rank) for rank in range(self.size)],
-            is_replicated=self.kind == "serial",
-            failure=cause,
-            is_sliced=self.options.split == "loader",
+        return merged(
+            RunRecord(
+                traces=[self._trace_of(rank) for rank in range(self.size)],
+                is_replicated=self.kind == "serial",
+                failure=cause,
+                is_sliced=self.options.split == "loader",
+            )
         )
 
     def _outcome(self) -> Outcome:

@@ -223,6 +223,11 @@ def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
             "each worker draws its own augmentation",
             any(one.augmented for one in facts) and is_native,
         ),
+        (
+            "compressed-gradients",
+            f"{run.facts.compressed} compresses the gradients of each rank before they are averaged",
+            bool(run.facts.compressed),
+        ),
     )
     return [
         Finding(
