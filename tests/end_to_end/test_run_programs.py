@@ -187,7 +187,7 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            print(f"{step} {loss.item():.9f}")
+            print(f"{step} {loss.item():.9f}", [name for name in os.environ if "RANK" in name])
         def at_exit():
             print("at exit", int(os.environ.get("WORLD_SIZE", 1)), torch.distributed.is_initialized())
             with open(sys.argv[1], "a") as file:
@@ -201,6 +201,7 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
 
     assert serial.code == shared.code == 3
     assert shared.out == serial.out
+    assert serial.out.splitlines()[0].endswith(" []")  # one worker has no rank either
     assert shared.out.endswith("at exit 1 False\n")
     assert (tmp_path / "2").read_text() == "once"
     assert "Sequential at prog.py:10: 5 calls split" in shared.err

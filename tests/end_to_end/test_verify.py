@@ -46,3 +46,12 @@ def test_a_run_that_fails_on_one_worker_leaves_no_files(tmp_path, monkeypatch):
     assert "train.py" in ended.err
     assert "SystemExit: no data" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_without_a_number_of_steps_the_runs_last_into_a_second_epoch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = samestep("verify", GALLERY / "ddp_tutorial_serial.py", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert report["not_compared"] == []
+    assert report["steps"] >= 20

@@ -36,6 +36,7 @@ from samestep.base.polling import holds_within
 from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
+from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.collectives.algorithms import ByAlgorithm, by_algorithm
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.hang.watchdog import is_waiting
@@ -52,15 +53,6 @@ then, because unsplit calls compute the same as one rank.
 _PATIENCE_S = 30.0
 """Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
-_LAUNCH_VARIABLES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "NNODES", "MASTER_"),
-    *("TORCHELASTIC_", "SAMESTEP_RUN_ID"),
-    *("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "MV2_COMM_WORLD_"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_NTASKS", "SLURM_NPROCS"),
-    "SLURM_TASKS_PER_NODE",
-)
-"""Prefixes of variables from which a script or a library infers that it is one of several ranks."""
-
 _RANKS = ("LOCAL_RANK", "RANK")
 """Variables that a library sets for each rank that it starts."""
 _STARTS_RANKS = "the script {does}, so it is no serial script; run it with --mode native."
@@ -136,11 +128,12 @@ def _await_main_flush(world: World, *, waits: bool) -> None:
 def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
     """Replicate the script of the block over all ranks; yield the account of its calls.
 
-    On one rank, only `options.scratch` has an effect.
+    On one rank, only the process group and the launcher's variables are hidden, and `options.scratch` has
+    an effect.
     """
     account = Account()
     if world.place.size == 1:
-        with nullcontext() if options.scratch is None else writing_to(options.scratch / "0"):
+        with _on_one_rank(world, options):
             yield account
         return
     world = on_one_host(world)
@@ -178,6 +171,13 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
             _inherited.append(stack.pop_all())
         elif options.explain:
             stop(account)
+
+
+@contextmanager
+def _on_one_rank(world: World, options: Options) -> Iterator[None]:
+    writing = nullcontext() if options.scratch is None else writing_to(options.scratch / "0")
+    with single_process_view(world), writing:
+        yield
 
 
 def undo_replication() -> None:
@@ -247,6 +247,6 @@ def single_process_view(world: World) -> Iterator[None]:
         stack.enter_context(attached(declarations.GROUP_EXISTS, wrapping(exists)))
         stack.enter_context(attached_all(dict.fromkeys(declarations.CREATED_GROUP, instead(refused))))
         stack.enter_context(attached(declarations.STARTED_PROCESS, wrapping(started)))
-        stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
+        stack.enter_context(env.hidden(RANK_VARIABLES))
         stack.enter_context(attached(declarations.INPUT, instead(once)))
         yield

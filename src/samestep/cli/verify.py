@@ -59,7 +59,12 @@ def verify(
     ] = None,
     *,
     workers: launch.WorkerCounts = "1,2",
-    steps: Annotated[int, option("K", "Number of optimizer steps of each run.")] = 20,
+    steps: Annotated[
+        int | None,
+        option(
+            "K", "Steps of each optimizer in each run (default: into a second epoch; two minutes at most)."
+        ),
+    ] = None,
     against: Annotated[
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
@@ -78,7 +83,7 @@ def verify(
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
     check_hang_timeout(hang_timeout)
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UsageError(f"--steps is {steps}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
@@ -173,7 +178,9 @@ def _print(report: Report) -> None:
         where = f"{finding.workers} worker{'s' * (finding.workers > 1)}"
         at = "" if finding.step is None else f", step {finding.step}"
         console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
-    if report.not_compared:
-        missing = ", ".join(report.not_compared.values())
-        console.print(f"Left out of the comparison: {missing}.", soft_wrap=True)
-    console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.", soft_wrap=True)
+    missing = ", ".join(report.not_compared.values())
+    console.print(
+        f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps"
+        f"{missing and f'; not compared: {missing}'}.",
+        soft_wrap=True,
+    )

@@ -164,6 +164,15 @@ UNKNOWN = (
 Some launchers do not give the number of ranks.
 """
 
+RANK_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "NNODES", "MASTER_"),
+    *("TORCHELASTIC_", "SAMESTEP_RUN_ID"),
+    *("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "MV2_COMM_WORLD_"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_NTASKS", "SLURM_NPROCS"),
+    "SLURM_TASKS_PER_NODE",
+)
+"""Prefixes of variables from which a script or a library infers that it is one of several ranks."""
+
 # Slurm numbers the steps that hold no tasks (batch script, extern, `salloc`'s shell) from here upwards.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 

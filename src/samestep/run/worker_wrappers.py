@@ -11,6 +11,7 @@ from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
 from samestep.launch.plan import Spawn
 from samestep.launchers.binding import bind
 from samestep.launchers.detect import detect
+from samestep.launchers.registry import RANK_VARIABLES
 from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
 from samestep.run.decision import Decision
 
@@ -137,7 +138,7 @@ def _replication(decision: Decision) -> Around:
     if not decision.is_serial:
         return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
     if not decision.is_replicated and options.device == "auto":
-        return as_given
+        return partial(_run_as_one_process, around=as_given)
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)
@@ -147,6 +148,12 @@ def _kind(decision: Decision) -> Kind:
     if decision.is_replicated:
         return "replicated"
     return "serial" if decision.is_serial else "native"
+
+
+def _run_as_one_process(run: Callable[[], Ending], *, around: Around) -> Ending:
+    """Run a serial script in `around`, without the variables of a rank."""
+    with env.hidden(RANK_VARIABLES):
+        return around(run)
 
 
 def _run_in_scratch(run: Callable[[], Ending], *, around: Around, scratch: Path) -> Ending:

@@ -21,7 +21,7 @@ from samestep.studies.verify.sample_random import per_sample_randomness
 
 @contextmanager
 def rank_features_disabled() -> Iterator[None]:
-    """Disable dropout and compressed gradients, make random numbers depend on the sample, batch norm global."""
+    """Disable dropout and compression, make random numbers depend on the sample, and batch norm global."""
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         hooks = {

@@ -28,6 +28,7 @@ from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
+from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.tensor_parallel import ranks_of_same_batch
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
 from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
@@ -49,7 +50,7 @@ class Probe(Listener):
     Args:
         writer: receives the steps.
         rank: the rank.
-        limit: number of steps of each optimizer after which the script is stopped.
+        length: decides after which step the script is stopped.
         stop: stops the script.
         printed: returns the output so far.
         disturb: whether to add noise of the size of rounding errors to the gradients.
@@ -61,14 +62,14 @@ class Probe(Listener):
         writer: Writer,
         rank: int,
         *,
-        limit: int,
+        length: RunLength,
         stop: Callable[[], None],
         printed: Callable[[], str],
         disturb: bool = False,
         within: Context = nullcontext,
     ) -> None:
         self.facts = Facts(rank=rank)
-        self._writer, self._limit, self._stop, self._printed = writer, limit, stop, printed
+        self._writer, self._length, self._stop, self._printed = writer, length, stop, printed
         self._noise = torch.Generator().manual_seed(1) if disturb else None
         self._within = within
         self._observers: Sequence[Observer] = ()
@@ -266,9 +267,10 @@ class Probe(Listener):
         self._note_group()
         self._step.printed = len(self._printed())
         self._writer.step(self._step)
-        self._step = Step(index=self._step.index + 1)
+        done = self._step
+        self._step = Step(index=done.index + 1)
         self._has_begun = False
-        if self._step.index >= self._limit * max(1, len(self._optimizers)):
+        if self._length.is_reached(done, optimizers=len(self._optimizers)):
             self.end("steps")
             self._stop()
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from samestep.autopilot.replicated_script import run_replicated, undo_replication
+from samestep.autopilot.replicated_script import run_replicated, single_process_view, undo_replication
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
 from samestep.autopilot.script.options import DEFAULTS, Options
@@ -34,7 +34,9 @@ from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.observers.table import OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
+from samestep.studies.verify.progress_line import ProgressLine, Shown
 from samestep.studies.verify.rank_merging import merged
+from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Trace, Writer, read
 
@@ -56,7 +58,8 @@ class TracedRun:
         program: the script and its arguments.
         kind: serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`.
         size: number of workers.
-        steps: number of steps after which the run is stopped.
+        length: decides after which step the run is stopped.
+        progress: shows the current step.
         folder: folder of its traces and of all files that the script writes.
         options: how a serial script is split across workers.
         watch: runs each worker, and ends the run if it hangs.
@@ -67,7 +70,8 @@ class TracedRun:
     program: Program
     kind: Kind
     size: int
-    steps: int
+    length: RunLength
+    progress: ProgressLine
     folder: Path
     options: Options
     watch: Watch
@@ -163,7 +167,7 @@ class TracedRun:
         probe = Probe(
             Writer(folder / "trace.jsonl"),
             rank,
-            limit=self.steps,
+            length=Shown(self.length, self.progress) if rank == 0 else self.length,
             stop=partial(self._stop, rank),
             printed=stdout.text,
             disturb=self.disturb,
@@ -205,6 +209,7 @@ class TracedRun:
         with (
             own_device(self.options) as device,
             join(device=device) as world,
+            single_process_view(world),
             writing_to(self._folder_of(rank)),
             equal_seeds(world, SEED),
         ):

@@ -1,8 +1,8 @@
 """Merges the records of ranks that do one work together, so that each sample and each update counts once.
 
-Ranks of a tensor parallel group record the same batch: one of them counts. Ranks that average their parameters
-after each step, in place of their gradients, make the step of the averaged gradient. The output is that of the
-first rank that prints.
+Ranks of a tensor parallel group record the same batch: one of them counts. Ranks that average their
+parameters after each step, in place of their gradients, make the step of the averaged gradient. The output is
+that of the first rank that prints.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def merged(run: RunRecord) -> RunRecord:
 
 
 def _with_output(traces: Sequence[Trace]) -> Trace:
-    """Return rank 0's trace with the output of the first rank that prints: the last stage of a pipeline may."""
+    """Return rank 0's trace with the output of the first rank that prints: a pipeline's last stage may."""
     first = traces[0]
     source = next((one for one in traces if one.facts.printed.strip()), first)
     if source is first or len(source.steps) < len(first.steps):
@@ -54,7 +54,7 @@ def _own_batches(trace: Trace, run: RunRecord) -> Trace:
 
 
 def _with_averaged_parameters(run: RunRecord) -> RunRecord:
-    """Return a run in which steps of the ranks' own gradients have the mean, if that is what the ranks keep."""
+    """Return a run in which steps with other gradients on each rank have the mean, if the ranks keep that."""
     changed = {step: mean for step in range(run.steps) if (mean := _mean_of_step(run, step)) is not None}
     kept = [_keeps(run, step, mean["after"]) for step, mean in changed.items()]
     if not any(kept) or any(one is False for one in kept):

@@ -25,7 +25,9 @@ ValueCause: TypeAlias = Literal[
 ]
 PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
 ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
-RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augmentation-per-worker", "compressed-gradients"]
+RankCause: TypeAlias = Literal[
+    "batch-norm-local", "random-per-worker", "augmentation-per-worker", "compressed-gradients"
+]
 Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]

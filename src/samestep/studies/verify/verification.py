@@ -28,6 +28,15 @@ from samestep.studies.verify.parameter_alignment import (
     drop_parameters,
 )
 from samestep.studies.verify.probed_run import Kind, TracedRun
+from samestep.studies.verify.progress_line import progress_line
+from samestep.studies.verify.run_length import (
+    LEAST_STEPS,
+    TOTAL_S,
+    RunLength,
+    StepsOfAll,
+    StepsOfEach,
+    UntilEvaluated,
+)
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
 from samestep.studies.verify.verdict import Cause, Finding, NotCompared, Report, Row
@@ -52,7 +61,8 @@ class Verification:
         script: the script.
         against: script whose run on one worker is the reference; the script itself, if None.
         workers: numbers of workers to run it on.
-        steps: number of steps of each run.
+        steps: number of steps of each optimizer in each run; None for as many as show an evaluation and a
+            second epoch, if that takes no more than `TOTAL_S`.
         scratch: an empty folder for all files of the runs.
         options: how a serial script is split across workers.
         watch: returns a function that runs each of the given number of workers, and ends a run that hangs.
@@ -62,13 +72,14 @@ class Verification:
     script: Script
     against: Script | None
     workers: Sequence[int]
-    steps: int
+    steps: int | None
     scratch: Path
     options: Options
     watch: Callable[[int, Kind], Watch]
     tell: Print
     _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
     """Reference and control with rank-dependent features disabled."""
+    _length: RunLength = field(init=False)
     _own: Sequence[Finding] = field(init=False, default=())
     """Faults and notes of the run on one worker."""
     _limit: int | None = field(init=False, default=None)
@@ -83,6 +94,8 @@ class Verification:
             UsageError: the reference fails, or has no step.
         """
         reference = self._reference()
+        if self.steps is None:
+            self._length = _length_of(reference)
         control = self._control()
         other = other_samples(reference, control)
         if other and other_samples(reference, self._run(self._origin, 1, "again")) is None:
@@ -99,6 +112,13 @@ class Verification:
         if self._limit is not None:
             missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
         return Report(rows=rows, findings=self._own, steps=reference.steps, not_compared=missing)
+
+    def __post_init__(self) -> None:
+        # The reference, its control, perhaps a third run on one worker, and each number of workers.
+        runs = 3 + len(self.workers)
+        self._length = (
+            UntilEvaluated(limit_s=TOTAL_S / runs) if self.steps is None else StepsOfEach(self.steps)
+        )
 
     @property
     def _origin(self) -> Script:
@@ -164,18 +184,21 @@ class Verification:
     def _run(
         self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
     ) -> RunRecord:
-        self.tell(f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}")
-        record = TracedRun(
-            program=script.program,
-            kind=script.kind,
-            size=size,
-            steps=self.steps,
-            folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
-            options=self.options,
-            watch=self.watch(size, script.kind),
-            disturb=disturb,
-            neutral=self.script.kind if neutral else None,
-        ).run()
+        title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
+        self.tell(title)
+        with progress_line(title) as progress:
+            record = TracedRun(
+                program=script.program,
+                kind=script.kind,
+                size=size,
+                length=self._length,
+                progress=progress,
+                folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
+                options=self.options,
+                watch=self.watch(size, script.kind),
+                disturb=disturb,
+                neutral=self.script.kind if neutral else None,
+            ).run()
         return record if self._limit is None else record.until(self._limit)
 
 
@@ -187,6 +210,13 @@ def _failure(run: RunRecord) -> str:
     if failure is None:
         return "its process exited without Python's cleanup (os._exit?) and reported no error"
     return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
+
+
+def _length_of(reference: RunRecord) -> RunLength:
+    """Return the length of the runs after the reference, which stops early where the script is longer."""
+    if reference.facts.ended == "steps":
+        return StepsOfAll(reference.steps)
+    return StepsOfAll(2 * reference.steps + LEAST_STEPS)
 
 
 def _not_reached(reference: RunRecord) -> dict[NotCompared, str]:

@@ -1,0 +1,67 @@
+"""Shows the current step of a run on the terminal."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from samestep.studies.verify.run_length import RunLength
+from samestep.studies.verify.trace import Step
+
+_PAUSE_S = 0.2
+"""Least time in seconds between two changes of the line."""
+
+
+@dataclass(slots=True)
+class ProgressLine:
+    """A line on the terminal that a worker rewrites while its own output is discarded.
+
+    Args:
+        file: descriptor of the terminal; None for no line.
+        title: begins the line.
+    """
+
+    file: int | None
+    title: str
+    _shown_s: float = field(init=False, default=0.0)
+
+    def show(self, step: int) -> None:
+        """Show the number of a finished step, from 0."""
+        if self.file is None or time.monotonic() - self._shown_s < _PAUSE_S:
+            return
+        self._shown_s = time.monotonic()
+        with suppress(OSError):  # a closed terminal stops no run
+            os.write(self.file, f"\r{self.title}: step {step + 1}\x1b[K".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The length of a run, which shows each step as it ends."""
+
+    length: RunLength
+    line: ProgressLine
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        self.line.show(step.index)
+        return self.length.is_reached(step, optimizers=optimizers)
+
+
+@contextmanager
+def progress_line(title: str) -> Iterator[ProgressLine]:
+    """Yield a line for the workers that are forked in the block, and clear it at the end.
+
+    It shows nothing unless stderr is a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield ProgressLine(None, title)
+        return
+    file = os.dup(2)
+    try:
+        yield ProgressLine(file, title)
+        with suppress(OSError):
+            os.write(file, b"\r\x1b[K")
+    finally:
+        os.close(file)

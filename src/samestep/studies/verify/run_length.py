@@ -1,0 +1,100 @@
+"""Decides after which step a verified script is stopped."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from samestep.studies.verify.trace import Step
+
+TOTAL_S = 120.0
+"""Time in seconds that all runs of a verification take together, if the user gives no number of steps."""
+LEAST_STEPS = 20
+"""Steps of a run that has reached an evaluation and a second epoch earlier."""
+LEAST_STEPS_UNEVALUATED = 200
+"""Steps of a run that has reached two epochs, but no evaluation."""
+LEAST_STEPS_OF_SLOW_SCRIPTS = 5
+MOST_STEPS = 1000
+
+
+class RunLength(Protocol):
+    """The length of a run."""
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """Return whether a step is the last one; called once for each step of a rank, in order.
+
+        Args:
+            step: the step.
+            optimizers: number of optimizers that have stepped.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfEach:
+    """A number of steps of each optimizer."""
+
+    steps: int
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        return step.index + 1 >= self.steps * max(1, optimizers)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfAll:
+    """A number of steps of all optimizers together."""
+
+    steps: int
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        del optimizers
+        return step.index + 1 >= self.steps
+
+
+@dataclass(slots=True, kw_only=True)
+class UntilEvaluated:
+    """As many steps as contain the first evaluation and the begin of a second epoch, or fit a time limit.
+
+    A script without evaluation is stopped after two epochs and `LEAST_STEPS_UNEVALUATED` steps.
+
+    Args:
+        limit_s: the time limit in seconds, from the first step on.
+        clock: returns the time in seconds.
+    """
+
+    limit_s: float
+    clock: Callable[[], float] = time.monotonic
+    _first_s: float | None = field(init=False, default=None)
+    _known: set[float] = field(init=False, default_factory=set)
+    """Keys of the samples of the first epoch."""
+    _epoch: int | None = field(init=False, default=None)
+    """Number of steps before the second epoch; None in the first one."""
+    _has_evaluated: bool = field(init=False, default=False)
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        del optimizers
+        made, elapsed_s = step.index + 1, self._elapsed_s()
+        self._note(step)
+        if made >= MOST_STEPS or (self._epoch is not None and made >= self._needed(self._epoch)):
+            return True
+        return made >= LEAST_STEPS_OF_SLOW_SCRIPTS and elapsed_s >= self.limit_s
+
+    def _needed(self, epoch: int) -> int:
+        """Return the number of steps of a run that has reached its second epoch."""
+        return LEAST_STEPS if self._has_evaluated else max(2 * epoch, LEAST_STEPS_UNEVALUATED)
+
+    def _note(self, step: Step) -> None:
+        self._has_evaluated |= bool(step.evaluated)
+        if self._epoch is None:
+            keys = {round(key, 9) for key in step.samples}
+            if keys & self._known:
+                self._epoch = step.index
+            self._known |= keys
+
+    def _elapsed_s(self) -> float:
+        now = self.clock()
+        if self._first_s is None:
+            self._first_s = now
+        return now - self._first_s
