@@ -116,6 +116,7 @@ COMMUNICATION_HOOK = Hook(
     "whether gradients are compressed",
     arguments=("self", "state", "hook"),
 )
+FROM_NUMPY = Hook("torch", "from_numpy", _VERIFY, "data are converted in the run in double precision")
 DROPOUTS = tuple(
     Hook("torch.nn.functional", name, _VERIFY, "dropout is disabled in the run without random features")
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

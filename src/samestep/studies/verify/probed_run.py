@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.replicated_script import run_replicated, single_process_view, undo_replication
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
@@ -65,6 +66,8 @@ class TracedRun:
         watch: runs each worker, and ends the run if it hangs.
         disturb: whether gradients are disturbed by their rounding.
         neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
+        double: whether the script computes in double precision, whatever it asks for.
+        order: gives the folders that a distributed script lists another order on each rank.
     """
 
     program: Program
@@ -77,6 +80,8 @@ class TracedRun:
     watch: Watch
     disturb: bool = False
     neutral: Kind | None = None
+    double: bool = False
+    order: ShuffledListings | None = None
 
     def run(self) -> RunRecord:
         """Run the script and return its record.
@@ -147,7 +152,7 @@ class TracedRun:
             must_spawn=True,
             has_steps=lambda ranks: any(self._trace_of(rank).begun for rank in ranks),
             was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
-            seed=lambda: _seed(_rank()),
+            seed=lambda: _seed(rank_of_process()),
             on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
         )
         _seed(0)
@@ -155,12 +160,12 @@ class TracedRun:
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
         # The workers are forked within these; they have their files in common, as processes of one script.
-        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder):
+        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder, self.order):
             return with_own_workers(run, how)
 
     def _as_worker(self, run: Callable[[], Ending]) -> Ending:
         """Run the script on one worker, with a probe attached."""
-        rank = _rank()
+        rank = rank_of_process()
         folder = self._folder_of(rank)
         folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
         stdout = _CapturedStdout(folder / "stdout")
@@ -174,6 +179,8 @@ class TracedRun:
             within=self._within(),
         )
         _KEPT.append(probe)
+        if self.order is not None:
+            probe.facts.listed = self.order.folders
 
         def probed() -> Ending:
             with probe.attached(self._observers()), redirect_stdout(stdout.stream):
@@ -187,6 +194,10 @@ class TracedRun:
                 from samestep.studies.verify.neutral_modules import rank_features_disabled
 
                 stack.enter_context(rank_features_disabled())
+            if self.double:
+                from samestep.studies.verify.double_precision import in_double_precision
+
+                stack.enter_context(in_double_precision())
             try:
                 return self._as_its_kind(probed, rank)
             except Error as error:
@@ -199,7 +210,7 @@ class TracedRun:
         if self.kind == "native":
             _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
-            with on_cpu, writing_to(self._folder_of(rank)):
+            with on_cpu, writing_to(self._folder_of(rank), self.order):
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
@@ -237,7 +248,8 @@ class TracedRun:
         os._exit(0)
 
 
-def _rank() -> int:
+def rank_of_process() -> int:
+    """Return the rank of this process, 0 without one."""
     return env.integer(env.snapshot(), "RANK") or 0
 
 

@@ -48,6 +48,11 @@ class RunRecord:
         """Number of steps that all ranks have."""
         return min(len(trace.steps) for trace in self.traces)
 
+    @property
+    def listed(self) -> Sequence[str]:
+        """Folders that ranks listed in another order than rank 0."""
+        return list(dict.fromkeys(path for trace in self.traces for path in trace.facts.listed))
+
     def until(self, step: int) -> "RunRecord":
         """Return the record without a step and the steps after it."""
         return replace(self, traces=[_truncated(trace, step) for trace in self.traces])

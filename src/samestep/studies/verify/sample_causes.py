@@ -1,5 +1,7 @@
 """Finds the causes of other samples: those of a step, and those of an evaluation."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from samestep.studies.verify.case import Comparison
@@ -8,6 +10,8 @@ from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
+_NAMED = 3
+"""Folders that a message names."""
 _MANY = 0.5
 """Fraction of a rank's samples that other ranks also use; a larger one is not chance."""
 
@@ -118,6 +122,16 @@ def padding(comparison: Comparison) -> tuple[int, int] | None:
         if sum(here) > usual > max(here):
             return sum(here), usual
     return None
+
+
+def folder_order(comparison: Comparison, folders: Sequence[str]) -> Finding:
+    """Return the fault that a run differs only if its ranks list folders in different orders."""
+    named = ", ".join(folders[:_NAMED]) + ", ..." * (len(folders) > _NAMED)
+    return comparison.finding(
+        "folder-order",
+        f"the runs differ if each rank gets the entries of {named} in another order, as other file systems "
+        "return them. Sort what os.listdir, os.scandir, glob and iterdir return.",
+    )
 
 
 def fewer_steps(comparison: Comparison) -> Finding | None:

@@ -24,7 +24,7 @@ def ranks_of_same_batch(models: Iterable[nn.Module]) -> list[int]:
     return []
 
 
-def whole_tensor(tensor: Tensor) -> Tensor:
+def whole_tensor(tensor: Any) -> Tensor:
     """Return the values of all ranks of a `DTensor`, by a collective of them; any other tensor itself."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
@@ -39,7 +39,7 @@ def _data_dimensions(model: nn.Module) -> dict[int, int]:
     }
 
 
-def _sharded_parameters(module: nn.Module) -> Iterator[Any]:
+def _sharded_parameters(module: Any) -> Iterator[Any]:
     state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None  # noqa: SLF001
     group = getattr(state, "_fsdp_param_group", None)
     yield from () if group is None else group.fsdp_params

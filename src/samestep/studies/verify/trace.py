@@ -80,6 +80,7 @@ class Facts:
         repeated_epochs: number of training epochs that a `DistributedSampler` shuffled like an earlier one.
         wrapped: whether models were called through DistributedDataParallel.
         compressed: name of a communication hook that rounds or approximates gradients; empty without one.
+        listed: folders that were listed in another order than on rank 0.
         same_batch: ranks that compute the same batches together, if there are others (tensor parallel).
         parameters: parameters of each optimizer, in the order of first steps.
         evaluated: a key for each sample of evaluations after the last step.
@@ -101,6 +102,7 @@ class Facts:
     repeated_epochs: int = 0
     wrapped: bool = False
     compressed: str = ""
+    listed: list[str] = field(default_factory=list)
     same_batch: list[int] = field(default_factory=list)
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     evaluated: list[float] = field(default_factory=list)

@@ -10,7 +10,7 @@ RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silen
 BatchCause: TypeAlias = Literal[
     "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
 ]
-OrderCause: TypeAlias = Literal["other-order", "other-samples", "padded-evaluation"]
+OrderCause: TypeAlias = Literal["other-order", "other-samples", "folder-order", "padded-evaluation"]
 RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
@@ -32,7 +32,7 @@ Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
-NoteCode: TypeAlias = Literal["no-gradient"]
+NoteCode: TypeAlias = Literal["single-precision", "no-gradient"]
 """Stable codes of notes, which are no differences between runs; the guide `verify` explains each."""
 Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the

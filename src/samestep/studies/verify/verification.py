@@ -1,18 +1,21 @@
 """Verifies that a script takes the same steps on several workers as on one (``samestep verify``).
 
-There are four kinds of runs, each stopped after some steps:
+There are five kinds of runs, each stopped after some steps:
 
 * the reference on one worker;
 * the control: the reference with its gradients disturbed by rounding, which measures the effect of rounding;
-* one run for each number of workers;
+* one run for each number of workers, whose ranks list folders in different orders;
 * if such a run differs and has legitimate differences between ranks (batch norm over each worker's share,
-  dropout, augmentation): reference, control and run again with these disabled or synchronized.
+  dropout, augmentation): reference, control and run again with these disabled or synchronized;
+* if only values differ in single precision: reference, control and run again in double precision.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
@@ -27,7 +30,8 @@ from samestep.studies.verify.parameter_alignment import (
     align_parameters,
     drop_parameters,
 )
-from samestep.studies.verify.probed_run import Kind, TracedRun
+from samestep.studies.verify.precision import decided_in_double, may_be_rounding
+from samestep.studies.verify.probed_run import Kind, TracedRun, rank_of_process
 from samestep.studies.verify.progress_line import progress_line
 from samestep.studies.verify.run_length import (
     LEAST_STEPS,
@@ -38,6 +42,7 @@ from samestep.studies.verify.run_length import (
     UntilEvaluated,
 )
 from samestep.studies.verify.run_record import RunRecord
+from samestep.studies.verify.sample_causes import folder_order
 from samestep.studies.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
 from samestep.studies.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
@@ -77,8 +82,8 @@ class Verification:
     options: Options
     watch: Callable[[int, Kind], Watch]
     tell: Print
-    _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
-    """Reference and control with rank-dependent features disabled."""
+    _changed: dict[tuple[bool, bool], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
+    """References and controls with rank-dependent features disabled, or in double precision, or both."""
     _length: RunLength = field(init=False)
     _own: Sequence[Finding] = field(init=False, default=())
     """Faults and notes of the run on one worker."""
@@ -144,18 +149,40 @@ class Verification:
         return control
 
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
-        comparison = self._compared(reference, self._run(self.script, size, ""), control)
+        comparison, of_order = self._with_other_orders(reference, size, control)
         found, run = causes(comparison), comparison.run
         differs = any(one.kind == "fault" for one in found)
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
+        else:
+            exceptions = []
+        if may_be_rounding(comparison, found):
+            found = decided_in_double(found, self._repeated(size, neutral=bool(exceptions), double=True))
         return Row(
             workers=size,
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None,
-            findings=[*found, *notes_of(run, known=self._own)],
+            is_rounding=comparison.first is None or any(one.cause == "single-precision" for one in found),
+            findings=[*of_order, *found, *notes_of(run, known=self._own)],
         )
+
+    def _with_other_orders(
+        self, reference: RunRecord, size: int, control: RunRecord
+    ) -> tuple[Comparison, list[Finding]]:
+        """Return the comparison of a run, and the fault that it depends on the order of a folder.
+
+        The ranks get the folders that they list in other orders, but if the run differs, in the same one.
+        """
+        order = None if self.script.kind == "serial" else ShuffledListings(rank_of_process)
+        comparison = self._compared(reference, self._run(self.script, size, "", order=order), control)
+        listed = comparison.run.listed
+        faults = [one.cause for one in causes(comparison) if one.kind == "fault"]
+        if not (listed and faults):
+            return comparison, []
+        same = self._compared(reference, self._run(self.script, size, "folders in one order"), control)
+        if faults == [one.cause for one in causes(same) if one.kind == "fault"]:
+            return same, []
+        return same, [folder_order(comparison, listed)]
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
         """Return the comparison of a run, its parameters in the order of the reference's."""
@@ -167,22 +194,45 @@ class Verification:
 
     def _without(self, exceptions: list[Finding], size: int, found: list[Finding]) -> list[Finding]:
         """Return the exceptions, after what remains with them disabled."""
-        if self._neutral is None:
-            self._neutral = (
-                self._run(self._origin, 1, _NEUTRAL, neutral=True),
-                self._run(self._origin, 1, f"{_NEUTRAL}, gradients disturbed", disturb=True, neutral=True),
-            )
-        reference, control = self._neutral
-        run = self._run(self.script, size, _NEUTRAL, neutral=True)
-        if run.failure is not None:  # only this run failed, so it proves nothing
+        repeated = self._repeated(size, neutral=True)
+        if repeated is None:  # only these runs failed, so they prove nothing
             return found
-        still = causes(self._compared(reference, run, control))
+        still = causes(repeated)
         remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
 
+    def _repeated(self, size: int, *, neutral: bool, double: bool = False) -> Comparison | None:
+        """Return the comparison of runs that are changed alike; None if one of them fails.
+
+        Args:
+            size: number of workers.
+            neutral: whether rank-dependent features are disabled.
+            double: whether the script computes in double precision.
+        """
+        what = ", ".join([*[_NEUTRAL] * neutral, *["in double precision"] * double])
+        run = partial(self._run, neutral=neutral, double=double)
+        if (neutral, double) not in self._changed:
+            self._changed[neutral, double] = (
+                run(self._origin, 1, what),
+                run(self._origin, 1, f"{what}, gradients disturbed", disturb=True),
+            )
+        reference, control = self._changed[neutral, double]
+        runs = (reference, run(self.script, size, what), control)
+        if any(one.failure is not None or not one.steps for one in runs):
+            return None
+        return self._compared(*runs)
+
     def _run(
-        self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
+        self,
+        script: Script,
+        size: int,
+        what: str,
+        *,
+        disturb: bool = False,
+        neutral: bool = False,
+        double: bool = False,
+        order: ShuffledListings | None = None,
     ) -> RunRecord:
         title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
         self.tell(title)
@@ -198,6 +248,8 @@ class Verification:
                 watch=self.watch(size, script.kind),
                 disturb=disturb,
                 neutral=self.script.kind if neutral else None,
+                double=double,
+                order=order,
             ).run()
         return record if self._limit is None else record.until(self._limit)
 
