@@ -23,10 +23,20 @@ model.load_state_dict(torch.load("model.pt"))
 print(f"read {seen} and then {open('steps.txt').read()}\\n", end="")
 """
 NATIVE = f"""
+import os
+import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-{SERIAL}
+if dist.get_rank() == 0:
+    os.makedirs("of_all", exist_ok=True)
+    {SERIAL.replace(chr(10), chr(10) + "    ")}
+dist.barrier()
+torch.load("model.pt")
+with open(f"of_all/{{dist.get_rank()}}", "w") as file:
+    file.write("here")
+dist.barrier()
+assert sorted(os.listdir("of_all")) == ["0", "1"]
 dist.destroy_process_group()
 """
 

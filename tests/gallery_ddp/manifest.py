@@ -41,6 +41,7 @@ SCRIPTS = [
     Script("averaged_by_hand.py", SAME, twin="averaged_by_hand_serial.py"),
     Script("accumulation_no_sync.py", SAME),
     Script("snapshots.py", SAME),
+    Script("saved_and_loaded.py", SAME),
     Script("two_networks.py", SAME),
     Script("batch_norm_local.py", SAME_BUT, "batch-norm-local"),
     Script("dropout_per_rank.py", SAME_BUT, "random-per-worker"),

@@ -17,7 +17,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
-from samestep.base.units import MOST_WORKERS, check_hang_timeout
+from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import option
 from samestep.cli.options.serial import SPLIT, Mode, checked_mode
@@ -31,7 +31,7 @@ from samestep.launchers.lost_environment import detect_task
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation
-from samestep.studies.verify.verdict import Report
+from samestep.studies.verify.verdict import Finding, Report
 
 SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
 _AS_ONE_TASK = {
@@ -175,12 +175,24 @@ def _print(report: Report) -> None:
             )
         console.print(table)
     for finding in report.all_findings:
-        where = f"{finding.workers} worker{'s' * (finding.workers > 1)}"
-        at = "" if finding.step is None else f", step {finding.step}"
-        console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
+        console.print(f"{finding.cause} ({_where(finding)}): {finding.message}", soft_wrap=True, markup=False)
     missing = ", ".join(report.not_compared.values())
     console.print(
         f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps"
         f"{missing and f'; not compared: {missing}'}.",
         soft_wrap=True,
     )
+
+
+def _where(finding: Finding) -> str:
+    """Return the gravity of a finding, unless it is a fault, and the workers, ranks, step and line."""
+    parts: list[str] = [] if finding.kind == "fault" else [finding.kind]
+    parts.append(counted(finding.workers, "worker"))
+    if finding.ranks:
+        parts.append(f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}")
+    if finding.step is not None:
+        parts.append(f"step {finding.step}")
+    if finding.place is not None:
+        file, line = finding.place
+        parts.append(f"{Path(file).name}:{line}")
+    return ", ".join(parts)

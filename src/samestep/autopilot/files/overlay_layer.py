@@ -11,7 +11,7 @@ from samestep.autopilot.files.overlay_lookup import BASE, MARK, WHITEOUT, Entry,
 from samestep.autopilot.files.paths import is_actual_folder
 
 _DRAFT = ".samestep-draft"
-"""Ends the name of a copy until it is complete."""
+"""Part of the name of a copy until it is complete; it ends with the process, as several may copy one file."""
 
 
 class OverlayLayer:
@@ -26,7 +26,7 @@ class OverlayLayer:
     def names(self, folder: Folder) -> list[str]:
         """Return the names in a folder: those from before the run in their order, then new ones, sorted."""
         before = self._base_names(folder)
-        own = [] if folder.own is None else os.listdir(folder.own)
+        own = [] if folder.own is None else [one for one in os.listdir(folder.own) if _DRAFT not in one]
         gone = {name for name in own if self._lookup.entry(folder, name).where is None}
         return [*(name for name in before if name not in gone), *sorted({*own} - gone - {*before})]
 
@@ -58,10 +58,15 @@ class OverlayLayer:
 
     def _make_like(self, path: str, own: str) -> None:
         """Create a folder with the attributes of the one at `path`."""
-        draft = f"{own}{_DRAFT}"
+        draft = _draft(own)
         os.mkdir(draft)
         self._lookup.read(path, lambda where: shutil.copystat(where, draft), follow=False)
-        os.rename(draft, own)
+        try:
+            os.rename(draft, own)
+        except OSError:  # another process with this overlay has made it, and has written files to it
+            if not is_actual_folder(own):
+                raise
+            os.rmdir(draft)
 
     def _own_place(self, entry: Entry) -> str:
         return join(self.own_folder(entry.folder.path), entry.name)
@@ -97,7 +102,7 @@ class OverlayLayer:
         if entry.base is None or not (entry.is_link or stat.S_ISREG(entry.mode)):
             return entry.where
         own = self._own_place(entry)
-        draft = f"{own}{_DRAFT}"
+        draft = _draft(own)
         self._copy(entry, draft, truncates=truncates)
         os.replace(draft, own)
         self._announce(entry.base)
@@ -152,3 +157,7 @@ class OverlayLayer:
             os.symlink(WHITEOUT, source)
         self.changed.add(old.folder.path)
         self.changed.add(new.folder.path)
+
+
+def _draft(own: str) -> str:
+    return f"{own}{_DRAFT}-{os.getpid()}"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -68,6 +69,41 @@ _NAME = re.compile(r"cuda(:\d+)?")
 _CPU = torch.device("cpu")
 
 
+@dataclass(slots=True)
+class NamedDevices:
+    """The CUDA devices that a script names while it runs on the CPU.
+
+    Args:
+        current: number of the current device.
+        used: numbers of the devices that the script has put something on.
+    """
+
+    current: int = 0
+    used: set[int] = field(default_factory=set)
+
+    def use(self, device: Any) -> None:
+        """Record a CUDA device, which may have no number."""
+        number = _number(device)
+        self.used.add(self.current if number is None else number)
+
+    def select(self, device: Any) -> None:
+        """Change the current device."""
+        number = _number(device)
+        self.current = self.current if number is None else number
+
+
+NAMED = NamedDevices()
+"""The devices that the script of this process names."""
+
+
+def _number(device: Any) -> int | None:
+    """Return the number of a device given as number, name or `torch.device`; None without a number."""
+    if isinstance(device, torch.device):
+        return device.index
+    _, _, number = str(device).rpartition(":")
+    return int(number) if number.isdecimal() else None
+
+
 class OntoCpu(TorchFunctionMode):
     """A context in which operations that name a CUDA device mean the CPU."""
 
@@ -80,7 +116,8 @@ class OntoCpu(TorchFunctionMode):
             return replacement(func, args, kwargs or {})
         if kwargs:
             kwargs = {name: _on_cpu(value) for name, value in kwargs.items()}
-            if isinstance(kwargs.get("device"), int):
+            if isinstance(device := kwargs.get("device"), int):
+                NAMED.use(device)
                 kwargs["device"] = _CPU
             if "pin_memory" in kwargs:
                 kwargs["pin_memory"] = False
@@ -91,6 +128,8 @@ class OntoCpu(TorchFunctionMode):
 def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
     """Let the calling thread compute on the CPU, whatever device it names; the script sees `gpus` GPUs."""
     import_module("torch._dynamo")  # collects torch's functions, before they are replaced
+    NAMED.current = 0
+    NAMED.used.clear()
     hooks: dict[Hook, Make] = {
         declarations.LOADED: wrapping(_load_onto_cpu),
         declarations.GENERATOR: instead(_Generator),
@@ -109,21 +148,38 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
 def _on_cpu(value: Any) -> Any:
     """Return the CPU for the name of a CUDA device, and a CPU type for a CUDA tensor type."""
     if isinstance(value, torch.device):
-        return _CPU if value.type == "cuda" else value
+        if value.type != "cuda":
+            return value
+        NAMED.use(value)
+        return _CPU
     if isinstance(value, str):
-        return "cpu" if _NAME.fullmatch(value) else value.replace("torch.cuda.", "torch.")
+        if _NAME.fullmatch(value):
+            NAMED.use(value)
+            return "cpu"
+        return value.replace("torch.cuda.", "torch.")
     return value
 
 
 def _itself(_: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
-    """Replace ``x.cuda()`` and ``x.pin_memory()``: return the tensor."""
+    """Replace ``x.pin_memory()``: return the tensor."""
+    return args[0]
+
+
+def _moved(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Replace ``x.cuda()``: return the tensor."""
+    NAMED.use(kwargs.get("device", args[1] if len(args) > 1 else None))
     return args[0]
 
 
 def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Replace ``torch.device("cuda", 1)`` and ``torch.device(0)``: return the CPU."""
     named = [*args, *kwargs.values()]
-    if any(isinstance(one, int) for one in named) or any(_on_cpu(one) is not one for one in named):
+    numbers = [one for one in named if isinstance(one, int)]
+    if numbers:
+        if "cpu" not in named:
+            NAMED.use(numbers[0])
+        return _CPU
+    if any(_on_cpu(one) is not one for one in named):
         return _CPU
     result: torch.device = func(*args, **kwargs)
     return result
@@ -131,15 +187,19 @@ def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.
 
 def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Replace ``x.to(0)`` and ``module.to("cuda:0")``; a number is a device."""
+    for one in (*args, kwargs.get("device")):
+        if type(one) is int:
+            NAMED.use(one)
     args = ["cpu" if type(one) is int else _on_cpu(one) for one in args]
     kwargs = {
-        name: _CPU if name == "device" and value is not None else value for name, value in kwargs.items()
+        name: _on_cpu(_CPU if type(value) is int else value) if name == "device" else value
+        for name, value in kwargs.items()
     }
     return func(*args, **kwargs)
 
 
 _REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
-    Tensor.cuda: _itself,
+    Tensor.cuda: _moved,
     Tensor.pin_memory: _itself,
     Tensor.record_stream: lambda *_: None,
     Tensor.to: _to,
@@ -243,7 +303,7 @@ def _set_rng_states(states: Iterable[torch.Tensor]) -> None:
 
 
 _IDLE = (
-    *("set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all"),
+    *("synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction"),
 )
 """Functions of `torch.cuda` that do nothing."""
@@ -255,7 +315,8 @@ STAND_INS: Mapping[str, Any] = {
     "current_stream": Stream,
     "default_stream": Stream,
     "device": nullcontext,
-    "current_device": lambda: 0,
+    "set_device": NAMED.select,
+    "current_device": lambda: NAMED.current,
     "mem_get_info": _free_and_total,
     "memory_summary": lambda *_, **__: "",
     "get_device_name": lambda *_, **__: "cpu",

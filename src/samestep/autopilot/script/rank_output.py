@@ -56,16 +56,19 @@ def writing_once(world: World, options: Options, common: CommonFolder) -> Iterat
 
 
 @contextmanager
-def writing_to(folder: Path, order: ShuffledListings | None = None) -> Iterator[None]:
-    """Redirect all writes of this process, and of those that it forks, to a private folder.
+def writing_to(folder: Path, order: ShuffledListings | None = None) -> Iterator[Overlay]:
+    """Redirect all writes of this process, and of those that it forks, to a folder.
+
+    Several processes may have one folder: each then finds what the others have written.
 
     Args:
         folder: the folder.
         order: gives listed folders another order on each rank; None for that of the file system.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with redirected(Overlay(folder, Journal(folder / "journal"), order=order)):
-        yield
+    overlay = Overlay(folder, Journal(folder / "journal"), order=order)
+    with redirected(overlay):
+        yield overlay
 
 
 @contextmanager

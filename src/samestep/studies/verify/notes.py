@@ -1,11 +1,15 @@
 """Collects the notes of observers: mistakes that make no difference between runs."""
 
+import os
 from collections.abc import Collection
 from typing import cast
 
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Note
 from samestep.studies.verify.verdict import Finding, NoteCode
+
+_SHOWN = 3
+"""Number of files in the message about them."""
 
 
 def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
@@ -37,6 +41,39 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
         for key, note in first.items()
         if key not in seen
     ]
+
+
+def several_writers(run: RunRecord) -> list[Finding]:
+    """Return a finding about the files that several ranks of a distributed script have written."""
+    if run.is_replicated:
+        return []
+    writers: dict[str, list[int]] = {}
+    for trace in run.traces:
+        for path in trace.facts.written:
+            if not _is_cache(path):
+                writers.setdefault(path, []).append(trace.facts.rank)
+    common = {path: ranks for path, ranks in writers.items() if len(ranks) > 1}
+    if not common:
+        return []
+    names = [os.path.relpath(path) for path in common]
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    ranks = sorted({rank for found in common.values() for rank in found})
+    return [
+        Finding(
+            cause="several-writers",
+            message=f"several ranks write the same {'file' if len(names) == 1 else 'files'}: {shown}. Let "
+            "rank 0 alone write, or give each rank a file of its own.",
+            workers=run.size,
+            kind="note",
+            ranks=[] if len(ranks) == run.size else ranks,
+        )
+    ]
+
+
+def _is_cache(path: str) -> bool:
+    """Return whether a path is one of a hidden folder, of compiled code or of a lock, as libraries write."""
+    parts = path.split("/")
+    return path.endswith(".lock") or any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
 def _place(note: Note) -> tuple[str, int] | None:

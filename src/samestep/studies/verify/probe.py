@@ -8,6 +8,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -73,6 +74,8 @@ class Probe(Listener):
         self._noise = torch.Generator().manual_seed(1) if disturb else None
         self._within = within
         self._observers: Sequence[Observer] = ()
+        self.changed_files: Sequence[str] = ()
+        """Paths of the files and folders that the script has created or changed so far."""
         self._step = Step(index=0)
         self._optimizers: list[Optimizer] = []
         """The optimizers that have stepped."""
@@ -114,9 +117,14 @@ class Probe(Listener):
         facts.ended, facts.message = ended, message
         facts.evaluated, facts.printed = self._step.evaluated, self._printed()
         facts.augmented = self._fetches_drew[0] == 1
+        facts.written = self.written()
         facts.notes = [note for observer in self._observers for note in observer.notes()]
         self._note_group()
         self._writer.end(facts)
+
+    def written(self) -> list[str]:
+        """Return the paths of the files that the script has written and not removed, in this order."""
+        return [path for path in dict.fromkeys(self.changed_files) if Path(path).is_file()]
 
     @contextmanager
     def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:

@@ -4,7 +4,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,7 +33,8 @@ from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.observers.observer import Observer
-from samestep.studies.verify.observers.table import OF_ONE_WORKER
+from samestep.studies.verify.observers.saved_states import SavedStates
+from samestep.studies.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.progress_line import ProgressLine, Shown
 from samestep.studies.verify.rank_merging import merged
@@ -160,11 +161,11 @@ class TracedRun:
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
         # The workers are forked within these; they have their files in common, as processes of one script.
-        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder, self.order):
-            return with_own_workers(run, how)
+        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder, self.order) as overlay:
+            return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 
-    def _as_worker(self, run: Callable[[], Ending]) -> Ending:
-        """Run the script on one worker, with a probe attached."""
+    def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
+        """Run the script on one worker, with a probe attached; `files` are those that it changes."""
         rank = rank_of_process()
         folder = self._folder_of(rank)
         folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
@@ -178,12 +179,13 @@ class TracedRun:
             disturb=self.disturb,
             within=self._within(),
         )
+        probe.changed_files = files
         _KEPT.append(probe)
         if self.order is not None:
             probe.facts.listed = self.order.folders
 
         def probed() -> Ending:
-            with probe.attached(self._observers()), redirect_stdout(stdout.stream):
+            with probe.attached(self._observers(probe)), redirect_stdout(stdout.stream):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
             probe.end(ended, ending.message)
@@ -199,18 +201,20 @@ class TracedRun:
 
                 stack.enter_context(in_double_precision())
             try:
-                return self._as_its_kind(probed, rank)
+                return self._as_its_kind(probed, rank, probe)
             except Error as error:
                 probe.end(type(error).__name__, str(error))
                 raise
 
-    def _as_its_kind(self, probed: Callable[[], Ending], rank: int) -> Ending:
+    def _as_its_kind(self, probed: Callable[[], Ending], rank: int, probe: Probe) -> Ending:
         if self.kind == "spawns":
             return probed()
         if self.kind == "native":
             _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
-            with on_cpu, writing_to(self._folder_of(rank), self.order):
+            files = writing_to(self.folder / "files", self.order)  # of all ranks, as on one file system
+            with on_cpu, files as overlay:
+                probe.changed_files = overlay.made
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
@@ -233,11 +237,16 @@ class TracedRun:
 
         return global_batch_norm
 
-    def _observers(self) -> list[Observer]:
+    def _observers(self, probe: Probe) -> list[Observer]:
         """Return what observes a rank: nothing where gradients are disturbed or features disabled."""
         if self.disturb or self.neutral is not None:
             return []
-        return [kind() for kind in OF_ONE_WORKER] if self.size == 1 else []
+        if self.size == 1:
+            return [kind() for kind in OF_ONE_WORKER]
+        if self.kind == "serial":
+            return []
+        kinds = OF_EACH_RANK if self.kind == "native" else ()
+        return [*(kind() for kind in kinds), SavedStates(probe.written)]
 
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""

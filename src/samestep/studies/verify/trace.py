@@ -85,6 +85,7 @@ class Facts:
         parameters: parameters of each optimizer, in the order of first steps.
         evaluated: a key for each sample of evaluations after the last step.
         printed: stdout.
+        written: paths of the files that the rank has written and not removed.
         notes: the notes of all observers.
         ended: "steps" if the requested number of steps was made, "end" if the script ended before, otherwise
             the name of the error.
@@ -107,6 +108,7 @@ class Facts:
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     evaluated: list[float] = field(default_factory=list)
     printed: str = ""
+    written: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     ended: str = "killed"
     message: str = ""

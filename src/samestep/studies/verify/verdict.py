@@ -32,8 +32,13 @@ Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
-NoteCode: TypeAlias = Literal["single-precision", "no-gradient"]
-"""Stable codes of notes, which are no differences between runs; the guide `verify` explains each."""
+ScriptNote: TypeAlias = Literal["single-precision", "no-gradient"]
+RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
+NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
+"""Stable codes of notes, which are no differences between runs; the guide `verify` explains each.
+
+A `ScriptNote` is about the script on one worker, a `RankNote` about several ranks.
+"""
 Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
 same", or does nothing."""

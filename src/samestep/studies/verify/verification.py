@@ -24,7 +24,7 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
-from samestep.studies.verify.notes import notes_of
+from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -163,7 +163,7 @@ class Verification:
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
             is_rounding=comparison.first is None or any(one.cause == "single-precision" for one in found),
-            findings=[*of_order, *found, *notes_of(run, known=self._own)],
+            findings=[*of_order, *found, *notes_of(run, known=self._own), *several_writers(run)],
         )
 
     def _with_other_orders(
