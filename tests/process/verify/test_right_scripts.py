@@ -1,4 +1,4 @@
-"""`verify` accuses no right script, in whatever style it distributes its training; a fault in one is found."""
+"""`verify` accuses no right script, in whatever style it is distributed; a fault in one is found."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def codes(report):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name.removesuffix(".py"))
 def test_a_right_script_is_not_accused(verifier, script):
-    report = verifier.verify(script.path, workers=script.workers, steps=script.steps)
+    report = verifier.verify(script.path, workers=script.workers, steps=script.steps, hang_s=30.0)
     assert (report["verdict"], codes(report)) == (script.verdict, sorted(script.codes)), report["findings"]
     assert set(report["not_compared"]) - NOT_REACHED == set(script.missing)
 
@@ -40,6 +40,6 @@ def test_a_fault_of_such_a_script_is_found(verifier, tmp_path, name):
     (tmp_path / name).write_text(text.replace(right, faulty))
     for number in range(12):
         (tmp_path / f"data_{number}.py").write_text("data " * number)
-    report = verifier.verify(tmp_path / name, workers=script.workers[:1], steps=script.steps)
+    report = verifier.verify(tmp_path / name, workers=script.workers[:1], steps=script.steps, hang_s=30.0)
     assert report["verdict"] == "different"
     assert cause in codes(report), report["findings"]

@@ -24,7 +24,9 @@ ValueCause: TypeAlias = Literal[
     "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
 ]
 PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
-ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
+ScriptCause: TypeAlias = Literal[
+    "unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss", "not-compared"
+]
 RankCause: TypeAlias = Literal[
     "batch-norm-local", "random-per-worker", "augmentation-per-worker", "compressed-gradients"
 ]
@@ -43,7 +45,7 @@ Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
 same", or does nothing."""
 
-NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "later-steps"]
+NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "loss", "later-steps"]
 """Stable codes of what a verification did not compare."""
 
 
@@ -93,7 +95,7 @@ class Finding:
 
 
 _UNKNOWN: frozenset[Cause | NoteCode] = frozenset(
-    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss")
+    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss", "not-compared")
 )
 """Causes that leave open whether the runs are the same."""
 _VERDICTS: dict[Gravity, Verdict] = {

@@ -24,6 +24,7 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
+from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
 from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
@@ -89,6 +90,8 @@ class Verification:
     """Faults and notes of the run on one worker."""
     _limit: int | None = field(init=False, default=None)
     """First step whose samples depend on rounding; None if there is none."""
+    _missing: dict[NotCompared, str] = field(init=False, default_factory=dict)
+    """What runs on several workers did not record."""
     _unmatched: bool = field(init=False, default=False)
     """Whether the parameters of two runs could not be matched."""
 
@@ -111,7 +114,7 @@ class Verification:
         if any(finding.cause in INCONCLUSIVE for finding in own):
             return Report(rows=[], findings=self._own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
-        missing = _not_reached(reference)
+        missing = {**not_reached(reference), **self._missing}
         if self._unmatched:
             missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
@@ -151,6 +154,9 @@ class Verification:
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
         found, run = causes(comparison), comparison.run
+        self._missing |= not_compared(comparison)
+        if not found and (nothing := nothing_compared(comparison)) is not None:
+            found = [nothing]
         differs = any(one.kind == "fault" for one in found)
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
@@ -269,17 +275,6 @@ def _length_of(reference: RunRecord) -> RunLength:
     if reference.facts.ended == "steps":
         return StepsOfAll(reference.steps)
     return StepsOfAll(2 * reference.steps + LEAST_STEPS)
-
-
-def _not_reached(reference: RunRecord) -> dict[NotCompared, str]:
-    """Return what a run on one worker did not reach in its steps."""
-    missing: dict[NotCompared, str] = {}
-    if not reference.evaluated(reference.steps).size:
-        missing["evaluation"] = "evaluation"
-    samples = any(reference.samples(step).size for step in range(reference.steps))
-    if not samples or reference.first_epoch() == reference.steps:
-        missing["second-epoch"] = "second epoch"
-    return missing
 
 
 def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
