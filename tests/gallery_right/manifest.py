@@ -55,7 +55,7 @@ SCRIPTS = [
     Script("subgroup_evaluation.py"),
     Script("tensor_and_data_parallel.py", workers=(4,), steps=4),
     Script("tensor_parallel.py", steps=5),
-    Script("very_deep.py", codes=("single-precision",), workers=(2,), steps=3),
+    Script("very_deep.py", codes=("single-precision",), workers=(2,), steps=2),
     Script("weighted_tokens.py"),
     Script("wgan_gp.py", missing=("later-steps",), workers=(2,), steps=4),
     Script("zero_optimizer.py"),

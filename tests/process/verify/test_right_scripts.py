@@ -14,8 +14,8 @@ FAULTS = {
     "pipeline_by_hand.py": ("lr=0.01", "lr=0.01 * world", "lr-times-n"),
     "post_local_sgd.py": ("period=1", "period=3", "never-averaged"),
     "sorted_folder.py": ("sorted(folder.glob", "list(folder.glob", "folder-order"),
-    "tensor_parallel.py": ("torch.manual_seed(4)", "torch.manual_seed(4 + rank)", "other-samples"),
-    "very_deep.py": ("mean / 24", "mean / 24 * (1 - 0.01 * (world > 1))", "gradient"),
+    "tensor_parallel.py": ("torch.manual_seed(4)", "torch.manual_seed(4 + rank)", "never-averaged"),
+    "very_deep.py": ("y[batch])", "y[batch], label_smoothing=1e-3 * (world > 1))", "loss"),
 }
 """By script: text, its faulty replacement, and the cause that is found then."""
 
@@ -38,7 +38,7 @@ def test_a_fault_of_such_a_script_is_found(verifier, tmp_path, name):
     text = script.path.read_text()
     assert right in text
     (tmp_path / name).write_text(text.replace(right, faulty))
-    for number in range(12):
+    for number in range(1, 13):
         (tmp_path / f"data_{number}.py").write_text("data " * number)
     report = verifier.verify(tmp_path / name, workers=script.workers[:1], steps=script.steps, hang_s=30.0)
     assert report["verdict"] == "different"
