@@ -15,7 +15,7 @@ FAULTS = {
     "post_local_sgd.py": ("period=1", "period=3", "never-averaged"),
     "sorted_folder.py": ("sorted(folder.glob", "list(folder.glob", "folder-order"),
     "tensor_parallel.py": ("torch.manual_seed(4)", "torch.manual_seed(4 + rank)", "never-averaged"),
-    "very_deep.py": ("y[batch])", "y[batch], label_smoothing=1e-3 * (world > 1))", "loss"),
+    "very_deep.py": ("y[batch])", "y[batch], label_smoothing=1e-3 * (world > 1))", "gradient"),
 }
 """By script: text, its faulty replacement, and the cause that is found then."""
 
