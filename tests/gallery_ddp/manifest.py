@@ -40,6 +40,7 @@ SCRIPTS = [
     Script("global_batches.py", SAME, twin="global_batches_serial.py"),
     Script("averaged_by_hand.py", SAME, twin="averaged_by_hand_serial.py"),
     Script("accumulation_no_sync.py", SAME),
+    Script("accumulation_and_schedule.py", SAME),
     Script("snapshots.py", SAME),
     Script("saved_and_loaded.py", SAME),
     Script("two_networks.py", SAME),

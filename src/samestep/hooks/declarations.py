@@ -101,6 +101,9 @@ _VERIFY = "verify"
 SHUFFLED = Hook(
     "torch.utils.data:DistributedSampler", "__iter__", _VERIFY, "the epoch that a sampler shuffles"
 )
+RECORDED_CALL = Hook(
+    "torch.nn:Module", "__call__", _VERIFY, "inputs and outputs of all modules in a step that differs"
+)
 PROBED_FETCH = Hook(_FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
 SAMPLES_OF_BATCH = Hook(
     _LOADER, "__next__", _VERIFY, "random numbers depend on the samples of the last batch"

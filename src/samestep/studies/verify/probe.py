@@ -111,6 +111,17 @@ class Probe(Listener):
                 stack.enter_context(attached_to(kind, declarations.PROBED_FETCH, wrapping(self._fetch)))
             yield
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Number of the current step, and of the backward in it."""
+        return self._step.index, self._step.backwards
+
+    def model_of(self, module: nn.Module) -> int | None:
+        """Return the number of the trained model that has the parameters of a module; None without one."""
+        first = next(module.parameters(), None)
+        models = enumerate(self._modules.values())
+        return next((k for k, model in models if any(one is first for one in model.parameters())), None)
+
     def end(self, ended: str, message: str = "") -> None:
         """Write how the script ended."""
         facts = self.facts
@@ -217,7 +228,7 @@ class Probe(Listener):
         found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
         for parameter in {id(one): one for one in found}.values():
             if parameter.grad is not None:
-                _disturb(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
+                add_rounding(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
     def _note_optimizer(
         self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
@@ -258,7 +269,7 @@ class Probe(Listener):
         if index < len(lists):
             return
         names = {
-            id(parameter): f"{number}: {'.'.join(part for part in name.split('.') if part not in _WRAPPERS)}"
+            id(parameter): f"{number}: {plain_name(name)}"
             for number, module in enumerate(self._modules.values())
             for name, parameter in module.named_parameters()
         }
@@ -344,18 +355,23 @@ class Probe(Listener):
             self.facts.group_size = max(self.facts.group_size, adopt().place.size)
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a part of a model without the prefixes that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def _epsilon(dtype: torch.dtype) -> float:
     """Return the machine epsilon of a dtype; 0 for integers."""
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
+def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None:
     """Add noise of the size of rounding errors at this machine epsilon."""
     rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
-    if gradient.is_sparse:
-        gradient = gradient._values()  # noqa: SLF001 - itself, and also where indices repeat
-    elif hasattr(gradient, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
-        gradient = gradient.to_local()
-    size = gradient.detach().double().pow(2).mean().sqrt() * rounding
-    drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
-    gradient.add_((drawn * size.cpu()).to(gradient))
+    if tensor.is_sparse:
+        tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
+    elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
+        tensor = tensor.to_local()
+    size = tensor.detach().double().pow(2).mean().sqrt() * rounding
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
+    tensor.add_((drawn * size.cpu()).to(tensor))

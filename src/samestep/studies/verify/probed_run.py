@@ -32,6 +32,7 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+from samestep.studies.verify.modules.module_record import ModuleWriter, read_modules
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.observers.saved_states import SavedStates
 from samestep.studies.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
@@ -69,6 +70,7 @@ class TracedRun:
         neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
         double: whether the script computes in double precision, whatever it asks for.
         order: gives the folders that a distributed script lists another order on each rank.
+        modules_of: step whose module calls are recorded, if any.
     """
 
     program: Program
@@ -83,6 +85,7 @@ class TracedRun:
     neutral: Kind | None = None
     double: bool = False
     order: ShuffledListings | None = None
+    modules_of: int | None = None
 
     def run(self) -> RunRecord:
         """Run the script and return its record.
@@ -105,6 +108,7 @@ class TracedRun:
                 is_replicated=self.kind == "serial",
                 failure=cause,
                 is_sliced=self.options.split == "loader",
+                modules=[read_modules(self._modules_of(rank)) for rank in range(self.size)],
             )
         )
 
@@ -139,6 +143,9 @@ class TracedRun:
 
     def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
+
+    def _modules_of(self, rank: int) -> Path:
+        return self._folder_of(rank) / "modules.jsonl"
 
     def _trace_of(self, rank: int) -> Trace:
         return read(self._folder_of(rank) / "trace.jsonl", rank=rank)
@@ -183,9 +190,14 @@ class TracedRun:
         _KEPT.append(probe)
         if self.order is not None:
             probe.facts.listed = self.order.folders
+        recorder = self._recorder(probe, rank)  # opens its file before those of the script are redirected
 
         def probed() -> Ending:
-            with probe.attached(self._observers(probe)), redirect_stdout(stdout.stream):
+            with (
+                recorder,  # inside of the probe, which numbers a model before
+                probe.attached(self._observers(probe)),
+                redirect_stdout(stdout.stream),
+            ):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
             probe.end(ended, ending.message)
@@ -247,6 +259,20 @@ class TracedRun:
             return []
         kinds = OF_EACH_RANK if self.kind == "native" else ()
         return [*(kind() for kind in kinds), SavedStates(probe.written)]
+
+    def _recorder(self, probe: Probe, rank: int) -> AbstractContextManager[None]:
+        """Return a context that records the module calls of the step, if there is one."""
+        if self.modules_of is None:
+            return nullcontext()
+        from samestep.studies.verify.modules.recorder import ModuleRecorder
+
+        return ModuleRecorder(
+            ModuleWriter(self._modules_of(rank)),
+            probe,
+            step=self.modules_of,
+            with_parts=self.kind != "serial" or self.size == 1,
+            disturb=self.disturb,
+        ).attached()
 
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samestep.launch.local.failure import Failure
+from samestep.studies.verify.modules.module_record import ModuleRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
@@ -26,12 +27,14 @@ class RunRecord:
         is_replicated: whether each rank got global batches, as the ranks of a replicated script do.
         failure: what ended the run, if it failed.
         is_sliced: whether the ranks of a replicated script trained on slices (``--split loader``).
+        modules: the module calls of one step on each rank, if they were recorded.
     """
 
     traces: Sequence[Trace]
     is_replicated: bool
     failure: Failure | None = None
     is_sliced: bool = False
+    modules: Sequence[ModuleRecord] = ()
 
     @property
     def size(self) -> int:

@@ -62,6 +62,9 @@ class Finding:
         kind: a fault, a legitimate difference between ranks, or a note.
         ranks: ranks that it concerns, if not all.
         place: file and line of the script, if known.
+        module: qualified name of the first module that differs, or the class of a top-level one; empty if it
+            is not known.
+        phase: whether that module differs in forward or in backward; None without a module.
     """
 
     cause: Cause | NoteCode
@@ -72,6 +75,8 @@ class Finding:
     kind: Literal["fault", "exception", "note"] = "fault"
     ranks: Sequence[int] = ()
     place: tuple[str, int] | None = None
+    module: str = ""
+    phase: Literal["forward", "backward"] | None = None
 
     @property
     def gravity(self) -> Gravity:
@@ -90,6 +95,8 @@ class Finding:
             "step": self.step,
             "file": file,
             "line": line,
+            "module": self.module or None,
+            "phase": self.phase,
             "max_relative_deviation": self.max_relative_deviation,
         }
 

@@ -1,10 +1,12 @@
 """Verifies that a script takes the same steps on several workers as on one (``samestep verify``).
 
-There are five kinds of runs, each stopped after some steps:
+There are six kinds of runs, each stopped after some steps:
 
 * the reference on one worker;
 * the control: the reference with its gradients disturbed by rounding, which measures the effect of rounding;
 * one run for each number of workers, whose ranks list folders in different orders;
+* if such a run differs and no cause explains it: reference, control and run again up to the step that
+  differs, with the calls of all modules in that step;
 * if such a run differs and has legitimate differences between ranks (batch norm over each worker's share,
   dropout, augmentation): reference, control and run again with these disabled or synchronized;
 * if only values differ in single precision: reference, control and run again in double precision.
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.script.options import Options
@@ -24,6 +27,7 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
+from samestep.studies.verify.modules.naming import with_module
 from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
 from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
@@ -85,6 +89,10 @@ class Verification:
     tell: Print
     _changed: dict[tuple[bool, bool], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
     """References and controls with rank-dependent features disabled, or in double precision, or both."""
+    _recorded_alone: dict[tuple[int, bool], tuple[RunRecord, RunRecord]] = field(
+        init=False, default_factory=dict
+    )
+    """Reference and control with the modules of a step, with rank-dependent features disabled or not."""
     _length: RunLength = field(init=False)
     _own: Sequence[Finding] = field(init=False, default=())
     """Faults and notes of the run on one worker."""
@@ -164,6 +172,8 @@ class Verification:
             exceptions = []
         if may_be_rounding(comparison, found):
             found = decided_in_double(found, self._repeated(size, neutral=bool(exceptions), double=True))
+        if not exceptions and run.failure is None and any(one.kind == "fault" for one in found):
+            found = with_module(found, comparison, partial(self._recorded, size, neutral=False))
         return Row(
             workers=size,
             steps=comparison.steps,
@@ -203,7 +213,7 @@ class Verification:
         repeated = self._repeated(size, neutral=True)
         if repeated is None:  # only these runs failed, so they prove nothing
             return found
-        still = causes(repeated)
+        still = with_module(causes(repeated), repeated, partial(self._recorded, size, neutral=True))
         remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
@@ -229,17 +239,21 @@ class Verification:
             return None
         return self._compared(*runs)
 
+    def _recorded(self, size: int, step: int, *, neutral: bool) -> Comparison:
+        """Return the comparison of runs up to a step, with the modules of that step."""
+        run = partial(self._run, neutral=neutral, modules_of=step)
+        alone = self._recorded_alone.get((step, neutral))
+        if alone is None:
+            what = f"modules of step {step}"
+            alone = run(self._origin, 1, what), run(self._origin, 1, f"{what}, disturbed", disturb=True)
+            self._recorded_alone[step, neutral] = alone
+        reference, control = alone
+        return self._compared(reference, run(self.script, size, f"modules of step {step}"), control)
+
     def _run(
-        self,
-        script: Script,
-        size: int,
-        what: str,
-        *,
-        disturb: bool = False,
-        neutral: bool = False,
-        double: bool = False,
-        order: ShuffledListings | None = None,
+        self, script: Script, size: int, what: str, *, neutral: bool = False, **changed: Any
     ) -> RunRecord:
+        """Run a script; `what` names the run, and `changed` are further arguments of `TracedRun`."""
         title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
         self.tell(title)
         with progress_line(title) as progress:
@@ -247,15 +261,13 @@ class Verification:
                 program=script.program,
                 kind=script.kind,
                 size=size,
-                length=self._length,
+                length=self._length if modules_of is None else StepsOfAll(modules_of + 1),
                 progress=progress,
                 folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
                 options=self.options,
                 watch=self.watch(size, script.kind),
-                disturb=disturb,
                 neutral=self.script.kind if neutral else None,
-                double=double,
-                order=order,
+                **changed,
             ).run()
         return record if self._limit is None else record.until(self._limit)
 
