@@ -251,7 +251,14 @@ class Verification:
         return self._compared(reference, run(self.script, size, f"modules of step {step}"), control)
 
     def _run(
-        self, script: Script, size: int, what: str, *, neutral: bool = False, **changed: Any
+        self,
+        script: Script,
+        size: int,
+        what: str,
+        *,
+        neutral: bool = False,
+        modules_of: int | None = None,
+        **changed: Any,
     ) -> RunRecord:
         """Run a script; `what` names the run, and `changed` are further arguments of `TracedRun`."""
         title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
@@ -267,6 +274,7 @@ class Verification:
                 options=self.options,
                 watch=self.watch(size, script.kind),
                 neutral=self.script.kind if neutral else None,
+                modules_of=modules_of,
                 **changed,
             ).run()
         return record if self._limit is None else record.until(self._limit)
