@@ -35,7 +35,7 @@ def main():
         batch = torch.arange(24 * (step % 5), 24 * (step % 5 + 1))[rank::world]
         loss = F.cross_entropy(model(x[batch]), y[batch])
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach().clone()
