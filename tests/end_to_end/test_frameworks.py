@@ -98,9 +98,9 @@ def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(tm
 
 @pytest.mark.parametrize("name", ["accelerate_metrics", "fabric_ranks"])
 def test_verify_does_not_accuse_a_right_script_of_a_library(tmp_path, name):
-    command = ("-m", "samestep", "verify", "--mode", "native", "--steps", 10, "--json", GALLERY / f"{name}.py")
+    options = ("--mode", "native", "--steps", 10, "--json")
 
-    code, out, err = run(tmp_path / "two", *command)
+    code, out, err = run(tmp_path / "two", "-m", "samestep", "verify", *options, GALLERY / f"{name}.py")
 
     assert code == 0, err
     assert json.loads(out)["verdict"] == "same", out
