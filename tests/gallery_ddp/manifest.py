@@ -63,6 +63,7 @@ SCRIPTS = [
     Script("overlapping_shards.py", DIFFERENT, "overlapping-shards"),
     Script("same_batches.py", DIFFERENT, "overlapping-shards"),
     Script("own_random_split.py", DIFFERENT, "overlapping-shards"),
+    Script("folder_order.py", DIFFERENT, "folder-order"),
     Script("padded_evaluation.py", DIFFERENT, "padded-evaluation"),
     Script("replicas_differ_at_start.py", DIFFERENT, "replicas-differ-at-start"),
     Script("samples_left_out.py", DIFFERENT, "samples-left-out"),

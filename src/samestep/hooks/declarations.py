@@ -109,6 +109,17 @@ RECORDED_CALL = Hook(
 PROBED_FETCH = Hook(_FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
 SAMPLES_OF_BATCH = Hook(_LOADER, "__next__", _VERIFY, "random numbers depend on the last batch's samples")
 SEEDED_FETCH = Hook(_MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
+JOINED = Hook(
+    "torch.distributed.algorithms.join:Join", "__exit__", _VERIFY, "steps that a rank without a batch shadows"
+)
+COMMUNICATION_HOOK = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "register_comm_hook",
+    _VERIFY,
+    "whether gradients are compressed",
+    arguments=("self", "state", "hook"),
+)
+FROM_NUMPY = Hook("torch", "from_numpy", _VERIFY, "data are converted in the run in double precision")
 DROPOUTS = tuple(
     Hook("torch.nn.functional", name, _VERIFY, "dropout is disabled in the run without random features")
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
