@@ -121,7 +121,7 @@ def test_a_worker_killed_ends_the_run(endless):
 
     assert ended.code == 137
     assert f"pid {pids[1][0]}) was killed by signal 9 (SIGKILL)" in ended.err
-    assert "all_reduce" not in ended.err, "the other's lost connection is not news"
+    assert "GLHF" not in ended.err, "the text of the other's lost connection is not news"
 
 
 def test_an_exception_is_told_once_from_the_users_first_line(script):
@@ -305,7 +305,8 @@ def test_a_worker_is_alone_with_its_files_its_forks_and_its_orphans(script, tmp_
                 held += [os.readlink(f"/proc/self/fd/{fd}")] if int(fd) > 2 else []
             except FileNotFoundError:  # the listing's own
                 pass
-        assert [file.split(":")[0] for file in held] == ["pipe"] * 2, f"too many: {held}"
+        kinds = sorted(file.split(":")[0] for file in held)
+        assert kinds == ["/memfd", "pipe", "pipe"], f"too many: {held}"
 
         import torch.distributed as dist
         dist.init_process_group("gloo")

@@ -17,6 +17,7 @@ class Script:
         deterministic: whether two runs print the same other lines, and write the same numbers.
         runs: the number of consecutive runs in the same folder.
         device: the value of `--device`, also on one worker.
+        notes: the codes that `verify` notes in the first steps, whose model has layers that it does not use.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Script:
     deterministic: bool = True
     runs: int = 1
     device: str = "auto"
+    notes: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -132,8 +134,8 @@ SCRIPTS = [
     Script("time_first_dropout.py", ("losses.txt",)),
     Script("attention_dropout.py", ("attention.pt",)),
     Script("full_first_batch.py"),
-    Script("two_targets.py"),
-    Script("packed_sequences.py", ("packed.pt",)),
+    Script("two_targets.py", notes=("no-gradient",)),
+    Script("packed_sequences.py", ("packed.pt",), notes=("no-gradient",)),
     Script("cropped_to_longest.py"),
     Script("faint_coupling.py"),
     Script("small_router.py"),

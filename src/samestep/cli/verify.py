@@ -123,10 +123,12 @@ def _refuse_several_tasks(found: Detected) -> None:
 
 
 def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
-    if size == 1 or not limit_s:
+    if not limit_s:
         return unwatched
-    from samestep.run.worker_monitors import watchdog
+    from samestep.run.worker_monitors import idle_watch, watchdog
 
+    if size == 1:
+        return idle_watch(limit_s=limit_s)
     return watchdog(limit_s=limit_s, replicated=kind == "serial", forked=size)
 
 

@@ -1,5 +1,6 @@
 """Runs a decided job to its end: starts the workers or becomes one, and logs why they failed."""
 
+import faulthandler
 import os
 import shutil
 import sys
@@ -190,6 +191,8 @@ def _import_once() -> None:
 def _run_here(decision: Decision, join: Join) -> NoReturn:
     """Run the program in this process, which a launcher started as a worker."""
     program, place = decision.job.program, join.place
+    if not faulthandler.is_enabled():  # the launcher reports no line of a worker that a signal kills
+        faulthandler.enable(os.dup(STDERR))
     bind_worker(decision, place)
     env.export(place_variables(place, join.master))
     if decision.script is not None and decision.script.kind == "native":

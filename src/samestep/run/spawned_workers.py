@@ -19,7 +19,7 @@ from samestep.autopilot.files.file_calls import redirect_in_fork, unredirected
 from samestep.base.errors import UsageError
 from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Start
-from samestep.launch.local.failure import Failure, root_cause
+from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import forget_parent
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Watch
@@ -130,8 +130,7 @@ class SpawnedWorkers:
         if workers.running and not workers.failures:
             return False
         workers.await_cause()
-        failures = list(workers.failures)
-        cause = root_cause(failures) if failures else None
+        cause = workers.cause() if workers.failures else None
         self.close()
         self._on_end(cause)
         if cause is not None:

@@ -18,14 +18,14 @@ from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from samestep.observe.sanitize.rank_comparison import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
-from samestep.ranks.hang.report import HangReport
-from samestep.ranks.hang.status_store import ProcessGroupStore, SharedMemoryStore, StatusStore
+from samestep.ranks.hang.idle_watch import IdleWatch
+from samestep.ranks.hang.rank_status import State, Wait
+from samestep.ranks.hang.report import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
+from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore, inherited_store
 from samestep.ranks.hang.watchdog import Response, Watchdog, interval_of
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
-_ADVICE = "Make all ranks call the same collectives in the same order, whatever their rank and their data."
-_ADVICE_STEPS = "Give every rank the same number of steps: as many batches per epoch, and as many epochs."
 _ADVICE_REPLICATED = (
     "A serial script must take the same branches on every rank, so nothing in it may depend on the clock or "
     "on what a single rank reads."
@@ -40,9 +40,17 @@ def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
         replicated: whether the program is a replicated serial script.
         forked: number of workers that will be forked from this process, if these are all.
     """
-    memory = None if forked is None else SharedMemoryStore(forked)
-    advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (_ADVICE, _ADVICE_STEPS)
-    return partial(_run_watched, limit_s=limit_s, advice=advice, memory=memory)
+    advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (DIVERGED_ADVICE, STEPS_ADVICE)
+    return partial(_run_watched, limit_s=limit_s, advice=advice, forked=forked is not None)
+
+
+def idle_watch(*, limit_s: float) -> Watch:
+    """Return the function that runs the program of a single worker, and ends it if it hangs.
+
+    Args:
+        limit_s: seconds for which the worker may be idle.
+    """
+    return partial(_run_unless_idle, limit_s=limit_s)
 
 
 def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
@@ -89,7 +97,7 @@ def _run_watched(
     *,
     limit_s: float,
     advice: tuple[str, str],
-    memory: SharedMemoryStore | None,
+    forked: bool,
 ) -> Ending:
     environment = env.snapshot()
     place = detect(environment).place
@@ -97,7 +105,7 @@ def _run_watched(
         return run()
     watchdog = Watchdog(
         place,
-        _status_store(place, environment, memory, limit_s),
+        _status_store(place, environment, forked=forked, limit_s=limit_s),
         Response(
             limit_s=limit_s,
             on_hang=partial(_end_with_cause, report),
@@ -114,29 +122,48 @@ def _run_watched(
     except BaseException:
         watchdog.end("failed")
         raise
-    watchdog.end("failed" if ending.exit_code else "ended")
-    lost = follows_from_another(ending.error, ending.message)
-    if lost and (found := watchdog.explain_lost_connection(ending.line)):
+    lost: Wait | None = None
+    if follows_from_another(ending.error, ending.message):
+        lost = watchdog.failed_call(ending.traceback)
+    state: State = "failed" if ending.exit_code else "ended"
+    watchdog.end(state, line=ending.line, lost=lost)
+    if lost and (found := watchdog.explain_lost_connection(lost, ending.line)):
         cause = _out_of_step(found)
-        own = "" if ending.error == "PeerLost" else ending.traceback  # a PeerLost line adds nothing
-        return replace(cause, traceback=own + cause.traceback)
+        return replace(cause, details=cause.traceback + ending.traceback)
     return ending
 
 
-def _status_store(
-    place: Place, environment: env.Environment, memory: SharedMemoryStore | None, limit_s: float
-) -> StatusStore:
-    if memory is not None:
-        memory.rank = place.rank
+def _status_store(place: Place, environment: env.Environment, *, forked: bool, limit_s: float) -> StatusStore:
+    if forked and (memory := inherited_store()) is not None:
         return memory
     serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
 
 
+def _run_unless_idle(run: Callable[[], Ending], report: Report, *, limit_s: float) -> Ending:
+    def end(line: str) -> NoReturn:
+        text = (
+            f"it hangs at {line}, and has used no CPU time for {limit_s:g} s. If this is expected, raise "
+            "--hang-timeout (0 disables the check)"
+        )
+        report(Ending(exit_code=1, error=TimeoutError.__name__, message=text))
+        os._exit(1)
+
+    with IdleWatch(limit_s, end):
+        return run()
+
+
 def _out_of_step(found: HangReport) -> Ending:
     lines = "".join(f"samestep: {line}\n" for line in f"error: {found.text}".splitlines())
     kind = StepsDiffer if found.steps_differ else OutOfStep
-    return Ending(exit_code=1, error=kind.__name__, message=found.text, traceback=lines)
+    return Ending(
+        exit_code=1,
+        error=kind.__name__,
+        message=found.text,
+        traceback=lines,
+        line=found.line,
+        headline=found.headline,
+    )
 
 
 def _end_with_cause(report: Report, found: HangReport) -> NoReturn:

@@ -7,7 +7,9 @@ from gallery_notes.manifest import SCRIPTS
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name.removesuffix(".py"))
 def test_a_mistake_on_one_worker_is_noted(verifier, script):
-    report = verifier.verify(script.path, steps=8)
-    found = [(one["code"], one["gravity"], one["workers"]) for one in report["findings"]]
-    assert found == [(script.code, "note", 1)]
+    report = verifier.verify(script.path, steps=script.steps)
+    found = [(one["code"], one["gravity"], one["workers"], one["file"]) for one in report["findings"]]
+    assert found == [(script.code, "note", 1, str(script.path))]
+    line = script.path.read_text().splitlines()[report["findings"][0]["line"] - 1]
+    assert script.line in line
     assert report["verdict"] == "same"

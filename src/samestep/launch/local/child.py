@@ -11,11 +11,13 @@ from samestep.base import env
 from samestep.base.last_step import LastSteps
 from samestep.base.place import Place
 from samestep.base.signals import ENDS, WARNINGS
+from samestep.base.stack_dumps import StackDumps
 from samestep.launch.local import forking
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.orphans import Lifeline, die_with_parent
 from samestep.launch.local.output import Stream
 from samestep.launch.local.worker_report import Report, ReportPipe
+from samestep.ranks.hang.status_store import SharedMemoryStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class InheritedState:
     limit: forking.Limit | None  # its original limit of open files, if the launcher raised it for the workers
     lifeline: Lifeline | None = None  # ends the processes that the worker forks, if the launcher is killed
     steps: LastSteps | None = None  # record of the worker's last step
+    stacks: StackDumps | None = None  # files for the stacks of workers that a fatal signal kills
+    statuses: SharedMemoryStore | None = None  # what each worker executes
 
 
 def become_worker(start: Start, entry: Entry, report_fd: int, inherited: InheritedState) -> NoReturn:
@@ -62,6 +66,10 @@ def become_worker(start: Start, entry: Entry, report_fd: int, inherited: Inherit
             inherited.lifeline.hold()
         if inherited.steps is not None:
             inherited.steps.use_here(start.place.local_rank)
+        if inherited.stacks is not None:
+            inherited.stacks.use_here(start.place.local_rank)
+        if inherited.statuses is not None:
+            inherited.statuses.use_here(start.place.rank)
         env.export(start.variables)
         pipe = ReportPipe.of(report_fd)
         report = entry(start, pipe)

@@ -34,6 +34,9 @@ class Failure:
         message: the exception's text.
         traceback: the full report as Python prints it, ending in a newline; empty if there is none.
         unwritten: the file that could not be written and the reason, if that is the cause.
+        line: the program's line that failed, as ``file:line``; empty if it is unknown.
+        headline: the failure in one line, where it is not that a worker failed; otherwise empty.
+        details: what the log file gets instead of the traceback; empty for the same.
     """
 
     rank: int
@@ -44,11 +47,19 @@ class Failure:
     message: str = ""
     traceback: str = ""
     unwritten: str = ""
+    line: str = ""
+    headline: str = ""
+    details: str = ""
 
     @property
     def code(self) -> int:
         """Exit code as a shell reports it: 128 + signal for a worker killed by one."""
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
+
+    @property
+    def signal_name(self) -> str:
+        """Number and name of the signal that killed the worker: ``9 (SIGKILL)``."""
+        return f"{-self.exit_code} ({_signal_name(-self.exit_code)})"
 
     @property
     def weight(self) -> int:
@@ -61,16 +72,19 @@ class Failure:
 
     def describe(self, size: int) -> str:
         """Return rank, cause and code in one line."""
+        if self.headline:
+            return self.headline
         if self.error in _OF_SPAWNED and self.message.startswith("rank "):
             return self.message.partition("\n")[0]
         if self.exit_code < 0:
-            how = f"was killed by signal {-self.exit_code} ({_signal_name(-self.exit_code)})"
+            how = f"was killed by signal {self.signal_name}"
         elif self.error:
-            why = f": {self.unwritten}" if self.unwritten else ""
-            how = f"failed with {self.error} (exit code {self.exit_code}){why}"
+            how = f"failed with {self.error} (exit code {self.exit_code})"
         else:
             how = f"ended with exit code {self.exit_code}"
-        return f"rank {self.rank} of {size} (local rank {self.local_rank}, pid {self.pid}) {how}"
+        at = f" at {self.line}" if self.line else ""
+        at += f": {self.unwritten}" if self.unwritten else ""
+        return f"rank {self.rank} of {size} (local rank {self.local_rank}, pid {self.pid}) {how}{at}"
 
 
 def follows_from_another(error: str, message: str) -> bool:

@@ -23,8 +23,9 @@ from samestep.hooks.registry import put
 _PAUSE_HARD = 2
 """OpenMP's `omp_pause_hard`: release all resources, including the threads."""
 Limit: TypeAlias = tuple[int, int]
-_PER_WORKER = 7
-"""Descriptors of a worker: its pipe, its pidfd, and for each of two streams a pipe and a file; one spare."""
+_PER_WORKER = 8
+"""Descriptors of a worker: its pipe, its pidfd, the file of its stack, for each of two streams a pipe and a
+file; one spare."""
 _SPARE = 64
 
 

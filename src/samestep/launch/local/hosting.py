@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import io
 import os
+import re
 import stat
 import sys
 import threading
@@ -32,8 +33,7 @@ INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, as a shell reports it."""
 
 
-_NOWHERE = "outside of any file"
-"""Place of an error whose traceback has no line of the program."""
+_LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
 _hosted: list[str] = []
 LIMIT_S = 10.0
@@ -50,6 +50,8 @@ class Ending:
     traceback: str = ""  # the traceback as Python prints it
     line: str = ""  # the program's line that led to the exception, as ``file:line``
     unwritten: str = ""  # the file that could not be written and the reason, if that ended the program
+    headline: str = ""  # the failure in one line, where it is not that this program failed
+    details: str = ""  # what the log file gets instead of the traceback; empty for the same
 
     @property
     def was_asked_for(self) -> bool:
@@ -112,10 +114,9 @@ def ending_of(error: BaseException) -> Ending:
     A `UsageError` and a `WorldError` are reported in one line: the input of samestep is wrong, or the ranks
     could not communicate; the program is not at fault.
     """
-    visible = _user_frames(error.__traceback__)
-    line = _calling_line(visible)
+    visible, line = _user_frames(error.__traceback__), _place_of(error)
     if isinstance(error, (UsageError, WorldError)):
-        where = "" if line == _NOWHERE else f" ({line})"
+        where = f" ({line})" if line else ""
         text = f"samestep: error: {' '.join(str(error).split())}{where}\n"
         return Ending(
             exit_code=error.exit_code,
@@ -176,9 +177,11 @@ def exited(stop: SystemExit) -> Ending:
 
     The system keeps the last eight bits of a number: -1 is 255, and 256 is a success.
     """
+    line = _place_of(stop)
     if stop.code is None or isinstance(stop.code, int):
-        return Ending(exit_code=(stop.code or 0) & 0xFF)
-    return Ending(exit_code=1, error=SystemExit.__name__, message=str(stop.code), traceback=f"{stop.code}\n")
+        return Ending(exit_code=(stop.code or 0) & 0xFF, line=line)
+    text = str(stop.code)
+    return Ending(exit_code=1, error=SystemExit.__name__, message=text, traceback=f"{text}\n", line=line)
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -189,16 +192,30 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _calling_line(trace: TracebackType | None) -> str:
-    """Return the line of the user's code that called samestep, maybe through a library, as ``file:line``."""
-    place = _NOWHERE
-    for frame, line in traceback.walk_tb(trace):
-        if frame.f_code.co_filename.startswith(PACKAGE):
+def _place_of(error: BaseException) -> str:
+    """Return the innermost line of the user's code that led to an error, as ``file:line``; maybe empty.
+
+    An error in a process of a DataLoader has the other process's traceback in its text.
+    """
+    place = ""
+    for frame, line in traceback.walk_tb(_user_frames(error.__traceback__)):
+        if frame.f_code.co_filename.startswith(PACKAGE) and place:
             break
         file = frame.f_code.co_filename
-        if "site-packages" not in file and not file.startswith(_STANDARD_LIBRARY):
+        if _is_users(file):
             place = f"{file}:{line}"
-    return place
+    return _place_in_text(_message(error)) or place
+
+
+def _place_in_text(text: str) -> str:
+    """Return the innermost line of the user's code in the traceback that a message contains."""
+    _, _, trace = text.partition("Original Traceback (most recent call last):")
+    found = [f"{file}:{line}" for file, line in _LINE_OF_TRACEBACK.findall(trace) if _is_users(file)]
+    return found[-1] if found else ""
+
+
+def _is_users(file: str) -> bool:
+    return "site-packages" not in file and not file.startswith((_STANDARD_LIBRARY, PACKAGE, "<"))
 
 
 def _main_module(program: Program) -> tuple[ModuleType, CodeType]:

@@ -25,7 +25,6 @@ from samestep.base.errors import UsageError, WorkerFailed
 from samestep.base.units import counted
 from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Entry, Start
-from samestep.launch.local.failure import root_cause
 from samestep.launch.local.forking import (
     forget_parent,
     fork_is_safe,
@@ -124,9 +123,9 @@ def _in_processes(entry: Entry, n: int, node: Detected | None) -> list[Any]:
         while workers.running and not workers.failures:
             workers.wait()
         workers.await_cause()
-    if workers.failures:
-        cause = root_cause(workers.failures)
-        raise WorkerFailed(f"{cause.describe(size)}\n{cause.traceback}".rstrip(), exit_code=cause.code)
+        if workers.failures:
+            cause = workers.cause()
+            raise WorkerFailed(f"{cause.describe(size)}\n{cause.traceback}".rstrip(), exit_code=cause.code)
     return [_result(worker.report, worker.start.place.rank, size) for worker in workers.all]
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 from samestep.base.errors import PREEMPTED
 from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch.job import Job
-from samestep.launch.local.failure import Failure, root_cause
+from samestep.launch.local.failure import Failure
 from samestep.launch.local.workers import Workers
 from samestep.launch.node_verdicts import Verdict
 
@@ -107,7 +107,7 @@ def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
         )
         return Outcome(interrupted_by=signals.received[0], preempted=_preempted(workers))
     if workers.failures:
-        cause = root_cause(workers.failures)
+        cause = workers.cause()
         if cause.exit_code == PREEMPTED:
             # The workers were preempted: the others are about to end as well, after their last output.
             workers.await_end(job.patience_s, hurry=lambda: bool(signals.received))

@@ -21,19 +21,25 @@ from samestep.base.errors import Error, WorkerFailed
 from samestep.base.last_step import LastSteps
 from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
+from samestep.base.stack_dumps import StackDumps
 from samestep.launch.job import STDERR
 from samestep.launch.local import forking, orphans
 from samestep.launch.local.child import Entry, InheritedState, Start, become_worker, not_started
+from samestep.launch.local.death_report import explain_death
 from samestep.launch.local.failure import Failure, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
 from samestep.launch.local.worker_report import Report, received
+from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
+from samestep.ranks.hang.status_store import SharedMemoryStore
 
 _POLL_S = 0.05
 _POLITE_S = 5.0
 _CAUSE_S = 1.0
 """Seconds to wait for the cause of a failure that is likely a consequence."""
+_STATUS_S = 1.5
+"""Seconds to wait for the statuses of the live workers after one was killed."""
 _SECOND_S = 1.0
 """Seconds before the ending signal is sent to workers that do not get it at once."""
 
@@ -83,6 +89,9 @@ class Worker:
             message=ending.message,
             traceback=ending.traceback,
             unwritten=ending.unwritten,
+            line=ending.line,
+            headline=ending.headline,
+            details=ending.details,
         )
 
 
@@ -101,6 +110,8 @@ class Workers:
         self._private = frozenset(private)
         self._limit: forking.Limit | None = None
         self._steps: LastSteps | None = None
+        self._stacks = StackDumps()
+        self._statuses: SharedMemoryStore | None = None
         self._folder: Path | None = None
         self._lifeline: Lifeline | None = None
         if wakeup is not None:
@@ -136,6 +147,7 @@ class Workers:
                 stream.flush()
         self._limit = forking.raise_file_limit(len(starts))
         self._steps = LastSteps(max(1, len(starts)))
+        self._statuses = SharedMemoryStore(starts[0].place.size if starts else 1)
         with suppress(Error):  # the temporary directory is full, which must not end the workers
             self._folder = make_folder()
         self._lifeline = Lifeline(self._folder)
@@ -160,9 +172,11 @@ class Workers:
             for stream in start.streams:
                 undo.callback(stream.close)
                 stream.open()
+            others = self._stacks.files
+            self._stacks.add(start.place.local_rank)
             reports, pipe = os.pipe()
             undo.callback(os.close, reports)
-            private = {reports, self._selector.fileno(), *self._private, *self._files()}
+            private = {reports, self._selector.fileno(), *self._private, *self._files(), *others}
             inherited = InheritedState(
                 launcher=os.getpid(),
                 mask=mask,
@@ -170,6 +184,8 @@ class Workers:
                 limit=self._limit,
                 lifeline=self._lifeline,
                 steps=self._steps,
+                stacks=self._stacks,
+                statuses=self._statuses,
             )
             try:
                 pid = forking.fork()
@@ -241,6 +257,35 @@ class Workers:
                 return
             self.wait(left)
 
+    def cause(self) -> Failure:
+        """Return the cause of the failures, of which there is at least one.
+
+        For a worker that a signal killed, the live workers are given a moment to report where they are.
+        """
+        cause = root_cause(self.failures)
+        if cause.exit_code >= 0:
+            return cause
+        self._await_statuses()
+        return explain_death(
+            cause,
+            self._stacks.main_frames(cause.local_rank),
+            self._known_statuses(),
+            size=self.all[0].start.place.size,
+        )
+
+    def _await_statuses(self) -> None:
+        """Wait until each live worker has sampled its status after this call began, or for `_STATUS_S`."""
+        before, deadline = self._known_statuses(), time.monotonic() + _STATUS_S
+        while (left := deadline - time.monotonic()) > 0:
+            now = self._known_statuses()
+            live = [worker.start.place.rank for worker in self.running]
+            if not any(_is_stale(before.get(rank), now.get(rank)) for rank in live):
+                return
+            self.wait(min(left, _POLL_S))
+
+    def _known_statuses(self) -> dict[int, RankStatus]:
+        return {} if self._statuses is None else parse_statuses(self._statuses.read())
+
     def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
         self._wait_until(time.monotonic() + timeout_s, hurry)
@@ -304,10 +349,11 @@ class Workers:
         for worker in self.all:
             for stream in worker.start.streams:
                 if worker.failure is not None and stream.number == STDERR:
-                    stream.append(worker.failure.traceback)
+                    stream.append(worker.failure.details or worker.failure.traceback)
                 if stream.read is not None:
                     self._forget(stream.read)
                 stream.close()
+        self._stacks.close()
         self._selector.close()
         forking.restore_file_limit(self._limit)
         self._limit = None
@@ -321,6 +367,13 @@ class Workers:
             remove_folder(self._folder)
             self._folder = None
         remove_dead()
+
+
+def _is_stale(before: RankStatus | None, now: RankStatus | None) -> bool:
+    """Return whether the status of a running script may have been sampled before an earlier moment."""
+    if before is None or now is None or now.state != "running":
+        return False
+    return now.beat < before.beat + 2  # the next sample may have begun before
 
 
 def pidfd(pid: int) -> int | None:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from samestep.base.errors import OutOfStep
 from samestep.parallel.gradients.weight_checksum import drift_message
-from samestep.ranks.hang.report import format_ranks
+from samestep.ranks.hang.format_ranks import format_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,12 @@ class CallRecord:
 
 _records: "WeakSet[CallRecord]" = WeakSet()
 _script = CallRecord()
+_root: list[tuple[str, int]] = []
+"""Name and root of the collective that the script's main thread calls."""
+_ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
+"""Position and name of the root among the arguments of each collective that has one."""
+_failed: list[Call] = []
+"""The last message of the script whose call has raised."""
 
 
 def call_of_main_thread() -> Call | None:
@@ -62,9 +68,19 @@ def call_of_main_thread() -> Call | None:
     return next((call for call in calls if call is not None and call.in_main), None)
 
 
+def root_of_main_thread(op: str) -> int | None:
+    """Return the root of the collective `op` that the script's main thread calls; None if it is unknown."""
+    return next((root for name, root in tuple(_root) if name == op), None)
+
+
+def failed_message() -> Call | None:
+    """Return the last call of `send` or `recv` of the script that has raised."""
+    return _failed[-1] if _failed else None
+
+
 @contextmanager
 def recorded_messages() -> Iterator[None]:
-    """Record `torch.distributed.send` and `recv` of the script's main thread, for the duration of a block.
+    """Record messages, and roots of collectives, of the script's main thread, for the duration of a block.
 
     Other threads can wait for ever for messages that need not come.
     """
@@ -72,6 +88,7 @@ def recorded_messages() -> Iterator[None]:
         declarations.AWAITED_SEND: wrapping(partial(_recorded, "send", "dst")),
         declarations.AWAITED_RECV: wrapping(partial(_recorded, "recv", "src")),
     }
+    hooks |= {hook: wrapping(partial(_with_root, hook.attribute)) for hook in declarations.ROOTED_COLLECTIVES}
     with attached_all(hooks):
         yield
 
@@ -79,11 +96,26 @@ def recorded_messages() -> Iterator[None]:
 def _recorded(op: str, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or threading.get_ident() != _MAIN:
         return original(*args, **kwargs)
-    _script.begin(op, _peer(name, args, kwargs), False)  # noqa: FBT003
+    call = _script.begin(op, _peer(name, args, kwargs), False)  # noqa: FBT003
+    try:
+        return original(*args, **kwargs)
+    except RuntimeError:
+        _failed[:] = [call]
+        raise
+    finally:
+        _script.end()
+
+
+def _with_root(op: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    position, name = _ROOTS[op]
+    root = args[position] if len(args) > position else kwargs.get(name)
+    if torch.compiler.is_compiling() or threading.get_ident() != _MAIN or not isinstance(root, int):
+        return original(*args, **kwargs)
+    _root[:] = [(op, root)]
     try:
         return original(*args, **kwargs)
     finally:
-        _script.end()
+        _root.clear()
 
 
 def _peer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

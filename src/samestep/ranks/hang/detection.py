@@ -1,7 +1,7 @@
 """Detects hangs from the statuses of all ranks: ranks that wait for a rank that does not arrive."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
@@ -21,7 +21,14 @@ class Hang:
     missing: tuple[int, ...]
 
 
-def find_hang(statuses: Mapping[int, RankStatus], size: int, *, limit_s: float, gone_s: float) -> Hang | None:
+def find_hang(
+    statuses: Mapping[int, RankStatus],
+    size: int,
+    *,
+    limit_s: float,
+    gone_s: float,
+    quiet: Collection[int] = (),
+) -> Hang | None:
     """Return the first hang; None if every wait can still end.
 
     Args:
@@ -29,13 +36,17 @@ def find_hang(statuses: Mapping[int, RankStatus], size: int, *, limit_s: float, 
         size: number of ranks.
         limit_s: seconds after which a wait is a hang.
         gone_s: the same for a wait for a rank whose script has ended.
+        quiet: the ranks that do not respond. Their statuses are old: they wait for no rank, and are missing
+            if no other rank is.
     """
+    statuses = {rank: replace(one, wait=None) if rank in quiet else one for rank, one in statuses.items()}
     for rank in sorted(statuses):
         wait = statuses[rank].wait
         if wait is None:
             continue
         ranks = wait.ranks or tuple(range(size))
         missing = tuple(r for r in ranks if r != rank and not _has_arrived(statuses.get(r), wait))
+        missing = missing or tuple(r for r in ranks if r in quiet)
         gone = _are_gone(missing, statuses, wait)
         if wait.age_s < (gone_s if gone else limit_s):
             continue
@@ -112,7 +123,7 @@ def _first_causes(missing: Sequence[int], statuses: Mapping[int, RankStatus]) ->
 def _waits_differ(ranks: Sequence[int], statuses: Mapping[int, RankStatus], wait: Wait) -> bool:
     """Return whether all ranks wait in different calls: a call in which all ranks wait may only be slow."""
     waits = [statuses[rank].wait for rank in ranks if rank in statuses]
-    found = {(one.op, one.seq, one.group) for one in waits if one is not None}
+    found = {(one.op, one.seq, one.group, one.root) for one in waits if one is not None}
     return len(waits) == len(ranks) and None not in waits and (len(found) > 1 or _is_from_any(wait))
 
 

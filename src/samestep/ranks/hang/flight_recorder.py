@@ -8,9 +8,17 @@ changed for a while. The recorder has no operations between two ranks, and older
 import pickle
 import sys
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from samestep.ranks.collectives.call_counter import PROGRESS
+
+_RECENT = 8
+"""Number of collectives that are compared between ranks."""
+_TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
+"""torch's names of data types, by the recorder's."""
+_UNEQUAL = ("gather", "scatter", "all_to_all")
+"""Parts of the names of collectives whose inputs may differ between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,13 @@ class Recorder:
                 return _name(entry), entry["collective_seq_id"]
         return None
 
+    def recent(self, group: str) -> tuple[tuple[int, str, str], ...]:
+        """Return number, name and input of the last collectives of a group; none in shared memory."""
+        if group in PROGRESS:
+            return ()
+        last = _collectives(group)[-_RECENT:]
+        return tuple((entry["collective_seq_id"], _name(entry), _data(entry)) for entry in last)
+
     def name_of(self, group: str, seq: int) -> str:
         """Return the name of a collective, such as ``all_reduce``."""
         if group in PROGRESS:
@@ -103,6 +118,14 @@ def _collectives(group: str) -> list[dict[str, Any]]:
 
 def _name(entry: dict[str, Any]) -> str:
     return str(entry["profiling_name"]).rpartition(":")[2]
+
+
+def _data(entry: dict[str, Any]) -> str:
+    """Return size and type of a collective's input as text; empty if ranks may have different inputs."""
+    if any(part in _name(entry) for part in _UNEQUAL):
+        return ""
+    pairs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+    return ", ".join(f"{prod(size)} {_TYPES.get(kind, kind.lower())}" for size, kind in pairs)
 
 
 def _group(entry: dict[str, Any]) -> str:

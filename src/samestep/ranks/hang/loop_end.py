@@ -22,6 +22,16 @@ def is_in_training_loop(line: str) -> bool:
     return False
 
 
+def is_in_step(line: str) -> bool:
+    """Return whether a position is in a loop that takes optimizer steps without a loop inside of it."""
+    file, number = _place(line)
+    with suppress(RecursionError):
+        tree = _parsed(file)
+        loops = [] if tree is None else [one for one in _around(tree, number) if isinstance(one, _Loop)]
+        return bool(loops) and _takes_steps(loops[-1]) and not any(map(_takes_steps, _loops_in(loops[-1])))
+    return False
+
+
 def has_left_loop(line: str, inside: str) -> bool:
     """Return whether a rank at one line has left the training loop in which a rank at another line is.
 
@@ -66,6 +76,10 @@ def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
             yield from _around(node, line)
         elif isinstance(node, ast.ExceptHandler | ast.match_case):
             yield from _around(node, line)
+
+
+def _loops_in(loop: _Loop) -> list[ast.AST]:
+    return [node for node in ast.walk(loop) if isinstance(node, _Loop) and node is not loop]
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[str, int]]:

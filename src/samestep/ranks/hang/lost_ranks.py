@@ -10,8 +10,8 @@ A rank that neither waits nor has given up is lost: dead, stopped, or busy with 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from samestep.ranks.hang.format_ranks import format_ranks, verb
 from samestep.ranks.hang.rank_status import RankStatus, Wait
-from samestep.ranks.hang.report import format_ranks, verb
 
 _LINES = 4
 """Maximum number of lost ranks whose lines are stated."""

@@ -5,7 +5,7 @@ import threading
 import time
 
 from samestep.base.place import Place
-from samestep.ranks.hang.rank_status import RankStatus, State, parse_status
+from samestep.ranks.hang.rank_status import RankStatus, State, parse_statuses
 from samestep.ranks.hang.status_sampling import StatusSampler
 from samestep.ranks.hang.status_store import StatusStore
 
@@ -72,7 +72,7 @@ class StatusMonitor:
     def statuses(self) -> dict[int, RankStatus]:
         """Return the known statuses of this generation, by rank."""
         own = self.sampler.last
-        statuses = {rank: parse_status(message) for rank, message in self.store.read().items()}
+        statuses = parse_statuses(self.store.read())
         current = {rank: one for rank, one in statuses.items() if one.generation == own.generation}
         return {**current, self.place.rank: own}
 

@@ -1,6 +1,7 @@
 """Defines the status that each rank posts for the others."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +24,9 @@ class Wait:
         age_s: seconds since the wait was first sampled.
         number: number of the call on its rank; 0 where the call is known from torch's recorder only.
         alone: whether the rank can do nothing else until the other rank of the message answers.
+        root: the root of a broadcast, reduce, gather or scatter that the script calls; None if it is unknown.
+        inside: the part of `DistributedDataParallel` that contains the call; empty for a call of the script.
+        recent: number, name and data of its last collectives, such as ``(9, "all_reduce", "4 int64")``.
     """
 
     op: str
@@ -32,6 +36,9 @@ class Wait:
     age_s: float
     number: int = 0
     alone: bool = False
+    root: int | None = None
+    inside: str = ""
+    recent: tuple[tuple[int, str, str], ...] = ()
 
     @property
     def peer(self) -> int | None:
@@ -52,7 +59,8 @@ class RankStatus:
         generation: number of restarts of the workers before.
         beat: number that increases with every status of this rank.
         state: state of the script.
-        line: current line of the script, as ``file:line: text``.
+        line: current line of the script, as ``file:line: text``; of a script that has ended, the line that
+            raised, or called `sys.exit`.
         entered: number of collectives entered, by group.
         has_joined: whether the rank has, or had, a process group.
         wait: the longest current wait.
@@ -84,10 +92,16 @@ class RankStatus:
         return json.dumps(asdict(self)).encode()
 
 
+def parse_statuses(messages: Mapping[int, bytes]) -> dict[int, RankStatus]:
+    """Return statuses from messages, by rank."""
+    return {rank: parse_status(message) for rank, message in messages.items()}
+
+
 def parse_status(message: bytes) -> RankStatus:
     """Return the status from the bytes of `RankStatus.to_bytes`."""
     values: dict[str, Any] = json.loads(message)
     wait = values.pop("wait")
     if wait is not None:
-        wait = Wait(**{**wait, "ranks": tuple(wait["ranks"])})
+        recent = tuple((number, op, data) for number, op, data in wait["recent"])
+        wait = Wait(**{**wait, "ranks": tuple(wait["ranks"]), "recent": recent})
     return RankStatus(**values, wait=wait)

@@ -6,19 +6,26 @@ import sysconfig
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import accumulate, chain, repeat, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from samestep.base.package import PACKAGE
+from samestep.base.stack_dumps import Frame
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(getattr(find_spec("torch"), "origin", None) or "torch").parent)
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {PACKAGE, _TORCH}
 )
+_DDP = str(Path(_TORCH) / "nn" / "parallel" / "distributed.py")
+_DDP_PARTS = {
+    "_sync_buffers": "the buffers",
+    "_pre_forward": "the rebuilt buckets",
+    "__init__": "the construction",
+}
+"""Words for the collectives of `DistributedDataParallel`, by the methods that call them."""
 _TEXT = 80
 """Maximum characters of a source line in messages."""
 _BLOCKING = {
@@ -69,6 +76,12 @@ def current_line() -> str:
     return line_of(frames) or "outside of the script"
 
 
+def current_place() -> tuple[str, int] | None:
+    """Return the file and line of the script that the calling thread executes; None outside of the script."""
+    file, _, number = line_of(_callers(sys._getframe(1))).rpartition(":")  # noqa: SLF001 - as above
+    return (file, int(number)) if file else None
+
+
 def with_text(line: str) -> str:
     """Return a ``file:line`` with the source of the line."""
     file, _, number = line.rpartition(":")
@@ -90,6 +103,18 @@ class BlockedCall:
     """Whether the call is sampled for the first time."""
 
 
+def name_of_blocking(frames: Iterable[Frame]) -> str:
+    """Return the collective in which the thread of a stored stack is; empty for none."""
+    for frame in frames:
+        if frame.file.startswith(_TORCH) and frame.function in _BLOCKING:
+            return frame.function
+        if frame.file == _DDP and frame.function in _DDP_PARTS:
+            return "broadcast"
+        if frame.file.startswith(_TORCH) and frame.function == "_engine_run_backward":
+            return "all_reduce"  # of gradients
+    return ""
+
+
 def blocked_in(frames: list[FrameType]) -> BlockedCall | None:
     """Return the call of a thread that waits for all ranks, from the names of the functions in its stack."""
     for frame in frames:
@@ -101,6 +126,24 @@ def blocked_in(frames: list[FrameType]) -> BlockedCall | None:
         if name == "init_process_group" or (file.endswith("distributed_c10d.py") and name in _BLOCKING):
             return _blocked(name, frame)
     return None
+
+
+def ddp_part(frames: Iterable[FrameType]) -> str:
+    """Return the part of `DistributedDataParallel` that a thread executes: `_DDP_PARTS`, or empty."""
+    for frame in frames:
+        if frame.f_code.co_name in _DDP_PARTS and frame.f_code.co_filename == _DDP:
+            return _DDP_PARTS[frame.f_code.co_name]
+    return ""
+
+
+def ddp_part_of_traceback(text: str) -> str:
+    """Return the part of `DistributedDataParallel` that raised, from a traceback as text; see `ddp_part`."""
+    parts = (
+        part
+        for function, part in _DDP_PARTS.items()
+        if f'{_DDP}", line ' in text and f"in {function}\n" in text
+    )
+    return next(parts, "")
 
 
 def _blocked(op: str, frame: FrameType) -> BlockedCall:

@@ -5,10 +5,17 @@ import socket
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
-from samestep.ranks.hang.current_call import Call, call_of_main_thread
+from samestep.ranks.hang.current_call import Call, call_of_main_thread, failed_message, root_of_main_thread
 from samestep.ranks.hang.flight_recorder import CollectiveCount, Recorder, has_group, ranks_of
 from samestep.ranks.hang.rank_status import RankStatus, State, Wait
-from samestep.ranks.hang.script_position import BlockedCall, blocked_in, line_of, main_frames, with_text
+from samestep.ranks.hang.script_position import (
+    BlockedCall,
+    blocked_in,
+    ddp_part,
+    line_of,
+    main_frames,
+    with_text,
+)
 
 MIN_WAIT_S = 1.0
 """Shortest wait that is reported; reading the recorder's entries takes milliseconds."""
@@ -27,7 +34,7 @@ class StatusSampler:
         self._recorder = Recorder()
         self._ages: dict[Hashable, float] = {}
         """Seconds for which the counts of a group, or a call of the script, have not changed."""
-        self._found: dict[Hashable, tuple[str, int] | None] = {}
+        self._found: dict[Hashable, Wait | None] = {}
         """The running collective that the recorder returned for these counts."""
         self._given_up: Call | None = None
         """A call that has failed; it is posted until the rank waits again."""
@@ -43,7 +50,7 @@ class StatusSampler:
             passed_s: seconds to add to the age of waits since the previous sample.
             state: state of the script, as the caller knows it.
         """
-        before, call, (blocked, line) = self.last, self._recorded(), _main_thread()
+        before, call, (blocked, line, part) = self.last, self._recorded(), _main_thread()
         counts, has_joined = self._recorder.counts(), has_group()
         if call is None:
             self.circle = ""
@@ -55,6 +62,8 @@ class StatusSampler:
         elif state == "running":
             waiting = blocked if call is None else call
             wait = self._longest_wait(counts if has_joined else {}, waiting, passed_s)
+        if wait is not None:
+            wait = replace(wait, root=root_of_main_thread(wait.op), inside=part)
         self.last = replace(
             before,
             beat=before.beat + 1,
@@ -74,13 +83,24 @@ class StatusSampler:
             self.circle, self._latest = "", call
         self._given_up = call
 
-    def last_collective(self) -> Wait | None:
-        """Return the last collective that this process entered, in the group with the most collectives."""
-        if not self.last.entered:
+    def failed_call(self, traceback: str) -> Wait | None:
+        """Return the call that has raised: a message, or the last collective that this process entered.
+
+        Args:
+            traceback: the traceback as text.
+        """
+        message = failed_message()
+        if message is not None and f"in {message.op}\n" in traceback:
+            return _wait_of(message, age_s=0.0)
+        entered = {group: count.entered for group, count in self._recorder.counts().items()}
+        if not any(entered.values()):
             return None
-        group, seq = max(self.last.entered.items(), key=lambda one: one[1])
-        name = self._recorder.name_of(group, seq)
-        return Wait(op=name, seq=seq, group=group, ranks=ranks_of(group), age_s=0.0)
+        group, seq = max(entered.items(), key=lambda one: one[1])
+        return self._collective(self._recorder.name_of(group, seq), seq, group)
+
+    def _collective(self, op: str, seq: int, group: str) -> Wait:
+        recent = self._recorder.recent(group)
+        return Wait(op=op, seq=seq, group=group, ranks=ranks_of(group), age_s=0.0, recent=recent)
 
     def _longest_wait(
         self, counts: dict[str, CollectiveCount], waiting: BlockedCall | Call | None, passed_s: float
@@ -94,18 +114,17 @@ class StatusSampler:
         self._found = {key: found for key, found in self._found.items() if key in self._ages}
         for key in sorted(running, key=self._ages.__getitem__, reverse=True):
             if self._ages[key] >= MIN_WAIT_S and (found := self._under_way(key)) is not None:
-                op, seq = found
-                group, _ = key
-                return Wait(op=op, seq=seq, group=group, ranks=ranks_of(group), age_s=self._ages[key])
+                return replace(found, age_s=self._ages[key])
         if isinstance(waiting, Call):
             return _wait_of(waiting, age_s=self._ages[waiting]) if self._ages[waiting] else None
         if waiting is None or self._ages[waiting] < MIN_WAIT_S:
             return None
         return Wait(op=waiting.op, seq=None, group="", ranks=(), age_s=self._ages[waiting])
 
-    def _under_way(self, key: tuple[str, CollectiveCount]) -> tuple[str, int] | None:
+    def _under_way(self, key: tuple[str, CollectiveCount]) -> Wait | None:
         if key not in self._found:
-            self._found[key] = self._recorder.under_way(key[0])
+            found = self._recorder.under_way(key[0])
+            self._found[key] = None if found is None else self._collective(*found, key[0])
         return self._found[key]
 
 
@@ -116,11 +135,11 @@ def _wait_of(call: Call, *, age_s: float) -> Wait:
     )
 
 
-def _main_thread() -> tuple[BlockedCall | None, str]:
-    """Return the call in which the main thread waits, and its line of the script.
+def _main_thread() -> tuple[BlockedCall | None, str, str]:
+    """Return the call in which the main thread waits, its line of the script, and `ddp_part`.
 
     The frames are released at once: if their owner returned while this thread holds them, their objects would
     be finalized in this thread.
     """
     frames = main_frames()
-    return blocked_in(frames), line_of(frames)
+    return blocked_in(frames), line_of(frames), ddp_part(frames)

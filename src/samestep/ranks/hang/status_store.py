@@ -68,6 +68,11 @@ class SharedMemoryStore:
         self.rank = 0
         """Rank of this process; set after the fork."""
 
+    def use_here(self, rank: int) -> None:
+        """Make this the store of this process, which is `rank`: see `inherited_store`."""
+        self.rank = rank
+        _inherited[:] = [self]
+
     def post(self, message: bytes) -> None:
         """See `StatusStore.post`; a message that is longer than a slot is not stored."""
         if len(message) <= _SLOT - _HEAD.size:
@@ -97,6 +102,14 @@ class SharedMemoryStore:
 
     def close(self, *, wait: bool = True) -> None:
         """See `StatusStore.close`."""
+
+
+_inherited: list[SharedMemoryStore] = []
+
+
+def inherited_store() -> SharedMemoryStore | None:
+    """Return the store that this process has inherited from the launcher that forked it."""
+    return _inherited[-1] if _inherited else None
 
 
 class ProcessGroupStore:

@@ -19,7 +19,7 @@ from samestep.ranks.hang.detection import Hang, ended_before, find_hang
 from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
 from samestep.ranks.hang.rank_status import RankStatus, State, Wait
 from samestep.ranks.hang.report import Advice, HangReport, describe
-from samestep.ranks.hang.script_position import with_text
+from samestep.ranks.hang.script_position import ddp_part_of_traceback, with_text
 from samestep.ranks.hang.status_sampling import StatusSampler
 from samestep.ranks.hang.status_store import StatusStore
 
@@ -29,6 +29,8 @@ _LAST_STATUS_S = 5.0
 """Seconds to wait, after a connection was lost, for the status of the rank that closed it."""
 _WAITING_S = 1.0
 """Seconds in a collective after which a rank counts as waiting for a rank that leaves."""
+_STOPPED_SAMPLES = 2
+"""Number of samples without a new status after which the system is asked whether a rank was stopped."""
 _QUIET_SAMPLES = 6
 """Number of samples without a new status after which a rank counts as not responding."""
 
@@ -116,26 +118,40 @@ class Watchdog(StatusMonitor):
             return status is not None and status.wait is not None and status.wait.age_s >= _WAITING_S
         return False
 
-    def end(self, state: State) -> None:
-        """Stop the thread, and post how the script has ended."""
+    def end(self, state: State, *, line: str = "", lost: Wait | None = None) -> None:
+        """Stop the thread, and post how the script has ended.
+
+        Args:
+            state: state of the script.
+            line: the line that ended it, if one did.
+            lost: the call in which another rank has closed its connection, if one has.
+        """
         if self in _watching:
             _watching.remove(self)
         self._over.set()
         self._thread.join()
         with suppress(Exception):  # the script may have broken anything
-            self.store.post(self.sampler.sample(0.0, state).to_bytes())
+            last = replace(self.sampler.sample(0.0, state), line=with_text(line) if line else "", wait=lost)
+            self.store.post(last.to_bytes())
             if state == "ended":
                 self.store.linger(self._all_ended)
 
-    def explain_lost_connection(self, line: str) -> HangReport | None:
+    def failed_call(self, traceback: str) -> Wait | None:
+        """Return the call of this rank that has raised; None if it has called none.
+
+        Args:
+            traceback: the traceback as text.
+        """
+        call = self.sampler.failed_call(traceback)
+        return None if call is None else replace(call, inside=ddp_part_of_traceback(traceback))
+
+    def explain_lost_connection(self, last: Wait, line: str) -> HangReport | None:
         """Return a report, after a connection was lost, if another rank's script had ended; else None.
 
         Args:
+            last: the call that raised.
             line: the line of the script that raised.
         """
-        last = self.sampler.last_collective()
-        if last is None:
-            return None
         deadline = time.monotonic() + _LAST_STATUS_S
         statuses = self.statuses()
         while (
@@ -167,7 +183,13 @@ class Watchdog(StatusMonitor):
                 sys.stdout.flush()  # a rank that is terminated inside a collective cannot flush
         statuses, limit_s = self.statuses(), self._response.limit_s
         self._count_silence(statuses)
-        hang = find_hang(statuses, self.place.size, limit_s=limit_s, gone_s=min(_GONE_S, limit_s))
+        hang = find_hang(
+            statuses,
+            self.place.size,
+            limit_s=limit_s,
+            gone_s=min(_GONE_S, limit_s),
+            quiet=self._quiet(statuses),
+        )
         if hang is not None and self._is_reporter(hang, own.wait):
             report = self._describe(hang, statuses)
             self.store.abort()
@@ -183,11 +205,7 @@ class Watchdog(StatusMonitor):
         return self.place.rank in able[:1] or wait.age_s > 1.5 * self._response.limit_s + _GONE_S
 
     def _describe(self, hang: Hang, statuses: dict[int, RankStatus]) -> HangReport:
-        response, own, quiet = self._response, statuses[self.place.rank], {}
-        for rank, (_, count) in self._beats.items():
-            why = _stopped(statuses[rank], own.host) or ("not responding" if count >= _QUIET_SAMPLES else "")
-            if why and statuses[rank].state == "running":
-                quiet[rank] = why
+        response, quiet = self._response, self._quiet(statuses)
         advice = Advice(
             diverged=response.diverged,
             steps=response.steps,
@@ -195,6 +213,16 @@ class Watchdog(StatusMonitor):
             f"(now {response.limit_s:g} s; 0 disables the check).",
         )
         return describe(hang, statuses, self.place.size, quiet=quiet, advice=advice)
+
+    def _quiet(self, statuses: dict[int, RankStatus]) -> dict[int, str]:
+        """Return the ranks that do not respond, each with the reason."""
+        host, quiet = statuses[self.place.rank].host, {}
+        for rank, (_, count) in self._beats.items():
+            why = _stopped(statuses[rank], host) if count >= _STOPPED_SAMPLES else ""
+            why = why or ("not responding" if count >= _QUIET_SAMPLES else "")
+            if why and statuses[rank].state == "running":
+                quiet[rank] = why
+        return quiet
 
     def _is_any_running(self, statuses: dict[int, RankStatus]) -> bool:
         """Return whether another rank's script may still run."""

@@ -80,8 +80,11 @@ def _created(
     """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
     environment = env.snapshot()
     place = detect(environment).place
-    if endpoint is not None and endpoint.is_checked and dist.group.WORLD is None:
-        _check_place(place, rank, world_size)
+    if dist.group.WORLD is None:
+        if endpoint is not None and endpoint.is_checked:
+            _check_place(place, rank, world_size)
+        elif endpoint is None and place.size > 1:
+            _check_claim(place, rank, world_size)
     if endpoint is not None and world_size == place.size:
         hostname, port = endpoint.host, endpoint.port
     try:
@@ -114,6 +117,24 @@ def _check_place(place: Place, rank: int, world_size: int | None) -> None:
         f"{place.size} = {place.nodes} nodes x {place.local_size}. Give its flags for nodes and workers: "
         "--nodes {nodes} --node_rank {node_rank} --gpus {local}."
     )
+
+
+def _check_claim(place: Place, rank: int, world_size: int | None) -> None:
+    """Refuse a rank, or a number of ranks, with which the processes of this job cannot all connect.
+
+    A smaller group may be one of several, or of some ranks only.
+    """
+    called = f"rank {place.rank} called init_process_group"
+    if world_size is not None and world_size > place.size:
+        raise UsageError(
+            f"{called}(world_size={world_size}), but the launcher started WORLD_SIZE={place.size} processes: "
+            "the group would wait for more for ever. Remove the argument, or start as many workers (-n)."
+        )
+    if world_size == place.size and rank != place.rank:
+        raise UsageError(
+            f"{called}(rank={rank}), but the launcher gave it RANK={place.rank}: two processes may claim one "
+            "rank. Remove the argument, or take the rank from the environment variable RANK."
+        )
 
 
 def _kept_for_group(handler: Handler) -> Handler:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from samestep.ranks.hang.report import format_ranks
+from samestep.ranks.hang.format_ranks import format_ranks
 from samestep.studies.doctor import links
 from samestep.studies.doctor.pair_measurement import Link
 from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, numbers_text, rows

@@ -1,7 +1,10 @@
 """Finds the faults that end a run, or that make it several trainings."""
 
+from dataclasses import replace
+
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
-from samestep.launch.local.failure import follows_from_another
+from samestep.launch.local.failure import Failure, follows_from_another
+from samestep.ranks.hang.loop_end import is_in_training_loop
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.verdict import Finding
 
@@ -14,15 +17,22 @@ def steps_differ(comparison: Comparison) -> Finding | None:
     begun = [trace.begun for trace in run.traces]
     most, least = begun.index(max(begun)), begun.index(min(begun))
     hangs = run.failure is not None and run.failure.error == StepsDiffer.__name__
-    is_over = hangs or run.traces[least].facts.ended == "end"
+    is_over = hangs or (run.traces[least].facts.ended == "end" and not _has_exited_in_loop(run.failure))
     if run.is_replicated or begun[most] == begun[least] or not is_over:
         return None
+    report = f" ({run.failure.headline})" if hangs and run.failure is not None else ""
     return comparison.finding(
         "steps-differ",
         f"the loop of rank {least} ends after {begun[least]} steps, rank {most} begins another: the number "
-        "of batches depends on the rank. Give every rank as many (samestep.shard), or join() the model.",
+        f"of batches depends on the rank{report}. Give every rank as many (samestep.shard), or join() the "
+        "model.",
         begun[least],
     )
+
+
+def _has_exited_in_loop(failure: Failure | None) -> bool:
+    """Return whether the rank that others wait for has ended inside of its training loop, by `sys.exit`."""
+    return failure is not None and failure.error == OutOfStep.__name__ and is_in_training_loop(failure.line)
 
 
 def hang(comparison: Comparison) -> Finding | None:
@@ -32,7 +42,7 @@ def hang(comparison: Comparison) -> Finding | None:
         return None
     if any(trace.facts.ended in _HANGS for trace in run.traces):
         return None  # raised by the script, not by the watchdog
-    return comparison.finding("hang", run.failure.message, run.steps)
+    return replace(comparison.finding("hang", run.failure.message, run.steps), place=_place(run.failure.line))
 
 
 def crash(comparison: Comparison) -> Finding | None:
@@ -46,10 +56,21 @@ def crash(comparison: Comparison) -> Finding | None:
     if not own and run.failure is not None and run.failure.rank not in reported:
         return _death(comparison)
     first = min(own or failed, key=lambda facts: len(run.traces[facts.rank].steps))
+    where = "" if run.failure is None or run.failure.rank != first.rank else run.failure.line
     if first.ended in (UsageError.__name__, *_HANGS):
-        return comparison.finding("refused", first.message, run.steps)
-    message = " ".join(first.message.split())[:300]
-    return comparison.finding("crash", f"rank {first.rank} failed: {first.ended}: {message}", run.steps)
+        found = comparison.finding("refused", f"{first.message}{where and f' ({where})'}", run.steps)
+        return replace(found, place=_place(where))
+    words = [f"rank {first.rank} failed{where and f' at {where}'}", first.ended, _short(first.message)]
+    found = comparison.finding("crash", ": ".join(filter(None, words)), run.steps)
+    return replace(found, ranks=(first.rank,), place=_place(where))
+
+
+def _short(message: str) -> str:
+    """Return an error's text in one line; of an error in a DataLoader's process, without the traceback."""
+    head, traceback, trace = message.partition("Original Traceback (most recent call last):")
+    if traceback:
+        message = f"{head} {trace.strip().splitlines()[-1]}"
+    return " ".join(message.split())[:300]
 
 
 def _death(comparison: Comparison) -> Finding | None:
@@ -57,8 +78,15 @@ def _death(comparison: Comparison) -> Finding | None:
     failure, steps = comparison.run.failure, comparison.run.steps
     if failure is None:
         return None
-    how = failure.message or f"with exit code {failure.exit_code}"
-    return comparison.finding("crash", f"rank {failure.rank} died: {how}.", steps)
+    message = failure.message or f"rank {failure.rank} died: with exit code {failure.exit_code}."
+    found = comparison.finding("crash", message, steps)
+    return replace(found, ranks=(failure.rank,), place=_place(failure.line))
+
+
+def _place(line: str) -> tuple[str, int] | None:
+    """Return file and number of a ``file:line``; None for an empty one."""
+    file, _, number = line.rpartition(":")
+    return (file, int(number)) if file and number.isdigit() else None
 
 
 def silent_copies(comparison: Comparison) -> Finding | None:

@@ -115,6 +115,11 @@ def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> 
     return None
 
 
+def has_numbers(run: RunRecord) -> bool:
+    """Return whether a run prints a number that can be a result."""
+    return any(line.numbers for line in _lines(run))
+
+
 def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
     return "".join(lines[i].shape for i in numbers)
 

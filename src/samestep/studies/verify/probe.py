@@ -27,8 +27,10 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.run_length import RunLength
+from samestep.studies.verify.tensor_parallel import ranks_of_same_batch
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
 from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
 
@@ -103,9 +105,22 @@ class Probe(Listener):
                 stack.enter_context(observer.attached())
             stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
             stack.enter_context(attached(declarations.SHUFFLED, wrapping(self._shuffle)))
+            stack.enter_context(attached(declarations.JOINED, wrapping(self._join)))
+            stack.enter_context(attached(declarations.COMMUNICATION_HOOK, wrapping(self._note_compression)))
             for kind in Fetcher.__subclasses__():
                 stack.enter_context(attached_to(kind, declarations.PROBED_FETCH, wrapping(self._fetch)))
             yield
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Number of the current step, and of the backward in it."""
+        return self._step.index, self._step.backwards
+
+    def model_of(self, module: nn.Module) -> int | None:
+        """Return the number of the trained model that has the parameters of a module; None without one."""
+        first = next(module.parameters(), None)
+        models = enumerate(self._modules.values())
+        return next((k for k, model in models if any(one is first for one in model.parameters())), None)
 
     def end(self, ended: str, message: str = "") -> None:
         """Write how the script ended."""
@@ -213,7 +228,7 @@ class Probe(Listener):
         found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
         for parameter in {id(one): one for one in found}.values():
             if parameter.grad is not None:
-                _disturb(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
+                add_rounding(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
     def _note_optimizer(
         self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
@@ -254,7 +269,7 @@ class Probe(Listener):
         if index < len(lists):
             return
         names = {
-            id(parameter): f"{number}: {'.'.join(part for part in name.split('.') if part not in _WRAPPERS)}"
+            id(parameter): f"{number}: {plain_name(name)}"
             for number, module in enumerate(self._modules.values())
             for name, parameter in module.named_parameters()
         }
@@ -265,6 +280,7 @@ class Probe(Listener):
             for one in group["params"]
         ]
         lists += [[]] * (index - len(lists)) + [held]
+        self.facts.same_batch = ranks_of_same_batch(self._modules.values())
 
     def _finish_step(self) -> None:
         self._note_group()
@@ -276,6 +292,29 @@ class Probe(Listener):
         if self._length.is_reached(done, optimizers=len(self._optimizers)):
             self.end("steps")
             self._stop()
+
+    def _join(self, original: Callable[..., Any], context: Any, *error: Any) -> Any:
+        """Record a step of the other ranks whenever this rank, which has no batch left, joins in one."""
+        last = context._join_hooks[-1]  # noqa: SLF001
+        shadow = last.main_hook
+
+        def main_hook() -> None:
+            index = self._step.index
+            shadow()
+            if self._step.index == index:  # no optimizer has stepped here
+                self._writer.begin(index)
+                self._step = Step(index=index, joined=True)
+                self._finish_step()
+
+        last.main_hook = main_hook
+        return original(context, *error)
+
+    def _note_compression(
+        self, original: Callable[..., Any], model: Any, state: Any, hook: Callable[..., Any]
+    ) -> None:
+        if compresses(hook):
+            self.facts.compressed = hook.__name__
+        original(model, state, hook)
 
     def _shuffle(self, original: Callable[..., Any], sampler: Any) -> Any:
         indices = original(sampler)
@@ -316,16 +355,23 @@ class Probe(Listener):
             self.facts.group_size = max(self.facts.group_size, adopt().place.size)
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a part of a model without the prefixes that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def _epsilon(dtype: torch.dtype) -> float:
     """Return the machine epsilon of a dtype; 0 for integers."""
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
+def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None:
     """Add noise of the size of rounding errors at this machine epsilon."""
     rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
-    if gradient.is_sparse:
-        gradient = gradient._values()  # noqa: SLF001 - itself, and also where indices repeat
-    size = gradient.detach().double().pow(2).mean().sqrt() * rounding
-    drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
-    gradient.add_((drawn * size.cpu()).to(gradient))
+    if tensor.is_sparse:
+        tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
+    elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
+        tensor = tensor.to_local()
+    size = tensor.detach().double().pow(2).mean().sqrt() * rounding
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
+    tensor.add_((drawn * size.cpu()).to(tensor))

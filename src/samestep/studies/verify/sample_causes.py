@@ -1,12 +1,17 @@
 """Finds the causes of other samples: those of a step, and those of an evaluation."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.printed_lines import deviating_numbers
 from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
+_NAMED = 3
+"""Folders that a message names."""
 _MANY = 0.5
 """Fraction of a rank's samples that other ranks also use; a larger one is not chance."""
 
@@ -91,7 +96,20 @@ def same_work(comparison: Comparison) -> Finding | None:
 
 
 def padded_evaluation(comparison: Comparison) -> Finding | None:
-    """Find an evaluation that the ranks share, with more samples than on one worker."""
+    """Find an evaluation that the ranks share, with more samples than on one worker, and another result."""
+    counts = padding(comparison)
+    # A script can gather the results and drop the repeats, as `gather_for_metrics` does.
+    if counts is None or not deviating_numbers(comparison.reference, comparison.run, comparison.control):
+        return None
+    return comparison.finding(
+        "padded-evaluation",
+        f"evaluation counts {counts[0]} samples, on one worker {counts[1]}: the sampler pads with "
+        "repeats, and printed numbers differ. Use samestep.UnpaddedSampler for evaluation.",
+    )
+
+
+def padding(comparison: Comparison) -> tuple[int, int] | None:
+    """Return the samples of the first evaluation that the ranks share and pad, and those on one worker."""
     run = comparison.run
     if run.is_replicated:
         return None
@@ -102,12 +120,18 @@ def padded_evaluation(comparison: Comparison) -> Finding | None:
         zip(*of_ranks, strict=False), comparison.reference.traces[0].evaluations(), strict=False
     ):
         if sum(here) > usual > max(here):
-            return comparison.finding(
-                "padded-evaluation",
-                f"evaluation counts {sum(here)} samples, on one worker {usual}: the sampler pads with "
-                "repeats. Use samestep.UnpaddedSampler for evaluation.",
-            )
+            return sum(here), usual
     return None
+
+
+def folder_order(comparison: Comparison, folders: Sequence[str]) -> Finding:
+    """Return the fault that a run differs only if its ranks list folders in different orders."""
+    named = ", ".join(folders[:_NAMED]) + ", ..." * (len(folders) > _NAMED)
+    return comparison.finding(
+        "folder-order",
+        f"the runs differ if each rank gets the entries of {named} in another order, as other file systems "
+        "return them. Sort what os.listdir, os.scandir, glob and iterdir return.",
+    )
 
 
 def fewer_steps(comparison: Comparison) -> Finding | None:

@@ -127,7 +127,7 @@ def mean_of_means(comparison: Comparison) -> Finding | None:
     first, run = comparison.first, comparison.run
     if first is None or first.quantity not in ("gradient", "gradient norm", "loss", "update"):
         return None
-    counts = [[len(one.samples) for one in run.of_ranks(step)] for step in range(first.step + 1)]
+    counts = [run.counts(step) for step in range(first.step + 1)]
     *before, last = counts
     if len(set(last)) == 1 or any(len(set(one)) != 1 for one in before):
         return None

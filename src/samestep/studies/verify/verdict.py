@@ -10,7 +10,7 @@ RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silen
 BatchCause: TypeAlias = Literal[
     "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
 ]
-OrderCause: TypeAlias = Literal["other-order", "other-samples", "padded-evaluation"]
+OrderCause: TypeAlias = Literal["other-order", "other-samples", "folder-order", "padded-evaluation"]
 RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
@@ -24,13 +24,34 @@ ValueCause: TypeAlias = Literal[
     "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
 ]
 PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
-ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
-RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augmentation-per-worker"]
+ScriptCause: TypeAlias = Literal[
+    "unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss", "not-compared"
+]
+RankCause: TypeAlias = Literal[
+    "batch-norm-local", "random-per-worker", "augmentation-per-worker", "compressed-gradients"
+]
 Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
-ScriptNote: TypeAlias = Literal["no-gradient"]
+ScriptNote: TypeAlias = Literal[
+    "single-precision",
+    "no-optimizer",
+    "no-gradient",
+    "no-change",
+    "optimizer-holds-other",
+    "loss-without-graph",
+    "gradients-not-zeroed",
+    "gradients-thrown-away",
+    "eval-not-undone",
+    "train-mode-in-evaluation",
+    "schedule-before-optimizer",
+    "amp-steps-skipped",
+    "clip-before-unscale",
+    "softmax-before-loss",
+    "loss-broadcast",
+    "loader-workers-draw-same",
+]
 RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
 """Stable codes of notes, which are no differences between runs; the guide `verify` explains each.
@@ -41,7 +62,7 @@ Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
 same", or does nothing."""
 
-NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "later-steps"]
+NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "loss", "later-steps"]
 """Stable codes of what a verification did not compare."""
 
 
@@ -58,6 +79,9 @@ class Finding:
         kind: a fault, a legitimate difference between ranks, or a note.
         ranks: ranks that it concerns, if not all.
         place: file and line of the script, if known.
+        module: qualified name of the first module that differs, or the class of a top-level one; empty if it
+            is not known.
+        phase: whether that module differs in forward or in backward; None without a module.
     """
 
     cause: Cause | NoteCode
@@ -68,6 +92,8 @@ class Finding:
     kind: Literal["fault", "exception", "note"] = "fault"
     ranks: Sequence[int] = ()
     place: tuple[str, int] | None = None
+    module: str = ""
+    phase: Literal["forward", "backward"] | None = None
 
     @property
     def gravity(self) -> Gravity:
@@ -86,12 +112,14 @@ class Finding:
             "step": self.step,
             "file": file,
             "line": line,
+            "module": self.module or None,
+            "phase": self.phase,
             "max_relative_deviation": self.max_relative_deviation,
         }
 
 
 _UNKNOWN: frozenset[Cause | NoteCode] = frozenset(
-    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss")
+    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss", "not-compared")
 )
 """Causes that leave open whether the runs are the same."""
 _VERDICTS: dict[Gravity, Verdict] = {

@@ -84,3 +84,20 @@ def test_an_error_that_cannot_be_put_in_words_is_told_all_the_same():
 
 def test_a_wrong_use_that_no_line_of_the_program_leads_to_is_told_without_a_place():
     assert ending_of(UsageError("no such folder.")).traceback == "samestep: error: no such folder.\n"
+
+
+def test_the_line_of_an_error_in_a_loaders_process_is_that_of_the_data_set():
+    text = (
+        "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/env/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch\n    data\n'
+        '  File "train.py", line 19, in __getitem__\n    raise OSError\nOSError: no such image\n'
+    )
+
+    assert ending_of(OSError(text)).line == "train.py:19"
+
+
+def test_the_line_that_called_sys_exit_is_known():
+    with pytest.raises(SystemExit) as stop:
+        sys.exit(3)
+
+    assert exited(stop.value).line.rpartition(":")[0] == __file__

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.ranks.hang.loop_end import has_left_loop, is_in_training_loop
+from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
 
 SCRIPT = """\
 def train(model, loader):
@@ -30,6 +30,7 @@ def evaluate(model):
         all_reduce(model(batch))
 """
 IN_STEP, OTHER_IN_STEP, ON_RANK_0, BEHIND, IN_EVALUATION, AFTER_EPOCH, AT_END = 6, 8, 10, 11, 23, 18, 19
+FORWARD = 3
 
 
 @pytest.fixture
@@ -81,3 +82,16 @@ def test_a_line_that_a_condition_decides_proves_nothing(tmp_path, behind):
     other = tmp_path / "other.py"
     other.write_text(file.read_text())
     assert has_left_loop(f"{other}:5: barrier()", f"{other}:4: step")
+
+
+def test_a_step_is_in_the_loop_that_takes_it_and_not_between_two_such_loops(at, tmp_path):
+    file = tmp_path / "flat.py"
+    file.write_text(
+        "for epoch in range(4):\n    for batch in loader:\n        model(batch)\n        optimizer.step()\n"
+        "    model(data)\n"
+    )
+
+    assert is_in_step(at(FORWARD))
+    assert is_in_step(f"{file}:3")
+    assert not is_in_step(f"{file}:5")
+    assert not is_in_step(at(IN_EVALUATION))

@@ -243,6 +243,7 @@ def test_independent_faults_are_all_named_the_gravest_first(names):
             "wrapped": True,
             "repeated_epochs": int("no-set-epoch" in names),
             **evaluates(key % 7 for key in list(keys)[rank::2]),
+            **({"printed": "accuracy 0.57\n"} if "padded-evaluation" in names else {}),
         }
 
     reference, control = (run(facts=lambda _: evaluates(range(7)), jitter=jitter) for jitter in (0, 1e-15))
@@ -377,7 +378,11 @@ def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not
     def causes_of(facts):
         return [one.cause for one in causes(Comparison(reference, run(2, facts=facts), control))]
 
-    assert causes_of(shares) == ["padded-evaluation"]
+    def counted(rank):
+        return {**shares(rank), "printed": "accuracy 0.57\n"}
+
+    assert causes_of(counted) == ["padded-evaluation"]
+    assert causes_of(shares) == []  # the repeats change no number
     assert causes_of(all_of_it) == []
 
 

@@ -1,17 +1,36 @@
-"""The table of observers.
+"""The tables of observers and checks.
 
-A new observer needs its code in `verdict.NoteCode`, a row in ``docs/guide/verify.md``, a script with that
+A new check needs its code in `verdict.NoteCode`, a row in ``docs/guide/verify.md``, a script with that
 mistake in ``tests/gallery_notes``, and no note about any script without it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from samestep.studies.verify.observers.check import Check, Checks
 from samestep.studies.verify.observers.device_of_rank import DeviceOfRank
-from samestep.studies.verify.observers.missing_gradients import MissingGradients
+from samestep.studies.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
+from samestep.studies.verify.observers.gradient_coverage import GradientCoverage
+from samestep.studies.verify.observers.gradient_zeroing import GradientZeroing
+from samestep.studies.verify.observers.loader_generators import LoaderGenerators
+from samestep.studies.verify.observers.loss_arguments import LossArguments
+from samestep.studies.verify.observers.loss_scaling import LossScaling
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.observers.rendezvous_address import RendezvousAddress
+from samestep.studies.verify.observers.schedule_order import ScheduleOrder
 
-OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (MissingGradients,)
+CHECKS: Sequence[Callable[[], Check]] = (
+    GradientCoverage,
+    GradientZeroing,
+    EvaluationModeKept,
+    TrainingModeInEvaluation,
+    ScheduleOrder,
+    LossScaling,
+    LossArguments,
+    LoaderGenerators,
+)
+"""Checks of the run on one worker."""
+OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
 """Observers of the run on one worker."""
 OF_EACH_RANK: Sequence[Callable[[], Observer]] = (
     DeviceOfRank,

@@ -1,0 +1,210 @@
+"""Finds the first module of a step whose values on several workers differ from those on one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from samestep.studies.verify.compare import allowed_deviation, rounding_of
+from samestep.studies.verify.modules.joined_distance import (
+    Shard,
+    forward_distance,
+    gradient_distance,
+    scales_of,
+)
+from samestep.studies.verify.modules.module_record import Call, Key, ModuleRecord, Value
+from samestep.studies.verify.run_record import Vector
+
+Phase: TypeAlias = Literal["forward", "backward"]
+Part: TypeAlias = Literal[
+    "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
+]
+"""What differs first: the input of a top-level module; the output of a module; what a module gives to one of
+its parts; the gradient of the output of a top-level module, which the loss gives; the gradient of a module's
+input; the gradient that a module gives to one of its parts; the gradient of a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleDifference:
+    """The first difference in a module.
+
+    Args:
+        call: the call of the module.
+        phase: whether it differs in forward or in backward.
+        part: what differs.
+        value: the relative deviation.
+        allowed: the deviation that rounding explains.
+        parameter: name of the parameter, if the gradient of one differs.
+    """
+
+    call: Call
+    phase: Phase
+    part: Part
+    value: float
+    allowed: float
+    parameter: str = ""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the difference arises outside of all modules."""
+        return self.part in ("input", "loss")
+
+
+@dataclass(frozen=True)
+class ModuleRecords:
+    """The records of one step, and the machine epsilon of the computation.
+
+    Args:
+        reference: the record of one worker.
+        control: the same, disturbed by rounding.
+        ranks: the record of each rank.
+        epsilon: the machine epsilon.
+    """
+
+    reference: ModuleRecord
+    control: ModuleRecord
+    ranks: Sequence[ModuleRecord]
+    epsilon: float
+
+    def first_difference(self) -> ModuleDifference | None:
+        """Return the first module whose input, output or gradient differs, in the order of execution."""
+        return next(self._forward(), None) or next(self._backward(), None)
+
+    @property
+    def _sides(self) -> tuple[Sequence[ModuleRecord], Sequence[ModuleRecord]]:
+        """The records that are compared with the reference: those of the ranks, and of the control."""
+        return self.ranks, [self.control]
+
+    @property
+    def _first_rank(self) -> ModuleRecord:
+        """The record in which a difference is attributed: a script can do other things on one worker."""
+        return self.ranks[0]
+
+    def _forward(self) -> Iterator[ModuleDifference]:
+        for key in self.reference.by_key:
+            found = self._measured(self._forward_distance(key, side) for side in self._sides)
+            if found is not None:
+                yield self._of_value(self._first_rank.by_key[key], *found)
+
+    def _backward(self) -> Iterator[ModuleDifference]:
+        numbers = {number for _, number in self.reference.gradients_by_key}
+        scales = {number: [self._scales(number, side) for side in self._sides] for number in numbers}
+        for key, number in self.reference.gradients_by_key:
+            found = self._measured(
+                self._gradient_distance(key, number, side, scale)
+                for side, scale in zip(self._sides, scales[number], strict=True)
+            )
+            if found is not None:
+                yield self._of_gradient(self._first_rank.by_key[key], *found)
+
+    def _measured(self, distances: Iterator[float | None]) -> tuple[float, float] | None:
+        """Return the deviation of the ranks and the allowed one, if it is larger than that.
+
+        Args:
+            distances: that of the ranks, and that of the control, which is computed only if needed.
+        """
+        value = next(distances)
+        if value is None:
+            return None
+        floor = rounding_of(self.epsilon)
+        if value <= floor:
+            return None
+        allowed = allowed_deviation(next(distances) or 0.0, floor)
+        return (value, allowed) if value > allowed else None
+
+    def _forward_distance(self, key: Key, records: Sequence[ModuleRecord]) -> float | None:
+        shards = [_shard(record, record.by_key[key]) for record in records if key in record.by_key]
+        if len(shards) < len(records):  # a rank has not called the module
+            return None
+        return forward_distance(_shard(self.reference, self.reference.by_key[key]), shards)
+
+    def _gradient_distance(
+        self, key: Key, backward: int, records: Sequence[ModuleRecord], scales: Sequence[Vector]
+    ) -> float | None:
+        pair = _gradients(self.reference, records, key, backward)
+        return None if pair is None else gradient_distance(*pair, scales)
+
+    def _scales(self, backward: int, records: Sequence[ModuleRecord]) -> Sequence[Vector]:
+        """Return the factor of each rank's gradients that the loss gives, or the usual ones if not known.
+
+        It is that of the first gradient with a row for each sample, in the order of execution.
+        """
+        for key, number in self.reference.gradients_by_key:
+            pair = _gradients(self.reference, records, key, number) if number == backward else None
+            if pair is not None and (scale := scales_of(*pair)) is not None:
+                return [scale]
+        count = len(records)
+        return [np.ones(count), np.full(count, float(count))]
+
+    def _of_value(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
+        """Return the difference of an input, which the calling module has computed, or of an output."""
+        call = self._first_rank.calls[value.call]
+        if value.role == "output":
+            return ModuleDifference(call, "forward", "output", deviation, allowed)
+        if call.parent is None:
+            return ModuleDifference(call, "forward", "input", deviation, allowed)
+        return ModuleDifference(
+            self._first_rank.calls[call.parent], "forward", "input of part", deviation, allowed
+        )
+
+    def _of_gradient(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
+        """Return the difference of a gradient, which the module that received the tensor has computed."""
+        given = [self._first_rank.calls[one.call] for one in self._same_tensor(value) if one.role == "input"]
+        found = self._common([call for call in given if call.index in self._differentiated])
+        if found is None:
+            found = self._first_rank.calls[min(one.call for one in self._same_tensor(value))]
+            if found.parent is None:
+                return ModuleDifference(found, "backward", "loss", deviation, allowed)
+            around = self._first_rank.calls[found.parent]  # its own code has used the tensor
+            return ModuleDifference(around, "backward", "gradient of part", deviation, allowed)
+        return ModuleDifference(found, "backward", "gradient", deviation, allowed)
+
+    def _same_tensor(self, value: Value) -> list[Value]:
+        """Return all inputs and outputs that are one tensor."""
+        return [one for one in self._first_rank.values if one.tensor == value.tensor]
+
+    @cached_property
+    def _differentiated(self) -> set[int]:
+        """Calls with an output that has a gradient."""
+        with_gradient = {one.tensor for one in self._first_rank.gradients}
+        return {
+            one.call
+            for one in self._first_rank.values
+            if one.role == "output" and one.tensor in with_gradient
+        }
+
+    def _path(self, call: int) -> list[int]:
+        """Return the indices of the calls around a call, from the outside in, and of the call itself."""
+        parent = self._first_rank.calls[call].parent
+        return [call] if parent is None else [*self._path(parent), call]
+
+    def _common(self, calls: Sequence[Call]) -> Call | None:
+        """Return the innermost of nested calls; of calls beside each other, the one around all of them."""
+        paths = [self._path(call.index) for call in calls]
+        paths = [one for one in paths if not any(one == other[: len(one)] != other for other in paths)]
+        if not paths:
+            return None
+        shared = paths[-1]  # backward executes the last one first
+        for path in paths:
+            if common := [one for one, other in zip(shared, path, strict=False) if one == other]:
+                shared = common
+        return self._first_rank.calls[shared[-1]]
+
+
+def _shard(record: ModuleRecord, value: Value) -> Shard:
+    return Shard(value.summary, record.samples(value))
+
+
+def _gradients(
+    reference: ModuleRecord, records: Sequence[ModuleRecord], key: Key, backward: int
+) -> tuple[Shard, list[Shard]] | None:
+    """Return the gradient of a value on one worker and on all ranks; None if a rank has none."""
+    shards = []
+    for record in (reference, *records):
+        found = record.gradients_by_key.get((key, backward))
+        if found is None:
+            return None
+        shards.append(Shard(found.summary, record.samples(record.by_key[key])))
+    return shards[0], shards[1:]

@@ -1,0 +1,194 @@
+"""Reads and writes the module calls that lead to one step on one rank, with their values and gradients."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from samestep.studies.verify.modules.row_summary import RowSummary
+
+Role: TypeAlias = Literal["input", "output"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a module.
+
+    Args:
+        index: number of the call, in the order of beginnings.
+        parent: index of the call that it is part of; None for a top-level call.
+        root: number of the top-level module, in the order of first calls.
+        model: number of the trained model that the top-level module belongs to; None if it is not trained.
+        name: qualified name in the top-level module; empty for that itself.
+        kind: its class.
+        number: number of the call among those of this module.
+        place: file and line of the class's forward; those of the call, if the class is of a library.
+        called: file and line of the script that called it.
+    """
+
+    index: int
+    parent: int | None
+    root: int
+    model: int | None
+    name: str
+    kind: str
+    number: int
+    place: tuple[str, int]
+    called: tuple[str, int]
+
+
+class Key(NamedTuple):
+    """Identifies a value in the records of all runs."""
+
+    root: int
+    name: str
+    number: int
+    role: Role
+    leaf: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor that a call received or returned.
+
+    Args:
+        call: index of the call.
+        role: whether it is an input or an output.
+        leaf: its position among these.
+        tensor: number of the tensor in autograd's graph; None if it has no gradient.
+        batch: number of the batch that it was computed from, from 0; -1 if no batch is known.
+        summary: its values.
+    """
+
+    call: int
+    role: Role
+    leaf: int
+    tensor: int | None
+    batch: int
+    summary: RowSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of a tensor.
+
+    Args:
+        tensor: number of the tensor.
+        backward: number of the backward in the step.
+        summary: its values.
+    """
+
+    tensor: int
+    backward: int
+    summary: RowSummary
+
+
+@dataclass(kw_only=True)
+class ModuleRecord:
+    """The module calls that lead to one step on one rank; everything is in the order of execution.
+
+    Args:
+        calls: the calls.
+        values: their inputs and outputs.
+        gradients: the gradients of these.
+        batches: the sample keys of each batch.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
+    batches: list[list[float]] = field(default_factory=list)
+
+    def key(self, value: Value) -> Key:
+        """Return the key of a value."""
+        call = self.calls[value.call]
+        return Key(call.root, call.name, call.number, value.role, value.leaf)
+
+    def samples(self, value: Value) -> list[float]:
+        """Return the sample keys of the batch that a value was computed from."""
+        return self.batches[value.batch] if 0 <= value.batch < len(self.batches) else []
+
+    @cached_property
+    def by_key(self) -> dict[Key, Value]:
+        """The values by their keys."""
+        return {self.key(value): value for value in self.values}
+
+    @cached_property
+    def first_values(self) -> dict[int, Value]:
+        """The first value that has each tensor."""
+        found: dict[int, Value] = {}
+        for value in self.values:
+            if value.tensor is not None:
+                found.setdefault(value.tensor, value)
+        return found
+
+    @cached_property
+    def gradients_by_key(self) -> dict[tuple[Key, int], Gradient]:
+        """The gradients by the key of the tensor's first value, and the backward."""
+        first = self.first_values
+        return {(self.key(first[one.tensor]), one.backward): one for one in self.gradients}
+
+
+class ModuleWriter:
+    """Appends to the record of one rank.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def call(self, call: Call) -> None:
+        """Write a call."""
+        self._write("call", asdict(call))
+
+    def value(self, value: Value) -> None:
+        """Write an input or output."""
+        self._write("value", asdict(value))
+
+    def gradient(self, gradient: Gradient) -> None:
+        """Write a gradient."""
+        self._write("gradient", asdict(gradient))
+
+    def batch(self, keys: list[float]) -> None:
+        """Write the sample keys of a batch."""
+        self._write("batch", {"keys": keys})
+
+    def _write(self, kind: str, content: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"kind": kind, "content": content}) + "\n")
+        self._file.flush()
+
+
+def read_modules(path: Path) -> ModuleRecord:
+    """Return the record of a rank; an empty one if the file is missing."""
+    record = ModuleRecord()
+    for kind, content in _lines(path):
+        if kind == "call":
+            places = {name: tuple(content[name]) for name in ("place", "called")}
+            record.calls.append(Call(**{**content, **places}))
+        elif kind == "batch":
+            record.batches.append(content["keys"])
+        else:
+            content["summary"] = _summary(content["summary"])
+            if kind == "value":
+                record.values.append(Value(**content))
+            else:
+                record.gradients.append(Gradient(**content))
+    return record
+
+
+def _summary(content: dict[str, Any]) -> RowSummary:
+    rows = {int(dim): rows for dim, rows in content["rows"].items()}
+    return RowSummary(content["shape"], rows)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the lines that were written completely, as kind and content."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines():
+        read = json.loads(line)
+        yield read["kind"], read["content"]

@@ -1,0 +1,59 @@
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def samples(n):
+    x = torch.randn(n, 8)
+    return TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+
+
+class Quantize(nn.Module):
+    """Quantizes by the largest value so far, which each rank tracks for itself"""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('largest', torch.tensor(0.1))
+
+    def forward(self, x):
+        if self.training:
+            self.largest = torch.maximum(self.largest, x.detach().abs().mean(0).max())
+        scale = self.largest / 7
+        return x + (torch.round(x / scale) * scale - x).detach()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inp = nn.Linear(8, 16)
+        self.quantize = Quantize()
+        self.out = nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.quantize(self.inp(x))))
+
+
+def main():
+    dist.init_process_group('gloo')
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(3)
+    data = samples(96)
+    sampler = DistributedSampler(data, world, rank)
+    loader = DataLoader(data, batch_size=24 // world, sampler=sampler)
+    model = DDP(Net(), broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
