@@ -97,6 +97,10 @@ SYNCHRONIZER_FINISH = Hook(
 _SANITIZER = "sanitizer"
 _GROUP = "a second process group is created with the script's"
 SIDE_GROUP = Hook("torch.distributed.distributed_c10d", "init_process_group", _SANITIZER, _GROUP)
+JOIN_BEGUN, JOIN_ENDED = (
+    Hook("torch.distributed.algorithms.join:Join", name, _SANITIZER, "ranks have unequal numbers of steps")
+    for name in ("__enter__", "__exit__")
+)
 SIDE_GROUP_PUBLIC = Hook("torch.distributed", "init_process_group", _SANITIZER, _GROUP)
 
 # --- gradient synchronization and process groups ----------------------------------------------------------
