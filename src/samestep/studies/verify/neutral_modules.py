@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached_all, instead, wrapping
 from samestep.ranks.world.process_group import adopt
@@ -25,10 +25,10 @@ def rank_features_disabled() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         hooks = {
-            **dict.fromkeys(declarations.DROPOUTS, instead(_identity)),
-            declarations.ATTENTION: _without_dropout,
-            declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
-            declarations.COMMUNICATION_HOOK: wrapping(without_compression),
+            **dict.fromkeys(verify_declarations.DROPOUTS, instead(_identity)),
+            verify_declarations.ATTENTION: _without_dropout,
+            verify_declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
+            verify_declarations.COMMUNICATION_HOOK: wrapping(without_compression),
         }
         stack.enter_context(attached_all(hooks))
         stack.enter_context(per_sample_randomness())

@@ -1,7 +1,7 @@
 """Finds what of a run cannot be compared with the run on one worker."""
 
 from samestep.studies.verify.case import Comparison
-from samestep.studies.verify.printed_lines import has_numbers
+from samestep.studies.verify.printed_lines import has_fractions
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.sample_causes import padding
 from samestep.studies.verify.verdict import Finding, NotCompared
@@ -23,8 +23,8 @@ def not_compared(comparison: Comparison) -> dict[NotCompared, str]:
     missing: dict[NotCompared, str] = {}
     if not _has_loss(comparison):
         missing["loss"] = "loss (no backward from a single number)"
-    if padding(comparison) is not None and not has_numbers(comparison.reference):
-        missing["evaluation"] = "evaluation (it is padded, and the script prints no number)"
+    if padding(comparison) is not None and not has_fractions(comparison.reference):
+        missing["evaluation"] = "evaluation (it is padded, and the script prints no fraction)"
     return missing
 
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.hooks import RemovableHandle
 
-from samestep.hooks import declarations
+from samestep.hooks import declarations, verify_declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, attached_to, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
@@ -104,11 +104,15 @@ class Probe(Listener):
             for observer in observers:
                 stack.enter_context(observer.attached())
             stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
-            stack.enter_context(attached(declarations.SHUFFLED, wrapping(self._shuffle)))
-            stack.enter_context(attached(declarations.JOINED, wrapping(self._join)))
-            stack.enter_context(attached(declarations.COMMUNICATION_HOOK, wrapping(self._note_compression)))
+            stack.enter_context(attached(verify_declarations.SHUFFLED, wrapping(self._shuffle)))
+            stack.enter_context(attached(verify_declarations.JOINED, wrapping(self._join)))
+            stack.enter_context(
+                attached(verify_declarations.COMMUNICATION_HOOK, wrapping(self._note_compression))
+            )
             for kind in Fetcher.__subclasses__():
-                stack.enter_context(attached_to(kind, declarations.PROBED_FETCH, wrapping(self._fetch)))
+                stack.enter_context(
+                    attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
+                )
             yield
 
     @property

@@ -32,47 +32,44 @@ def samples(comparison: Comparison) -> Finding | None:
     usual, found = len(comparison.reference.samples(step)), len(run.samples(step))
     counts = f"step {step} uses {found} samples, one worker {usual}"
     cause: Cause
+    advice = "Use samestep.UnpaddedSampler."
     if shared >= _MANY or (shared > 0 and found == usual):
         cause = "overlapping-shards"
-        message = (
-            f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch. Give each rank its "
-            "own shard (samestep.shard, DistributedSampler), drawn from one seed."
-        )
+        message = f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch."
+        advice = "Give each rank its own shard (samestep.shard, DistributedSampler), drawn from one seed."
     elif found == usual * size:
         cause = "batch-times-n"
-        message = (
-            f"{counts}: {size} times as many, since the loader's batch size is per worker. Divide it by the "
-            "number of workers."
-        )
+        message = f"{counts}: {size} times as many, since the loader's batch size is per worker."
+        advice = "Divide it by the number of workers."
     elif found > usual:
-        cause = "padded-samples"
-        message = f"{counts}: the sampler pads with repeats. Use samestep.UnpaddedSampler."
+        cause, message = "padded-samples", f"{counts}: the sampler pads with repeats."
     elif found < usual:
-        cause = "samples-left-out"
-        message = f"{counts}: the remainder of the data is dropped. Use samestep.UnpaddedSampler."
+        cause, message = "samples-left-out", f"{counts}: the remainder of the data is dropped."
     else:
-        cause, message = _as_many_others(comparison, step)
-    return comparison.finding(cause, message, step)
+        cause, message, advice = _as_many_others(comparison, step)
+    return comparison.finding(cause, message, step, advice=advice)
 
 
-def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str]:
-    """Return why a step uses as many samples as on one worker, but different ones."""
+def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]:
+    """Return why a step uses as many samples as on one worker, but different ones, and what to do."""
     here, usual = (
         np.unique(np.concatenate([one.samples(k) for k in range(one.steps)]).round(9))
         for one in (comparison.run, comparison.reference)
     )
     if comparison.reference.first_epoch() < comparison.reference.steps and len(here) < len(usual):
         left_out = len(np.setdiff1d(usual, here))
-        return "samples-left-out", (
-            f"{left_out} of the {len(usual)} samples of one worker are never used, and the order differs. "
-            "Use samestep.UnpaddedSampler."
+        return (
+            "samples-left-out",
+            f"{left_out} of the {len(usual)} samples of one worker are never used, and the order differs.",
+            "Use samestep.UnpaddedSampler.",
         )
     if np.array_equal(here, usual):
-        return "other-order", (
-            f"step {step} uses other samples than on one worker, though all steps together use the same. "
-            "Draw the order of the whole data set as one worker does, and shard its batches (samestep.shard)."
+        return (
+            "other-order",
+            f"step {step} uses other samples than on one worker, though all steps together use the same.",
+            "Draw the order of all samples as one worker does, and shard its batches (samestep.shard).",
         )
-    return "other-samples", f"step {step} uses other samples than on one worker."
+    return "other-samples", f"step {step} uses other samples than on one worker.", ""
 
 
 def same_work(comparison: Comparison) -> Finding | None:
@@ -103,8 +100,9 @@ def padded_evaluation(comparison: Comparison) -> Finding | None:
         return None
     return comparison.finding(
         "padded-evaluation",
-        f"evaluation counts {counts[0]} samples, on one worker {counts[1]}: the sampler pads with "
-        "repeats, and printed numbers differ. Use samestep.UnpaddedSampler for evaluation.",
+        f"evaluation counts {counts[0]} samples, on one worker {counts[1]}: the sampler pads with repeats, "
+        "and printed numbers differ.",
+        advice="Use samestep.UnpaddedSampler for evaluation.",
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samestep.launch.local.failure import Failure
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
@@ -202,6 +202,15 @@ def doubled(rank, step):
 )
 def test_a_fault_is_named(cause, change):
     assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+def test_a_fault_of_a_serial_script_is_that_of_samestep():
+    native = run(2, change=scaled(2))
+    serial = replace(run(2, change=scaled(2), share=lambda _, samples: samples), is_replicated=True)
+    (of_native,), (of_serial,) = (causes(Comparison(REFERENCE, one, CONTROL)) for one in (native, serial))
+    assert of_native.cause == of_serial.cause == "sum-not-mean"
+    assert FAULT_OF_SAMESTEP in of_serial.message
+    assert FAULT_OF_SAMESTEP not in of_native.message
 
 
 def evaluates(keys):
