@@ -185,7 +185,7 @@ class Verification:
     def _with_other_orders(
         self, reference: RunRecord, size: int, control: RunRecord
     ) -> tuple[Comparison, list[Finding]]:
-        """Return the comparison of a run, and the fault that it depends on the order of a folder.
+        """Return the comparison of a run, and the exception that it depends on the order of a folder.
 
         The ranks get the folders that they list in other orders, but if the run differs, in the same one.
         """
