@@ -51,7 +51,7 @@ def train(rank, size, fault):
             if rank == 0:
                 print("epoch", epoch, "loss", format(value.item() / size, ".10f"))
     if rank == 0:
-        torch.save(model.state_dict(), "encoder.pt")
+        torch.save(getattr(model, "module", model).state_dict(), "encoder.pt")
     dist.barrier()
     torch.load("encoder.pt")  # each rank finds what rank 0 has written
     dist.destroy_process_group()

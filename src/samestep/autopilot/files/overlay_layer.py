@@ -4,7 +4,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from samestep.autopilot.files.folder_listings import ChangedFolders
 from samestep.autopilot.files.overlay_lookup import BASE, MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
@@ -78,9 +78,10 @@ class OverlayLayer:
             yield entry.path
             return
         own = self._own_place(entry)
-        was_removed = os.path.lexists(own)
+        was_removed = os.path.islink(own)  # a mark; another process may have made the file meanwhile
         if was_removed:
-            os.unlink(own)
+            with suppress(FileNotFoundError):
+                os.unlink(own)
         self.made.append(entry.path)
         try:
             yield own
