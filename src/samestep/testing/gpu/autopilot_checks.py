@@ -43,6 +43,11 @@ def grad_scaler(context: Context) -> Figures:
     return _compared(context, "grad-scaler")
 
 
+def dropout(context: Context) -> Figures:
+    """Run a script with dropout, whose masks are those of the device."""
+    return _compared(context, "dropout", on_cpus=False)
+
+
 def compile(context: Context) -> Figures:  # noqa: A001 - the feature's name
     """Run a script with ``torch.compile``."""
     try:

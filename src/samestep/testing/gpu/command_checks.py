@@ -1,10 +1,13 @@
 """Checks what commands of samestep report of the GPUs."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from samestep.testing.gpu.autopilot_checks import SCRIPT
 from samestep.testing.gpu.context import Context, Figures, command, last_lines, require
+
+_SPAWNS = Path(__file__).with_name("spawn_script.py")
 
 
 def doctor(context: Context) -> Figures:
@@ -43,6 +46,15 @@ def verify_on_cpu(context: Context) -> Figures:
 def verify(context: Context) -> Figures:
     """Verify a script on one and on two GPUs."""
     return _verified(context)
+
+
+def spawned(context: Context) -> Figures:
+    """Run a script that starts its own workers, one per GPU."""
+    count = min(2, context.count)
+    ended = command(context, "run", "-n", count, _SPAWNS, count, context.device.type).succeeded()
+    expected = f"sum {count * (count + 1) // 2}"
+    require(expected in ended.out.splitlines(), f"{expected!r} is missing in {last_lines(ended.out)}")
+    return {"workers": count}
 
 
 def _verified(context: Context, *flags: str) -> Figures:

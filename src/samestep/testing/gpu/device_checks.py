@@ -24,9 +24,10 @@ from samestep.ranks.world.timed_region import timed
 from samestep.studies.bench.measurement import finisher
 from samestep.studies.doctor.gpus import copy_and_compare
 from samestep.testing.gpu.context import Context, Figures, require
-from samestep.training.checkpoint.random_state import random_state, set_random_state
+from samestep.training.checkpoint import random_state as states
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.checkpoint.staging import Stage
+from samestep.training.data.loader import _DiskReader
 from samestep.training.loop.precision import machine_has_bf16
 
 _MEBIBYTE = 1 << 20
@@ -91,23 +92,17 @@ def random_state(context: Context) -> Figures:
     first = torch.rand(1000, device=device)
     seed_generators(7, device)
     require(torch.equal(first, torch.rand(1000, device=device)), "one seed gives different numbers")
-    saved, stored = RngState.now(device), _stored(device)
+    saved, stored = RngState.now(device), states.random_state(device)
     second = torch.rand(1000, device=device)
     require(not saved.same(RngState.now(device)), "a draw does not change the state")
     require(not torch.equal(first, second), "two draws are equal")
     saved.restore()
     require(saved.same(RngState.now(device)), "a restored state differs")
     require(torch.equal(second, torch.rand(1000, device=device)), "a restored state draws other numbers")
-    set_random_state(stored, device)
+    states.set_random_state(stored, device)
     require(torch.equal(second, torch.rand(1000, device=device)), "a checkpoint's state draws other numbers")
-    set_random_state({**stored, "device": None}, device)  # as a checkpoint of a run on the CPU has it
+    states.set_random_state({**stored, "device": None}, device)  # as a checkpoint of a run on the CPU has it
     return {"streams": len(saved.streams())}
-
-
-def _stored(device: torch.device) -> dict[str, object]:
-    from samestep.training.checkpoint import random_state as states
-
-    return states.random_state(device)
 
 
 def staging(context: Context) -> Figures:
@@ -161,8 +156,6 @@ def waiting(context: Context) -> Figures:
 
 def loader(context: Context) -> Figures:
     """Read a data set through a loader with pinned memory, two epochs."""
-    from samestep.training.data.loader import _DiskReader
-
     count, place = 64, Place(rank=0, size=1)
     images = _Numbered(count)
     reader = _DiskReader(images, place, context.device, workers=2)  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def batch_norm(world: samestep.World) -> Figures:
         "statistics": difference(_statistics(replica), _statistics(alone), 1e-4, "running statistics"),
     }
     if world.device.type != "cpu":  # torch's SyncBatchNorm needs an accelerator
-        converted = nn.SyncBatchNorm.convert_sync_batchnorm(synced)
+        converted = nn.SyncBatchNorm.convert_sync_batchnorm(synced)  # type: ignore[no-untyped-call]
         by_torch = gradients(DistributedDataParallel(converted), images[own], labels[own])
         figures["SyncBatchNorm"] = difference(found, by_torch, 1e-3, "gradients against SyncBatchNorm")
     return figures
@@ -159,7 +159,7 @@ def hang(world: samestep.World) -> Figures:
     value.sum().item()
     if world.place.rank == 1:
         if world.device.type == "cuda":
-            torch.cuda._sleep(1 << 40)  # noqa: SLF001 - cycles, some minutes; no public spelling
+            torch.cuda._sleep(1 << 40)  # type: ignore[no-untyped-call]  # noqa: SLF001 - cycles, some minutes
             torch.cuda.synchronize()
         else:
             time.sleep(600)

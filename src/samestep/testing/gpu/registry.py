@@ -30,26 +30,26 @@ class Check:
     function: str
     shows: str
     gpus: int = 1
-    seconds: float = 40.0
+    seconds: float = 60.0
     types: tuple[str, ...] = ANY
     on_cpu: bool = True
     shareable: bool = False
     only_one: bool = False
 
 
-def _recipe(name: str, shows: str, seconds: float = 60.0, *, on_cpu: bool = True) -> Check:
+def _recipe(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
     function = f"recipe_checks:{name.replace('-', '_')}"
     return Check(name=f"recipe-{name}", function=function, shows=shows, seconds=seconds, on_cpu=on_cpu)
 
 
-def _script(name: str, shows: str, seconds: float = 60.0, *, on_cpu: bool = True) -> Check:
+def _script(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
     function = f"autopilot_checks:{name.replace('-', '_')}"
     return Check(
         name=f"autopilot-{name}", function=function, shows=shows, seconds=seconds, types=CUDA, on_cpu=on_cpu
     )
 
 
-def _ranks(name: str, function: str, shows: str, *, seconds: float = 60.0, shareable: bool = True) -> Check:
+def _ranks(name: str, function: str, shows: str, *, seconds: float = 90.0, shareable: bool = True) -> Check:
     return Check(
         name=name,
         function=f"rank_checks:{function}",
@@ -87,7 +87,12 @@ CHECKS: tuple[Check, ...] = (
     _recipe("channels-last", "losses of the CPU"),
     _recipe("compile", "losses of the CPU", 120.0, on_cpu=False),
     Check(name="exact-bits", function="recipe_checks:exact_bits", shows="equal weights when repeated"),
-    Check(name="checkpoint-devices", function="recipe_checks:checkpoint_devices", shows="resume elsewhere"),
+    Check(
+        name="checkpoint-devices",
+        function="recipe_checks:checkpoint_devices",
+        shows="a run of one device resumes on another",
+        seconds=120.0,
+    ),
     Check(name="profile", function="recipe_checks:profile", shows="a trace of steps is written"),
     _script("cuda-method", ".cuda(): losses of one process"),
     _script("to-device", '.to("cuda"): losses of one process'),
@@ -96,13 +101,14 @@ CHECKS: tuple[Check, ...] = (
     _script("streams", "streams and events: losses of one process"),
     _script("autocast", "autocast: losses of one process"),
     _script("grad-scaler", "GradScaler: losses of one process"),
+    _script("dropout", "masks of one process", on_cpu=False),
     _script("compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
     _script("graphs", "CUDA graphs: losses of one process", on_cpu=False),
     Check(
         name="verify-cpu",
         function="command_checks:verify_on_cpu",
         shows="verify of a script for GPUs on CPUs",
-        seconds=60,
+        seconds=90,
         types=CUDA,
     ),
     Check(
@@ -113,6 +119,12 @@ CHECKS: tuple[Check, ...] = (
         seconds=90,
         types=CUDA,
         on_cpu=False,
+    ),
+    Check(
+        name="spawned",
+        function="command_checks:spawned",
+        shows="a script that calls mp.spawn",
+        types=CUDA,
     ),
     Check(
         name="clock-events",

@@ -57,15 +57,15 @@ def reason_to_skip(check: Check, request: Request) -> str:
         return f"is for {', '.join(check.types)}, not for {request.type}"
     if check.only_one and request.count > 1:
         return f"is for one GPU, and {request.count} are here"
-    if check.gpus <= request.count:
+    return _lack_of_gpus(check, request)
+
+
+def _lack_of_gpus(check: Check, request: Request) -> str:
+    shares = check.shareable and request.type == "cuda"  # Gloo sends tensors of no other accelerator
+    if check.gpus <= request.count or (shares and request.shares):
         return ""
-    if not check.shareable:
-        return f"needs {check.gpus} GPUs, and {request.count} is here"
-    if request.type != "cuda":
-        return f"needs {check.gpus} GPUs: Gloo cannot send tensors of {request.type}"
-    if request.shares:
-        return ""
-    return f"needs {check.gpus} GPUs; with --share-gpu two ranks use the one that is here, over Gloo"
+    hint = "; with --share-gpu two ranks use the one that is here, over Gloo" if shares else ""
+    return f"needs {check.gpus} GPUs, and {request.count} is here{hint}"
 
 
 def run_all(

@@ -30,7 +30,7 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
     for inputs, labels in batches:
         loss = cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         print(f"loss {loss.item():.8f}")
 
@@ -45,7 +45,8 @@ def to_device() -> None:
     """Move with ``.to("cuda")`` and ``.to(device)``."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = network().to("cuda")
-    train(model, ((inputs.to(device), labels.to("cuda:0")) for inputs, labels in DataLoader(samples(), 16)))
+    data = TensorDataset(*(one.to(device) for one in samples().tensors))
+    train(model, ((inputs.to(device), labels.to("cuda:0")) for inputs, labels in DataLoader(data, 16)))
 
 
 def default_device() -> None:
@@ -59,7 +60,8 @@ def default_device() -> None:
         for mine, given in zip(own.parameters(), weights, strict=True):
             mine.copy_(given)
     inputs, labels = data.tensors
-    train(own, zip(inputs.to("cuda").split(16), labels.to("cuda").split(16), strict=True))
+    batches = (torch.split(one.to("cuda"), 16) for one in (inputs, labels))
+    train(own, zip(*batches, strict=True))
 
 
 def pinned() -> None:
@@ -71,8 +73,9 @@ def pinned() -> None:
 
 def streams() -> None:
     """Copy the next batch in another stream, and time with events."""
-    side = torch.cuda.Stream()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def prefetched() -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, labels in DataLoader(samples(), 16):
@@ -119,6 +122,13 @@ def grad_scaler() -> None:
         print(f"loss {loss.item():.8f}")
 
 
+def dropout() -> None:
+    """Draw masks on the GPU."""
+    model = network()
+    model.insert(1, nn.Dropout(0.3))
+    train(model.cuda(), ((a.cuda(), b.cuda()) for a, b in DataLoader(samples(), 16)))
+
+
 def compiled() -> None:
     """Compile the model."""
     model = network().cuda()
@@ -130,7 +140,8 @@ def graphs() -> None:
     """Capture the model as a CUDA graph."""
     model = network().cuda()
     sample = torch.zeros(16, 8, device="cuda")
-    graphed: nn.Module = torch.cuda.make_graphed_callables(model, (sample,))  # type: ignore[no-untyped-call]
+    graphed = torch.cuda.make_graphed_callables(model, (sample,))
+    assert isinstance(graphed, nn.Module)
     train(graphed, ((a.cuda(), b.cuda()) for a, b in DataLoader(samples(), 16)))
 
 
@@ -142,6 +153,7 @@ FEATURES: dict[str, Callable[[], None]] = {
     "streams": streams,
     "autocast": autocast,
     "grad-scaler": grad_scaler,
+    "dropout": dropout,
     "compile": compiled,
     "graphs": graphs,
 }
