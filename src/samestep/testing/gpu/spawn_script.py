@@ -24,4 +24,4 @@ if __name__ == "__main__":
     count = int(sys.argv[1])
     # A script asks for the number of GPUs first, which can forbid a fork.
     assert torch.cuda.device_count() >= count or sys.argv[2] == "cpu"
-    mp.spawn(worker, args=(count, sys.argv[2]), nprocs=count)  # type: ignore[no-untyped-call]
+    mp.spawn(worker, args=(count, sys.argv[2]), nprocs=count)  # type: ignore[no-untyped-call, attr-defined]
