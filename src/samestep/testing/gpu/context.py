@@ -56,7 +56,8 @@ class Ended:
 
     def succeeded(self) -> "Ended":
         """Return this command; raise if it failed."""
-        require(self.code == 0, f"exit code {self.code}: {last_lines(self.err or self.out)}")
+        text = self.err or self.out
+        require(self.code == 0, f"exit code {self.code}: {last_lines(text, 1)}\n{last_lines(text)}")
         return self
 
 

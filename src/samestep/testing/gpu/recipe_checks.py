@@ -1,5 +1,6 @@
 """Trains the built-in digits recipe on the device, and compares the losses with those on the CPU."""
 
+import gzip
 import json
 from typing import Any
 from unittest import SkipTest
@@ -109,4 +110,7 @@ def profile(context: Context) -> Figures:
     files = sorted((context.folder / "traced").rglob("*.json*"))
     traces = [one for one in files if "trace" in one.name or "profile" in str(one.parent)]
     require(traces, f"no trace among {[one.name for one in files]}")
-    return {"traces": len(traces), "device": context.device.type}
+    text = gzip.decompress(traces[0].read_bytes()) if traces[0].suffix == ".gz" else traces[0].read_bytes()
+    kernels = text.count(b'"kernel"')
+    require(kernels or context.is_cpu, f"{traces[0].name} has no kernel of the device")
+    return {"traces": len(traces), "kernels": kernels}

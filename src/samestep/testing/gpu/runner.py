@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the checks run on.
+    """The devices of the checks, and their time.
 
     Args:
         type: device type, by torch's name; ``cpu`` to test the code of the checks.
