@@ -9,7 +9,8 @@ MODULES = ("cuda", "xpu", "mps", "accelerator", "Event", "get_device_module")
 """Names in ``torch`` of which each use counts."""
 BACKENDS = ("cuda", "cudnn", "mps", "xpu")
 TYPES = {"cpu", "cuda", "xpu", "mps"}
-_KIT = SOURCE / "testing" / "gpu"
+SKIPPED = (SOURCE / "testing" / "gpu", SOURCE / "studies" / "scaling")
+"""The checks themselves; and studies, which compare the values of files on any machine."""
 
 
 def uses_accelerator(node: ast.AST) -> bool:
@@ -56,7 +57,7 @@ def found() -> set[str]:
     return {
         f"{path.relative_to(SOURCE)}:{name}"
         for path in SOURCE.rglob("*.py")
-        if _KIT not in path.parents
+        if not any(one in path.parents for one in SKIPPED)
         for name, function in functions(ast.parse(path.read_text()))
         if any(uses_accelerator(node) for node in ast.walk(function))
     }
