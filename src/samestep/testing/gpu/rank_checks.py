@@ -62,7 +62,7 @@ def data_parallel(context: Context) -> Figures:
 def one_gpu_refused(context: Context) -> Figures:
     """Check that two ranks with NCCL on one GPU end with the reason."""
     ended = _started(context, "synchronizers", backend="nccl")
-    require(ended.code == 2, f"exit code {ended.code}, expected 2: {last_lines(ended.err)}")
+    require(ended.code != 0, "two ranks trained on one GPU over NCCL")
     require("same device" in ended.err, f"the reason is missing: {last_lines(ended.err)}")
     return {"exit code": ended.code}
 
