@@ -15,7 +15,7 @@ from samestep.testing.gpu.context import Context, Figures, close, command, requi
 
 def events(context: Context) -> Figures:
     """Time kernels by the clock's events and by the profiler; both are times of the device."""
-    from torch.autograd import DeviceType
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     matrix = torch.rand(4096, 4096, device=context.device) / 4096
