@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 FRAMEWORKS       := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 
-.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix clean
+.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -20,6 +20,7 @@ help:
 	@echo "make fuzz    feed every reader of files, variables and flags with 500 wrong cases; some minutes"
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
+	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -96,6 +97,13 @@ matrix: $(READY) $(FRAMEWORKS_READY)
 	mkdir -p build
 	SAMESTEP_MATRIX=build/matrix.json $(BIN)/python -m pytest tests/end_to_end/systems/test_script_kinds.py
 	PYTHONPATH=tests $(BIN)/python -m support.script_kinds_page build/matrix.json
+
+# The pinned torch of the environment has no GPUs: an installed one that has them is used instead.
+GPU_PYTHON ?= $(PYTHON)
+GPU_FLAGS  ?=
+
+gpu:
+	PYTHONPATH=src $(GPU_PYTHON) -m samestep.testing.gpu --json build/gpu.json $(GPU_FLAGS)
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

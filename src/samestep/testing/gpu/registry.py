@@ -1,0 +1,176 @@
+"""Lists the checks: what each needs, its time limit, and what it shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.base.errors import UsageError
+
+CUDA = ("cuda",)
+ANY = ("cuda", "xpu")
+"""Device types by torch's names; ROCm's is ``cuda``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check.
+
+    Args:
+        name: what ``--only`` selects.
+        function: module in this folder and function, such as ``device_checks:memory``.
+        shows: what holds if it succeeds.
+        gpus: number of GPUs that it needs.
+        seconds: time limit.
+        types: device types that it can run on.
+        on_cpu: whether the CPU can run it, which tests its code.
+        shareable: whether two ranks on one GPU will do, over Gloo.
+        only_one: whether it applies to a machine with one GPU only.
+    """
+
+    name: str
+    function: str
+    shows: str
+    gpus: int = 1
+    seconds: float = 60.0
+    types: tuple[str, ...] = ANY
+    on_cpu: bool = True
+    shareable: bool = False
+    only_one: bool = False
+
+
+def _recipe(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
+    function = f"recipe_checks:{name.replace('-', '_')}"
+    return Check(name=f"recipe-{name}", function=function, shows=shows, seconds=seconds, on_cpu=on_cpu)
+
+
+def _script(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
+    function = f"autopilot_checks:{name.replace('-', '_')}"
+    return Check(
+        name=f"autopilot-{name}", function=function, shows=shows, seconds=seconds, types=CUDA, on_cpu=on_cpu
+    )
+
+
+def _ranks(name: str, function: str, shows: str, *, seconds: float = 90.0, shareable: bool = True) -> Check:
+    return Check(
+        name=name,
+        function=f"rank_checks:{function}",
+        shows=shows,
+        gpus=2,
+        seconds=seconds,
+        shareable=shareable,
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(name="device-facts", function="device_checks:facts", shows="detection, names, counts, binding"),
+    Check(name="device-copies", function="device_checks:copies", shows="copies from and to it arrive right"),
+    Check(name="memory", function="device_checks:memory", shows="the peak memory is that of the allocator"),
+    Check(name="random-state", function="device_checks:random_state", shows="states are saved and restored"),
+    Check(name="staging", function="device_checks:staging", shows="a snapshot is not changed by later steps"),
+    Check(name="identity", function="device_checks:identity_of_bits", shows="digests of bits repeat"),
+    Check(name="waiting", function="device_checks:waiting", shows="timed regions wait for queued kernels"),
+    Check(name="loader", function="device_checks:loader", shows="batches of pinned memory arrive right"),
+    Check(
+        name="forking", function="device_checks:forking", shows="workers are not forked from an open device"
+    ),
+    Check(name="doctor", function="command_checks:doctor", shows="doctor reports the device"),
+    Check(
+        name="doctor-copies",
+        function="command_checks:doctor_copies",
+        shows="doctor copies between all GPUs and compares",
+        gpus=2,
+        types=CUDA,
+        on_cpu=False,
+    ),
+    _recipe("fp32", "losses of the CPU"),
+    _recipe("bf16", "losses of the CPU"),
+    _recipe("fp16", "losses of the CPU, with loss scaling"),
+    _recipe("channels-last", "losses of the CPU"),
+    _recipe("compile", "losses of the CPU", 120.0, on_cpu=False),
+    Check(name="exact-bits", function="recipe_checks:exact_bits", shows="equal weights when repeated"),
+    Check(
+        name="checkpoint-devices",
+        function="recipe_checks:checkpoint_devices",
+        shows="a run of one device resumes on another",
+        seconds=120.0,
+    ),
+    Check(name="profile", function="recipe_checks:profile", shows="a trace of steps is written"),
+    _script("cuda-method", ".cuda(): losses of one process"),
+    _script("to-device", '.to("cuda"): losses of one process'),
+    _script("default-device", "set_default_device: losses of one process"),
+    _script("pinned", "pinned loader, non_blocking: losses of one process"),
+    _script("streams", "streams and events: losses of one process"),
+    _script("autocast", "autocast: losses of one process"),
+    _script("grad-scaler", "GradScaler: losses of one process"),
+    _script("dropout", "masks of one process", on_cpu=False),
+    _script("compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
+    _script("graphs", "CUDA graphs: losses of one process", on_cpu=False),
+    Check(
+        name="verify-cpu",
+        function="command_checks:verify_on_cpu",
+        shows="verify of a script for GPUs on CPUs",
+        seconds=90,
+        types=CUDA,
+    ),
+    Check(
+        name="verify",
+        function="command_checks:verify",
+        shows="verify on 1 and 2 GPUs: same",
+        gpus=2,
+        seconds=90,
+        types=CUDA,
+        on_cpu=False,
+    ),
+    Check(
+        name="spawned",
+        function="command_checks:spawned",
+        shows="a script that calls mp.spawn",
+        types=CUDA,
+    ),
+    Check(
+        name="clock-events",
+        function="clock_checks:events",
+        shows="times of events agree with the profiler",
+        types=CUDA,
+        on_cpu=False,
+    ),
+    Check(
+        name="clock-graphs",
+        function="clock_checks:graphs",
+        shows="a capture is not disturbed, and is no step",
+        types=CUDA,
+        on_cpu=False,
+    ),
+    Check(name="clock-run", function="clock_checks:run", shows="phases add up to steps", types=CUDA),
+    Check(
+        name="one-gpu-refused",
+        function="rank_checks:one_gpu_refused",
+        shows="two NCCL ranks on one GPU are refused with the reason",
+        types=CUDA,
+        on_cpu=False,
+        only_one=True,
+    ),
+    _ranks("synchronizers", "synchronizers", "gradients of one process, and of DDP"),
+    _ranks("batch-norm", "batch_norm", "global batch norm of one process, and SyncBatchNorm"),
+    _ranks("exact-ranks", "exact_ranks", "--exact: bits of one rank"),
+    _ranks("sanitize", "sanitize", "equal ranks are not reported"),
+    _ranks("watchdog", "watchdog", "a kernel that hangs is reported with its rank"),
+    _ranks("data-parallel", "data_parallel", "the GPUs of torch's DataParallel", shareable=False),
+)
+
+
+def by_name(name: str) -> Check:
+    """Return the check of this name."""
+    return selected(name)[0]
+
+
+def selected(names: str, checks: Sequence[Check] = CHECKS) -> list[Check]:
+    """Return the checks of these names, separated by commas; all for an empty text.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    wanted = [name for name in names.split(",") if name]
+    known = {one.name: one for one in checks}
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(f"--only {unknown[0]} is no check; choose from {', '.join(known)}")
+    return [known[name] for name in wanted] or list(checks)
