@@ -40,7 +40,8 @@ def synthetic(shape: tuple[int, int, int], count: int, *, seed: int) -> TensorDa
     patterns = torch.randn(10, *shape, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=generator)
-    return TensorDataset(patterns[labels] + 2 * torch.randn(count, *shape, generator=generator), labels)
+    noise = torch.randn(count, *shape, generator=generator)
+    return TensorDataset((patterns[labels] + 2 * noise) / 5**0.5, labels)
 
 
 def read(folder: Path, name: str) -> bytes:

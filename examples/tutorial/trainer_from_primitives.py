@@ -150,8 +150,12 @@ def wandb_log(options: argparse.Namespace) -> Callable[[dict[str, float], int], 
     return lambda figures, samples: run.log(figures, step=samples)
 
 
-if __name__ == "__main__":
+def trainer_parser() -> argparse.ArgumentParser:
     parser = training_parser("Train ResNet-34 on CIFAR-10.", batch_size=96, lr=1e-3)
     parser.add_argument("--width", type=int, default=64, help="features of the first group, a multiple of 4")
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, on rank 0")
-    main(parsed(parser))
+    return parser
+
+
+if __name__ == "__main__":
+    main(parsed(trainer_parser()))

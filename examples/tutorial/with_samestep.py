@@ -1,6 +1,7 @@
-"""`serial.py` on any number of workers with samestep: the changed lines, each fenced, and the same losses.
+"""`serial.py` on any number of workers with samestep: the changed lines, each fenced.
 
-Run it with ``samestep run -n 2 examples/tutorial/with_samestep.py --synthetic``. The unchanged `serial.py` runs
+Run it with ``samestep run -n 2 examples/tutorial/with_samestep.py --synthetic``; it prints the same losses on
+any number of workers. The unchanged `serial.py` runs
 on several workers too: ``samestep run -n 2 examples/tutorial/serial.py --synthetic``.
 """
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from convnet import ConvNet
 from options import data_sets, parsed, training_parser
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 import samestep
 
@@ -31,17 +32,13 @@ def train(options: argparse.Namespace, world: samestep.World) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 
     train_set, test_set = data_sets(options, "mnist")
-    order = torch.Generator()
-    sampler = RandomSampler(train_set, generator=order)
-    # The incomplete last batch is left out; each epoch has another order, which leaves out other samples.
-    train_loader = DataLoader(train_set, options.batch_size, sampler=sampler, drop_last=True)
-    test_loader = DataLoader(test_set, options.batch_size)
     # >>> step 3: the data
-    train_loader, test_loader = samestep.shard(train_loader), samestep.shard(test_loader)
+    # The order of an epoch is samestep's: the same on any number of workers, but not that of torch's sampler.
+    train_loader = samestep.shard(DataLoader(train_set, options.batch_size, shuffle=True, drop_last=True))
+    test_loader = samestep.shard(DataLoader(test_set, options.batch_size))
     # <<<
 
     for epoch in range(options.epochs):
-        order.manual_seed(SEED + epoch)
         loss = train_epoch(model, optimizer, train_loader, world)
         right = evaluate(model, test_loader, world)
         # >>> step 4: sums over all ranks, printed once
