@@ -59,5 +59,7 @@ def whole_sets(options: argparse.Namespace, name: str) -> tuple[TensorDataset, T
 def batch_share(options: argparse.Namespace, world_size: int) -> int:
     """Return how many samples of each global batch a worker gets."""
     if options.batch_size % world_size:
-        refuse(f"--batch-size is {options.batch_size}; give a multiple of {world_size}, the number of workers")
+        refuse(
+            f"--batch-size is {options.batch_size}; give a multiple of {world_size}, the number of workers"
+        )
     return options.batch_size // world_size

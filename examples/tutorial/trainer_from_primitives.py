@@ -30,7 +30,9 @@ class Trainer:
         self.model = resnet34(options.norm, options.width).to(device)
         # >>> broadcast
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
-            dist.broadcast(tensor.data, src=0)  # buffers too: the statistics of batch norm are part of the model
+            dist.broadcast(
+                tensor.data, src=0
+            )  # buffers too: the statistics of batch norm are part of the model
         # <<<
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=0.01)
 

@@ -99,7 +99,9 @@ def test_ddp_takes_the_steps_of_the_serial_script_and_saves_its_weights(workers,
 
 def test_spawned_workers_take_the_steps_of_the_serial_script(serial):
     command = [sys.executable, TUTORIAL / "spawn.py", "-n", "1", "-g", "2", *map(str, SMALL)]
-    done = subprocess.run(command, capture_output=True, text=True, env=commands.environment(OMP_NUM_THREADS="1"))
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=commands.environment(OMP_NUM_THREADS="1")
+    )
 
     assert done.returncode == 0, done.stderr
     assert_same_steps(epochs(done.stdout), serial[0])
@@ -141,7 +143,9 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_trainer_takes_the_same_steps_counts_the_samples_of_all_ranks_and_times_each_phase(workers, alone):
+def test_the_trainer_takes_the_same_steps_counts_the_samples_of_all_ranks_and_times_each_phase(
+    workers, alone
+):
     found, ended = run(workers, "trainer_from_primitives.py", *SMALL_RESNET)
 
     assert_same_steps(found, alone, loss=1e-3)
