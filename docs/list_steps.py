@@ -4,7 +4,7 @@ python docs/list_steps.py            writes the listings
 python docs/list_steps.py --check    exits with 1 if the page is out of date
 
 A listing stands between ``<!-- listing: FILE FENCE -->`` and ``<!-- end of listing -->``. A fence begins with
-a comment ``# >>> FENCE`` and ends with ``# <<<``; parts whose fences begin with the same words are one listing.
+a comment ``# >>> FENCE`` and ends with ``# <<<``; those whose names begin alike are one listing.
 """
 
 import re

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 # >>> place
-# Rank, rank on this node, number of ranks. The innermost launcher comes first: torchrun or mpirun can be started
-# by srun, whose variables their processes inherit.
+# Rank, rank on this node, number of ranks. The innermost launcher comes first: torchrun or mpirun can be
+# started by srun, whose variables their processes inherit.
 VARIABLES = {
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),

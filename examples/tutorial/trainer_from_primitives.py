@@ -1,7 +1,7 @@
 """Trains ResNet-34 on CIFAR-10 with broadcast and all-reduce alone: what DistributedDataParallel does inside.
 
-Run it with ``torchrun --nproc-per-node 2 examples/tutorial/trainer_from_primitives.py --data DIR``; small, on a
-CPU: ``--synthetic --subset 96 --batch-size 12 --width 8``.
+Run it with ``torchrun --nproc-per-node 2 examples/tutorial/trainer_from_primitives.py --data DIR``; small, on
+a CPU: ``--synthetic --subset 96 --batch-size 12 --width 8``.
 """
 
 import argparse

@@ -143,9 +143,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_trainer_takes_the_same_steps_counts_the_samples_of_all_ranks_and_times_each_phase(
-    workers, alone
-):
+def test_the_trainer_takes_the_same_steps_counts_all_samples_and_times_each_phase(workers, alone):
     found, ended = run(workers, "trainer_from_primitives.py", *SMALL_RESNET)
 
     assert_same_steps(found, alone, loss=1e-3)

@@ -30,7 +30,9 @@ def test_a_job_script_starts_ranks_on_two_nodes_that_find_each_other(slurm, job,
         "\n".join([*directives, f"exec bash {path} 2>&1"]),
         *("--nodes=2", f"--ntasks-per-node={tasks}", "--cpus-per-task=2", "--gpus-per-node=0"),
         folder=tmp_path,
-        **{"PYTHON": sys.executable, "SCRIPT": str(TUTORIAL / "message_passing.py"), "WORKERS": "2"},
+        PYTHON=sys.executable,
+        SCRIPT=str(TUTORIAL / "message_passing.py"),
+        WORKERS="2",
     )
 
     assert_messages_within_and_across_nodes(out)
