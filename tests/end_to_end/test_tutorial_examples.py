@@ -26,21 +26,23 @@ COMPARES_BUFFERS = """
 import sys
 sys.path.insert(0, {folder!r})
 import torch.distributed as dist
-import trainer_from_primitives as script
+import {script} as script
 
-evaluate = script.Trainer.evaluate
+owner = {owner}
+evaluate = owner.evaluate
 
-def compared(trainer):
-    right = evaluate(trainer)
-    sums = [None] * trainer.place.world_size
-    dist.all_gather_object(sums, [buffer.sum().item() for buffer in trainer.model.buffers()])
-    if trainer.place.rank == 0:
+def compared(first, *others):
+    right = evaluate(first, *others)
+    model = getattr(first, "model", first)
+    sums = [None] * dist.get_world_size()
+    dist.all_gather_object(sums, [buffer.sum().item() for buffer in model.buffers()])
+    if dist.get_rank() == 0:
         assert sums[0]
         print("ranks that have other buffers:", sum(one != sums[0] for one in sums), flush=True)
     return right
 
-script.Trainer.evaluate = compared
-script.main(script.parsed(script.trainer_parser()))
+owner.evaluate = compared
+{start}
 """
 
 
@@ -153,14 +155,32 @@ def test_the_trainer_takes_the_same_steps_counts_all_samples_and_times_each_phas
     assert min(float(seconds) for _, seconds in phases) > 0
 
 
-def test_the_statistics_of_batch_norm_are_those_of_rank_0_on_every_rank_when_it_evaluates(tmp_path):
-    (tmp_path / "compared.py").write_text(COMPARES_BUFFERS.format(folder=str(TUTORIAL)))
-    words = [word if word != "group" else "batch" for word in SMALL_RESNET]
+@pytest.mark.parametrize(
+    ("script", "owner", "start", "small", "evaluations"),
+    [
+        (
+            *("trainer_from_primitives", "script.Trainer"),
+            *("script.main(script.parsed(script.trainer_parser()))", SMALL_RESNET, 3),
+        ),
+        (
+            *("ddp", "script"),
+            "script.main(script.parsed(script.training_parser('', batch_size=9, lr=1)), script.find_place())",
+            *(SMALL, 2),
+        ),
+    ],
+    ids=["primitives", "ddp"],
+)
+def test_every_rank_evaluates_with_the_batch_norm_statistics_of_rank_0(
+    script, owner, start, small, evaluations, tmp_path
+):
+    compares = COMPARES_BUFFERS.format(folder=str(TUTORIAL), script=script, owner=owner, start=start)
+    (tmp_path / "compared.py").write_text(compares)
+    words = [word if word != "group" else "batch" for word in small]
 
     ended = samestep("run", "-n", 2, "--mode", "native", "compared.py", *words)
 
     assert ended.code == 0, ended.err
-    assert re.findall(r"ranks that have other buffers: (\d+)", ended.out) == ["0"] * 3
+    assert re.findall(r"ranks that have other buffers: (\d+)", ended.out) == ["0"] * evaluations
 
 
 def test_wandb_is_called_on_rank_0_only_with_the_samples_of_all_ranks_as_x_axis(tmp_path):
