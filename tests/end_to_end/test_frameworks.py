@@ -1,5 +1,6 @@
 """Scripts of training libraries: on one device they give the serial output, on several they run natively."""
 
+import json
 import os
 import re
 import signal
@@ -93,3 +94,13 @@ def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(tm
     assert code == 2
     assert "Traceback" not in err
     assert "--mode native" in err
+
+
+@pytest.mark.parametrize("name", ["accelerate_metrics", "fabric_ranks"])
+def test_verify_does_not_accuse_a_right_script_of_a_library(tmp_path, name):
+    options = ("--mode", "native", "--steps", 10, "--json")
+
+    code, out, err = run(tmp_path / "two", "-m", "samestep", "verify", *options, GALLERY / f"{name}.py")
+
+    assert code == 0, err
+    assert json.loads(out)["verdict"] == "same", out

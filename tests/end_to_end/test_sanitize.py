@@ -65,3 +65,34 @@ def test_a_replicated_serial_script(tmp_path):
     assert code == 1
     (error,) = lines
     assert re.match(r"error: .* rank 1 .* optimizer step 3\. \(line 9\)$", error)
+
+
+def test_ranks_with_unequal_steps_in_a_join_context_are_not_compared_there(tmp_path):
+    code, lines = reported(
+        tmp_path,
+        """\
+        import torch, torch.distributed as dist
+        from torch.distributed.algorithms.join import Join
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(steps):
+            for step in range(steps):
+                optimizer.zero_grad()
+                model(torch.full((2, 4), step + dist.get_rank() + 1.0)).mean().backward()
+                optimizer.step()
+
+        with Join([model]):
+            train(2 + dist.get_rank())
+        train(2)
+        with torch.no_grad():
+            model.module.bias += dist.get_rank()
+        train(1)
+        """,
+    )
+
+    assert code == 1
+    assert len(lines) == 1  # the change after the context, which the next step shows

@@ -49,6 +49,7 @@ SCRIPTS = [
     Script("vae_per_rank.py", SAME_BUT, "random-per-worker", twin="vae_per_rank_serial.py"),
     Script("diffusion.py", SAME_BUT, "random-per-worker"),
     Script("noisy_loader.py", SAME_BUT, "augmentation-per-worker"),
+    Script("folder_order.py", SAME_BUT, "folder-order"),
     Script("accumulation_not_averaged.py", DIFFERENT, "accumulation-not-averaged"),
     Script("batch_times_n.py", DIFFERENT, "batch-times-n"),
     Script("crash.py", DIFFERENT, "crash"),

@@ -58,8 +58,14 @@ class Verifier:
             self._process.join()
 
 
-def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None, device="auto"):
-    """Return the report on a script; the arguments are the command's."""
+def report_on(
+    path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None, device="auto", hang_s=3.0
+):
+    """Return the report on a script; the arguments are the command's.
+
+    Args:
+        hang_s: ends runs that hang after so many seconds; a right script needs longer on a busy machine.
+    """
     from samestep.autopilot.script.options import DEFAULTS
     from samestep.cli.verify import _kind, _watch
     from samestep.launch.job import Program
@@ -79,7 +85,7 @@ def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against
                 steps=steps,
                 scratch=scratch,
                 options=replace(DEFAULTS, device=device),
-                watch=partial(_watch, limit_s=3.0),
+                watch=partial(_watch, limit_s=hang_s),
                 tell=lambda _: None,
             )
             .run()

@@ -22,6 +22,7 @@ from samestep.launch.local.output import check_writable
 from samestep.run.decision import banner, decide, dry_run_lines, with_binding, with_checks, with_scratch
 from samestep.run.execution import execute
 from samestep.run.rerun import fix_hash_seed, rerun_in_allocation
+from samestep.run.scale_hint import scale_hint
 
 SETTINGS: Mapping[str, Any] = {
     # Everything after the program belongs to the program, even if it resembles an option of samestep.
@@ -143,5 +144,7 @@ def run(
         for line in banner(decision):
             log(line)
     code = execute(decision)
+    if code == 0 and (hint := scale_hint(decision)):
+        log(hint)
     # Without this the interpreter takes 0.4 s to unload torch.
     leave(code)

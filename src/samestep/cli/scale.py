@@ -178,6 +178,8 @@ def scale(
         variants=variants,
         per_node=runs.per_node,
         limits_gpus=found.limits_gpus(),
+        threads=runs.each,
+        on_cores=runs.on_cores,
         folder=out or default_folder(target),
         **asdict(measurement),
     )

@@ -1,18 +1,16 @@
 """Declares every attribute of torch, Python and other libraries that samestep replaces; see `registry`.
 
-The constants are grouped by the feature that attaches them. `ALL` lists them for the reference and the
-self-test.
+The constants are grouped by the feature that attaches them; those of `samestep verify` are in
+`verify_declarations`. `table.ALL` lists them for the reference and the self-test.
 """
-
-from collections.abc import Iterator
 
 from samestep.hooks.registry import Hook
 
-_LOADER = "torch.utils.data.dataloader:_BaseDataLoaderIter"
-_FETCHER = "torch.utils.data._utils.fetch:_BaseDatasetFetcher"
-_MAP_FETCHER = "torch.utils.data._utils.fetch:_MapDatasetFetcher"
+LOADER = "torch.utils.data.dataloader:_BaseDataLoaderIter"
+FETCHER = "torch.utils.data._utils.fetch:_BaseDatasetFetcher"
+MAP_FETCHER = "torch.utils.data._utils.fetch:_MapDatasetFetcher"
 
-# --- what a running script does: step clock, watchdog, sanitizer, `verify` --------------------------------
+# --- what a running script does: step clock, watchdog, sanitizer ----------------------------------------
 
 _EVENTS = "events of a script (clock, sanitizer, verify)"
 MODULE_CALL = Hook("torch.nn:Module", "__call__", _EVENTS, "a top-level forward begins and ends")
@@ -22,12 +20,12 @@ TENSOR_BACKWARD = Hook(
 AUTOGRAD_BACKWARD = Hook(
     "torch.autograd", "backward", _EVENTS, "a backward begins and ends", arguments=("tensors",)
 )
-NEXT_BATCH = Hook(_LOADER, "__next__", _EVENTS, "the script waits for a batch")
+NEXT_BATCH = Hook(LOADER, "__next__", _EVENTS, "the script waits for a batch")
 
 _CLOCK = "step clock"
-LOADED_INDEX = Hook(_LOADER, "_next_index", _CLOCK, "the number of samples of each batch")
-LOADED_RESET = Hook(_LOADER, "_reset", _CLOCK, "an epoch of a loader begins")
-LOADED_BATCH = Hook(_LOADER, "__next__", _CLOCK, "a batch with a known number of samples is delivered")
+LOADED_INDEX = Hook(LOADER, "_next_index", _CLOCK, "the number of samples of each batch")
+LOADED_RESET = Hook(LOADER, "_reset", _CLOCK, "an epoch of a loader begins")
+LOADED_BATCH = Hook(LOADER, "__next__", _CLOCK, "a batch with a known number of samples is delivered")
 NEW_OPTIMIZER = Hook(
     "torch.optim:Optimizer",
     "__init__",
@@ -99,46 +97,11 @@ SYNCHRONIZER_FINISH = Hook(
 _SANITIZER = "sanitizer"
 _GROUP = "a second process group is created with the script's"
 SIDE_GROUP = Hook("torch.distributed.distributed_c10d", "init_process_group", _SANITIZER, _GROUP)
+JOIN_BEGUN, JOIN_ENDED = (
+    Hook("torch.distributed.algorithms.join:Join", name, _SANITIZER, "ranks have unequal numbers of steps")
+    for name in ("__enter__", "__exit__")
+)
 SIDE_GROUP_PUBLIC = Hook("torch.distributed", "init_process_group", _SANITIZER, _GROUP)
-
-_VERIFY = "verify"
-SHUFFLED = Hook("torch.utils.data:DistributedSampler", "__iter__", _VERIFY, "the epoch that it shuffles")
-RECORDED_CALL = Hook(
-    "torch.nn:Module", "__call__", _VERIFY, "inputs and outputs of all modules in a step that differs"
-)
-PROBED_FETCH = Hook(_FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
-SAMPLES_OF_BATCH = Hook(_LOADER, "__next__", _VERIFY, "random numbers depend on the last batch's samples")
-SEEDED_FETCH = Hook(_MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
-DROPOUTS = tuple(
-    Hook("torch.nn.functional", name, _VERIFY, "dropout is disabled in the run without random features")
-    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-)
-ATTENTION = Hook(
-    "torch.nn.functional",
-    "scaled_dot_product_attention",
-    _VERIFY,
-    "its dropout is disabled in the run without random features",
-    arguments=("query", "key", "value", "attn_mask", "dropout_p"),
-)
-
-_NOTES = "verify: notes"
-PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")
-MODE_SET = Hook("torch.nn:Module", "train", _NOTES, "where a model was set to evaluation mode")
-BATCH_SOURCE = Hook(_LOADER, "__next__", _NOTES, "the data set of each batch")
-DRAWING_FETCH = Hook(_MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
-SCHEDULE_STEPS = tuple(
-    Hook(f"torch.optim.lr_scheduler:{name}", "step", _NOTES, "whether it comes before the optimizer's")
-    for name in ("LRScheduler", "SequentialLR", "ChainedScheduler", "CosineAnnealingWarmRestarts")
-)
-SCALER_STEP, SCALER_UNSCALE = (
-    Hook("torch.amp.grad_scaler:GradScaler", name, _NOTES, "skipped steps, and gradients that are scaled")
-    for name in ("step", "unscale_")
-)
-CLIPS = tuple(
-    Hook(owner, name, _NOTES, "gradients that are clipped while they are scaled")
-    for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
-    for name in ("clip_grad_norm_", "clip_grad_value_")
-)
 
 # --- gradient synchronization and process groups ----------------------------------------------------------
 
@@ -259,13 +222,13 @@ LOADER_ITERATOR = Hook(
     "torch.utils.data:DataLoader", "_get_iterator", _LOADING, "the number of loader processes is limited"
 )
 ITERATOR_INIT = Hook(
-    _LOADER, "__init__", _LOADING, "a pass over a loader begins", arguments=("self", "loader")
+    LOADER, "__init__", _LOADING, "a pass over a loader begins", arguments=("self", "loader")
 )
-ITERATOR_RESET = Hook(_LOADER, "_reset", _LOADING, "another pass over a loader begins")
-ITERATOR_INDEX = Hook(_LOADER, "_next_index", _LOADING, "a rank requests its share of a batch")
-ITERATOR_NEXT = Hook(_LOADER, "__next__", _LOADING, "the shares of a batch are gathered")
+ITERATOR_RESET = Hook(LOADER, "_reset", _LOADING, "another pass over a loader begins")
+ITERATOR_INDEX = Hook(LOADER, "_next_index", _LOADING, "a rank requests its share of a batch")
+ITERATOR_NEXT = Hook(LOADER, "__next__", _LOADING, "the shares of a batch are gathered")
 FETCH_REQUEST = Hook(
-    _MAP_FETCHER,
+    MAP_FETCHER,
     "fetch",
     _LOADING,
     "a request for a share of a batch is accepted",
@@ -395,12 +358,3 @@ def file_function(owner: str, name: str) -> Hook:
     return Hook(
         owner, name, "serial scripts: files", "every rank sees the files of the serial script", optional=True
     )
-
-
-def declared() -> Iterator[Hook]:
-    """Yield every hook that is declared here by name."""
-    for value in globals().values():
-        yield from (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Hook))
-
-
-ALL = tuple(declared())

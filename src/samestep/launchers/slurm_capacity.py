@@ -57,11 +57,14 @@ class SlurmCapacity:
         there = f"{self.nodes} node(s) with {self.processors} processor(s){each}{gpus}"
         return f"Slurm allocation {self.job} ({there}: room for {self.places})"
 
-    def step(self, workers: int, *, nodes: int, largest: int, launched: Launched = "tasks") -> list[str]:
+    def step(
+        self, workers: int, *, nodes: int, largest: int, launched: Launched = "tasks", cores_of: int = 1
+    ) -> list[str]:
         """Return the srun that starts workers; the command of each task follows it.
 
         Each of `nodes` gets equally many of the `workers`; `largest` is the number of workers of the largest
-        step. With `launched` ``node``, one task per node starts its workers.
+        step. With `launched` ``node``, one task per node starts its workers. Each task has the processors of
+        `cores_of` tasks.
         """
         tasks = workers if launched == "tasks" else nodes
         # Starts at the first node, which has the rendezvous of a launcher's workers.
@@ -74,9 +77,9 @@ class SlurmCapacity:
         each = self.cpus_per_task or self.processors // self.per_node(largest)
         has_places = workers <= self.places
         share = ["--overcommit"]
-        if each and has_places:
+        if (each or cores_of > 1) and has_places:
             # Without --exact a worker would have more processors the fewer workers there are.
-            share = [f"--cpus-per-task={each * workers // tasks}", "--exact"]
+            share = [f"--cpus-per-task={max(1, each) * cores_of * workers // tasks}", "--exact"]
         gpus = []
         if self.gpus is not None:
             # Otherwise a step would request the GPUs of the whole allocation, which fewer nodes do not have.

@@ -40,10 +40,11 @@ class Cores:
 
 
 def planned(capsys, *arguments):
-    """Return the commands of a study's runs, in the order of workers."""
+    """Return the commands of a study's runs by workers, one worker with the cores of several after others."""
     assert run_command(["scale", "--dry-run", "--repeats=1", *arguments]) == 0
     lines = [line.split(": ", 1)[1].split() for line in capsys.readouterr().out.splitlines()]
-    return sorted(lines, key=lambda words: int(words[words.index("-n") + 1]))
+    by = {one: re.search(r"-n(\d+)(?:-cores(\d+))?", str(one)) for one in map(tuple, lines)}
+    return sorted(lines, key=lambda words: [int(number or 0) for number in by[tuple(words)].groups()])
 
 
 def refused(capsys, *arguments):
@@ -52,14 +53,35 @@ def refused(capsys, *arguments):
 
 
 def test_options_that_scale_does_not_have_are_passed_to_the_script(script, capsys):
-    one, two = planned(capsys, "train.py", "-n", "1,2", "--lr", "0.1", "--", "--steps", "7")
+    runs = planned(capsys, "train.py", "-n", "1,2", "--lr", "0.1", "--", "--steps", "7")
 
-    assert (
-        one[one.index("train.py") + 1 :]
-        == two[two.index("train.py") + 1 :]
-        == ["--lr", "0.1", "--steps", "7"]
-    )
-    assert "--clock-steps=30" in one
+    assert [one[one.index("train.py") + 1 :] for one in runs] == 3 * [["--lr", "0.1", "--steps", "7"]]
+    assert all("--clock-steps=30" in one for one in runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "threads"),
+    [
+        (["train.py", "-n", "1,2"], [2, 4, 2]),
+        (["digits", "-n", "1,2"], [2, 4, 2]),
+        (["train.py", "-n", "1,2,4"], [1, 2, 4, 1, 1]),
+        (["train.py", "-n", "1,3,4", "--threads=1"], [1, 3, 4, 1, 1]),
+        (["train.py", "-n", "1,2,8", "--oversubscribe"], [1, 2, 4, 1, 1]),
+        (["train.py", "-n", "2,4"], [1, 1]),
+    ],
+)
+def test_one_worker_computes_on_the_cores_of_several_too(script, capsys, arguments, threads):
+    runs = planned(capsys, *arguments)
+    given = [[word for word in run if word.startswith("--threads=")][-1] for run in runs]
+
+    assert given == [f"--threads={count}" for count in threads]
+
+
+def test_accelerators_have_no_further_baseline(script, capsys, monkeypatch):
+    monkeypatch.setattr(local_runs, "accelerator_count", lambda: 4)
+
+    assert len(planned(capsys, "train.py", "-n", "1,2,4")) == 3
+    assert len(planned(capsys, "train.py", "-n", "1,2,4", "--device", "cpu")) == 5
 
 
 @pytest.mark.parametrize(
@@ -69,6 +91,7 @@ def test_the_gpus_that_a_run_sees_are_its_workers_unless_a_flag_gives_their_numb
     script, capsys, monkeypatch, arguments, seen
 ):
     Path("spawns.py").write_text(SPAWNS)
+    monkeypatch.setattr(local_runs, "accelerator_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     runs = planned(capsys, "spawns.py", "-n", "1,2", *arguments)
 
@@ -128,22 +151,25 @@ def test_all_numbers_of_workers_compute_with_as_many_threads(script, capsys):
 def test_a_scripts_own_number_of_threads_is_left_alone(script, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
-    assert "--threads" not in str(planned(capsys, "train.py"))
+    one, all_cores, two = planned(capsys, "train.py")
+    assert "--threads" not in str([one, two])
+    assert "--threads=4" in all_cores
 
 
 def test_a_recipe_takes_trains_flags_and_grows_its_batch(script, capsys):
-    one, two = planned(
+    one, all_cores, two = planned(
         capsys, "digits", "-n", "1,2", "--scaling=weak", "--model=convnet", "--batch-size", "20"
     )
 
     assert one[3:7] == ["train", "-n", "1", "digits"]
     assert "--model=convnet" in one
     assert one[one.index("--batch-size") + 1] == "20"
+    assert all_cores[all_cores.index("--batch-size") + 1] == "20"
     assert "--batch-size=40" in two
 
 
 def test_a_recipes_own_batch_grows_too(script, capsys):
-    _, two = planned(capsys, "digits", "-n", "1,2", "--scaling=weak")
+    *_, two = planned(capsys, "digits", "-n", "1,2", "--scaling=weak")
 
     assert [word for word in two if word.startswith("--batch-size=")] == [
         f"--batch-size={2 * find('digits').settings.batch_size}"
@@ -167,7 +193,7 @@ def test_threads_of_the_environment_take_cores_too(script, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
 
     assert re.search("2 workers .*4 cores .*4 threads", refused(capsys, "train.py"))
-    assert len(planned(capsys, "train.py", "--threads=2")) == 2
+    assert len(planned(capsys, "train.py", "--threads=2")) == 3
 
 
 def test_compared_variables_of_threads_are_not_overridden(script, capsys):
@@ -263,7 +289,7 @@ def test_a_folder_that_cannot_be_used_is_refused_by_a_dry_run_too(script, capsys
 
 
 def test_more_workers_than_cores_can_be_forced(script, capsys):
-    assert len(planned(capsys, "train.py", "-n", "1,8", "--oversubscribe")) == 2
+    assert len(planned(capsys, "train.py", "-n", "1,8", "--oversubscribe")) == 3
 
 
 def test_the_tasks_of_a_launcher_do_not_scale(script, capsys, monkeypatch):

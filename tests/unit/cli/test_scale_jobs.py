@@ -116,8 +116,16 @@ def test_in_an_allocation_runs_are_steps_that_fill_its_nodes(capsys, allocation)
     code, out, err = scale(capsys, "train.py", "-n", "1,2,4", "--repeats", 1, "--dry-run")
 
     assert code == 0
-    steps = sorted(line.partition("srun ")[2].split(" --ntasks-per-node")[0] for line in out.splitlines())
-    assert steps == [f"--nodes={nodes} --relative=0 --ntasks={n}" for nodes, n in ((1, 1), (1, 2), (2, 4))]
+    steps = sorted(line.partition("srun ")[2].split(" --exact")[0] for line in out.splitlines())
+    assert steps == [
+        f"--nodes={nodes} --relative=0 --ntasks={n} --ntasks-per-node={n // nodes} --cpus-per-task={cpus}"
+        for nodes, n, cpus in (
+            (1, 1, 1),
+            (1, 1, 2),
+            (1, 2, 1),
+            (2, 4, 1),
+        )  # 2: one worker with a node's cores
+    ]
     assert "--threads" not in out
     assert "Slurm allocation 12 (" in err
 

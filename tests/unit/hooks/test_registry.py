@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import (
     Hook,
     attach,
@@ -25,6 +24,7 @@ from samestep.hooks.registry import (
     put,
     wrapping,
 )
+from samestep.hooks.table import ALL
 
 
 class Base:

@@ -120,3 +120,8 @@ def test_what_was_asked_for_each_task_does_not_contradict_a_step():
 
     assert begins[4][:4] == ["env", "-u", "SLURM_NTASKS_PER_GPU", "srun"]
     assert begins[2][:8] == begins[64][:8] == all_of_them
+
+
+def test_one_worker_can_have_the_processors_of_several():
+    assert flags(TWO_BY_TWO, 1, cores_of=2)[-2:] == ["--cpus-per-task=8", "--exact"]
+    assert flags(TWO_BY_TWO, 1)[-2:] == ["--cpus-per-task=4", "--exact"]

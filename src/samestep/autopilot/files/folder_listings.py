@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
+from zlib import crc32
 
 from samestep.autopilot.files.journal import PATIENCE_S, Journal
 
 _OTHER_NAMES_S = 2.0
 """Seconds to wait for a record with the same names, if there is one with other names."""
+
+_LEAST_NAMES = 2
+"""Entries of a folder that can have another order."""
 
 
 class ChangedFolders:
@@ -83,6 +87,29 @@ class ReplayedListings:
             self._taken[path] = taken + 1
             return records[taken]
         return None
+
+
+class ShuffledListings:
+    """Lists each folder in another order on each rank other than 0, as another node's file system may.
+
+    Args:
+        rank: returns the rank of the calling process.
+    """
+
+    def __init__(self, rank: Callable[[], int]) -> None:
+        self._rank = rank
+        self.folders: list[str] = []
+        """The folders of which this process got another order."""
+
+    def ordered(self, path: str, names: Sequence[str]) -> list[str]:
+        """Return names in this rank's order."""
+        rank = self._rank()
+        if not rank or len(names) < _LEAST_NAMES:
+            return [*names]
+        if path not in self.folders:
+            self.folders.append(path)
+        shuffled = sorted(names, key=lambda name: crc32(f"{rank} {name}".encode(errors="surrogateescape")))
+        return shuffled if shuffled != [*names] else shuffled[::-1]
 
 
 class Scan(ExitStack):

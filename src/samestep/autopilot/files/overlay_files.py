@@ -21,7 +21,7 @@ from samestep.autopilot.files.file_calls import (
     redirected_again,
     unredirected,
 )
-from samestep.autopilot.files.folder_listings import OverlayEntry, ReplayedListings, Scan
+from samestep.autopilot.files.folder_listings import OverlayEntry, ReplayedListings, Scan, ShuffledListings
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.overlay_layer import OverlayLayer
 from samestep.autopilot.files.overlay_lookup import MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
@@ -37,6 +37,7 @@ class Overlay:
         listings: orders the listings of folders that the run has changed; None without a rank 0.
         announce: called with each base path whose original this rank does not read any more.
         hidden: a folder that is hidden from the script.
+        order: gives each folder another order on each rank; None for that of the file system.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Overlay:
         listings: ReplayedListings | None = None,
         announce: Callable[[str], object] = lambda _: None,
         hidden: Path | None = None,
+        order: ShuffledListings | None = None,
     ) -> None:
         self._lookup = OverlayLookup(str(root), journal, str(hidden) if hidden else None)
-        self._listings = listings
+        self._listings, self._order = listings, order
         self._layer = OverlayLayer(self._lookup, announce)
 
     @property
@@ -210,6 +212,8 @@ class Overlay:
         folder, names = self._lookup.unchanged(text, find)
         if self._listings is not None and folder.path in self._layer.changed:
             names = self._listings.ordered(folder.path, names)
+        if self._order is not None:
+            names = self._order.ordered(folder.path, names)
         return [os.fsencode(name) for name in names] if _is_bytes(path) else names
 
     def scanned(self, original: Call, path: Any = ".") -> Any:

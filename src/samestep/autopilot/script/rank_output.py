@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from samestep.autopilot.files.file_calls import redirected
-from samestep.autopilot.files.folder_listings import ReplayedListings
+from samestep.autopilot.files.folder_listings import ReplayedListings, ShuffledListings
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.kept_originals import OriginalKeeper
 from samestep.autopilot.files.overlay_files import Overlay
@@ -56,13 +56,17 @@ def writing_once(world: World, options: Options, common: CommonFolder) -> Iterat
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[Overlay]:
+def writing_to(folder: Path, order: ShuffledListings | None = None) -> Iterator[Overlay]:
     """Redirect all writes of this process, and of those that it forks, to a folder.
 
     Several processes may have one folder: each then finds what the others have written.
+
+    Args:
+        folder: the folder.
+        order: gives listed folders another order on each rank; None for that of the file system.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    overlay = Overlay(folder, Journal(folder / "journal"))
+    overlay = Overlay(folder, Journal(folder / "journal"), order=order)
     with redirected(overlay):
         yield overlay
 

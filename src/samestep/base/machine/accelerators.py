@@ -16,9 +16,12 @@ _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")
 
 def accelerator_count(dev: Path = Path("/dev")) -> int:
     """Return the number of accelerators that torch finds here; 0 at once if there is no device file."""
-    if sys.platform == "linux" and not any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES):
-        return 0
-    return _ask(_QUESTION)
+    return _ask(_QUESTION) if can_have_accelerators(dev) else 0
+
+
+def can_have_accelerators(dev: Path = Path("/dev")) -> bool:
+    """Return whether this machine can have accelerators: it has a device file, or is not one of Linux."""
+    return sys.platform != "linux" or any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES)
 
 
 def only_first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:

@@ -87,6 +87,26 @@ class Sanitizer(Listener):
         self._stream = 0
         self._model = ""
         self._bad_gradient = False
+        self._joins = 0
+        """Number of `Join` contexts around the calling code, in which ranks have unequal numbers of steps."""
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Compare the ranks for the duration of a block, but not inside of `Join`."""
+
+        def begin(original: Callable[[Any], Any], join: Any) -> Any:
+            self._joins += 1
+            return original(join)
+
+        def end(original: Callable[..., Any], join: Any, *error: Any) -> Any:
+            try:
+                return original(join, *error)
+            finally:
+                self._joins -= 1
+
+        hooks = {declarations.JOIN_BEGUN: wrapping(begin), declarations.JOIN_ENDED: wrapping(end)}
+        with attached_all(hooks), subscribed(self):
+            yield
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
@@ -135,6 +155,8 @@ class Sanitizer(Listener):
             self._stream = before
 
     def _compare(self, kind: str, **values: Any) -> None:
+        if self._joins:
+            return
         self._counts[kind] += 1
         if self._side.size == 1:
             return
@@ -156,7 +178,8 @@ def sanitizing(*, native: bool) -> Iterator[None]:
         native: see `Sanitizer`.
     """
     side = SideGroup()
-    with _opened_with_default(side), subscribed(Sanitizer(side, native=native, warn=_print_warning)):
+    sanitizer = Sanitizer(side, native=native, warn=_print_warning)
+    with _opened_with_default(side), sanitizer.attached():
         yield
 
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from samestep.base.machine.description import package_version
 from samestep.base.units import bytes_text
-from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import problems
+from samestep.hooks.table import ALL
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.device_description import toolkit_versions
 from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings

@@ -13,6 +13,11 @@ from samestep.studies.verify.verdict import Cause, Finding
 _BEFORE_UPDATE = ("loss", "gradient", "gradient norm")
 """Quantities of a step that are known before its update; other samples change them."""
 
+FAULT_OF_SAMESTEP = (
+    "The script is serial, so this is a fault of samestep and not of the script: train it on one worker, and "
+    "report it."
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -118,12 +123,20 @@ class Comparison:
         usual = self.reference.samples(step)
         return usual.size > 0 and same_samples(self.run.samples(step), usual)
 
-    def finding(self, cause: Cause, message: str, step: int | None = None) -> Finding:
-        """Return a finding with the largest deviation of its step."""
+    def finding(self, cause: Cause, message: str, step: int | None = None, *, advice: str = "") -> Finding:
+        """Return a finding with the largest deviation of its step.
+
+        Args:
+            cause: its code.
+            message: what was found.
+            step: the first step that shows it.
+            advice: what the author of a distributed script can do.
+        """
+        advice = FAULT_OF_SAMESTEP if self.run.is_replicated else advice
         values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
         return Finding(
             cause=cause,
-            message=message,
+            message=f"{message} {advice}".rstrip(),
             workers=self.size,
             step=step,
             max_relative_deviation=max(values, default=None),

@@ -114,6 +114,8 @@ def _floor(quantity: str, reference: RunRecord, step: int) -> float:
 
 
 def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
+    if not (one.has_loss(step) and other.has_loss(step)):
+        return 0.0
     target = other.losses(step)[0]
     scale = max(abs(target), 1e-3 * abs(other.losses(0)[0]))
     distances = [abs(loss - target) for loss in one.losses(step)]
@@ -124,7 +126,8 @@ def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
 
 
 def _gradient_norm(one: RunRecord, other: RunRecord, step: int) -> float:
-    return relative(_number(one.at(step).gradient_norm), _number(other.at(step).gradient_norm))
+    here, usual = one.at(step).gradient_norm, other.at(step).gradient_norm
+    return 0.0 if np.isnan(here) else relative(_number(here), _number(usual))
 
 
 MEASURES: Mapping[str, Measure] = {

@@ -1,4 +1,4 @@
-"""Disables or synchronizes what legitimately differs between ranks (batch norm, dropout, augmentation).
+"""Disables or synchronizes what legitimately differs between ranks: batch norm, dropout, compression.
 
 Any difference that remains in a native script is then a fault.
 """
@@ -11,22 +11,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached_all, instead, wrapping
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.compression_hooks import without_compression
 from samestep.studies.verify.sample_random import per_sample_randomness
 
 
 @contextmanager
 def rank_features_disabled() -> Iterator[None]:
-    """Disable dropout, make random numbers depend on the sample only, and let batch norm be global."""
+    """Disable dropout and compression, make random numbers depend on the sample, and batch norm global."""
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         hooks = {
-            **dict.fromkeys(declarations.DROPOUTS, instead(_identity)),
-            declarations.ATTENTION: _without_dropout,
-            declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
+            **dict.fromkeys(verify_declarations.DROPOUTS, instead(_identity)),
+            verify_declarations.ATTENTION: _without_dropout,
+            verify_declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
+            verify_declarations.COMMUNICATION_HOOK: wrapping(without_compression),
         }
         stack.enter_context(attached_all(hooks))
         stack.enter_context(per_sample_randomness())

@@ -19,6 +19,8 @@ from samestep.studies.verify.trace import OptimizerParameter, Step, Trace
 
 Places: TypeAlias = Sequence[Mapping[int, int]]
 """For each parameter of the reference: its index in a run's list, by the rank that holds it."""
+Sketches: TypeAlias = npt.NDArray[np.float64]
+"""One row of numbers for each parameter."""
 _VECTORS = ("gradient", "before", "after")
 _EQUAL = 1e-6
 """Relative tolerance for sketches of one parameter."""
@@ -85,9 +87,9 @@ def _is_alike(reference: RunRecord, run: RunRecord) -> bool:
     return one is None or other is None or relative(other, one) <= _EQUAL
 
 
-def _first(trace: Trace, optimizer: int) -> npt.NDArray[np.float64] | None:
+def _first(trace: Trace, optimizer: int) -> Sketches | None:
     """Return the sketches of an optimizer's parameters before its first step, one row each."""
-    step = next((one for one in trace.steps if one.optimizer == optimizer), None)
+    step = next((one for one in trace.steps if one.optimizer == optimizer and not one.joined), None)
     return None if step is None else np.array(step.before).reshape(-1, BUCKETS)
 
 
@@ -101,10 +103,11 @@ def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
     found: list[dict[int, int]] = [{} for _ in usual]
     for rank, trace in enumerate(_ranks(run)):
         held = trace.facts.parameters[optimizer]
-        pairs = {k: k for k in range(len(usual))} if held == usual else _by_name(usual, held)
-        pairs |= _by_content(
-            usual, held, pairs, _first(reference.traces[0], optimizer), _first(trace, optimizer)
-        )
+        first, here = _first(reference.traces[0], optimizer), _first(trace, optimizer)
+        pairs = _as_stage(usual, held, found, first, here)
+        if not pairs:
+            pairs = {k: k for k in range(len(usual))} if held == usual else _by_name(usual, held)
+            pairs |= _by_content(usual, held, pairs, first, here)
         for index, place in pairs.items():
             found[index][rank] = place
         unmatched = set(range(len(held))) - set(pairs.values())
@@ -114,6 +117,31 @@ def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
     if any(_changes(reference.traces[0], optimizer, index) for index in missing):
         raise UnmatchedParametersError
     return found
+
+
+def _as_stage(
+    usual: Sequence[OptimizerParameter],
+    held: Sequence[OptimizerParameter],
+    found: Sequence[Mapping[int, int]],
+    first: Sketches | None,
+    here: Sketches | None,
+) -> dict[int, int]:
+    """Return the places of a stage of a pipeline: parameters that follow each other in the reference.
+
+    The names of a stage's modules count from its own beginning, and so do not count here.
+    """
+    if first is None or here is None or (len(first), len(here)) != (len(usual), len(held)):
+        return {}
+    shapes, own = [one.shape for one in usual], [one.shape for one in held]
+    for start in range(len(usual) - len(held) + 1 if len(held) < len(usual) else 0):
+        part = slice(start, start + len(held))
+        if (
+            shapes[part] == own
+            and not any(found[part])
+            and all(relative(a, b) <= _EQUAL for a, b in zip(here, first[part], strict=True))
+        ):
+            return {start + place: place for place in range(len(held))}
+    return {}
 
 
 def _by_name(usual: Sequence[OptimizerParameter], held: Sequence[OptimizerParameter]) -> dict[int, int]:
@@ -133,8 +161,8 @@ def _by_content(
     usual: Sequence[OptimizerParameter],
     held: Sequence[OptimizerParameter],
     known: Mapping[int, int],
-    first: npt.NDArray[np.float64] | None,
-    here: npt.NDArray[np.float64] | None,
+    first: Sketches | None,
+    here: Sketches | None,
 ) -> dict[int, int]:
     """Return the places of other parameters that agree in shape and initial values, in order if ambiguous."""
     if first is None or here is None:
@@ -185,6 +213,8 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
         for owner in [0 if run.is_replicated else rank if rank in held else min(held)]
     ]
     steps = [trace.steps[index] for trace in run.traces]
+    if steps[rank].joined:
+        return steps[rank]
     blocks = {
         name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in _VECTORS
     }

@@ -2,7 +2,7 @@
 
 import math
 
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text
 from samestep.studies.verify.verdict import Cause, Finding
 
@@ -16,15 +16,15 @@ def printed_number(comparison: Comparison) -> Finding | None:
     worst = max(found, key=lambda one: (not one.is_own_loss, one.value))
     cause: Cause
     if worst.is_own_loss:
-        cause, why = "local-print", "it is the loss of rank 0's share"
+        cause, why = "local-print", "it is the loss of rank 0's shard."
     elif comparison.run.is_replicated:
-        cause, why = "printed", "the script prints what a single rank computed of its share"
+        cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
     else:
-        cause, why = "local-metric", "rank 0 prints it of its own share. Sum it over the ranks"
+        cause, why = "local-metric", "rank 0 prints it of its own shard. Sum it over the ranks."
     return Finding(
         cause=cause,
         message=f"the training is the same, but a number in {worst.line.strip()!r} deviates by "
-        f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}.",
+        f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}",
         workers=comparison.size,
         max_relative_deviation=worst.value if math.isfinite(worst.value) else None,
         kind="exception" if worst.is_own_loss else "fault",
@@ -39,10 +39,12 @@ def printed_text(comparison: Comparison) -> Finding | None:
     found = deviating_text(comparison.reference, comparison.run, comparison.control)
     if found is None:
         return None
+    is_serial = comparison.run.is_replicated
     usual, here = (repr(line.strip()) if line else "no such line" for line in found)
     return Finding(
         cause="printed-text",
-        message=f"the training is the same, but rank 0 prints {here}, one worker {usual}.",
+        message=f"the training is the same, but rank 0 prints {here}, one worker {usual}."
+        + (f" {FAULT_OF_SAMESTEP}" if is_serial else ""),
         workers=comparison.size,
-        kind="fault" if comparison.run.is_replicated else "exception",
+        kind="fault" if is_serial else "exception",
     )

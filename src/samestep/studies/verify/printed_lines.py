@@ -97,6 +97,11 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     return found
 
 
+def has_fractions(run: RunRecord) -> bool:
+    """Return whether a run prints fractions that are no measurements: results, and not only epochs."""
+    return any("." in number for line in _lines(run) for number in line.numbers)
+
+
 def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> tuple[str, str] | None:
     """Return the first lines of the reference and of a run that differ by more than numbers.
 

@@ -20,15 +20,17 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.hooks import RemovableHandle
 
-from samestep.hooks import declarations
+from samestep.hooks import declarations, verify_declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, attached_to, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.run_length import RunLength
+from samestep.studies.verify.tensor_parallel import ranks_of_same_batch
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
 from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
 
@@ -102,9 +104,15 @@ class Probe(Listener):
             for observer in observers:
                 stack.enter_context(observer.attached())
             stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
-            stack.enter_context(attached(declarations.SHUFFLED, wrapping(self._shuffle)))
+            stack.enter_context(attached(verify_declarations.SHUFFLED, wrapping(self._shuffle)))
+            stack.enter_context(attached(verify_declarations.JOINED, wrapping(self._join)))
+            stack.enter_context(
+                attached(verify_declarations.COMMUNICATION_HOOK, wrapping(self._note_compression))
+            )
             for kind in Fetcher.__subclasses__():
-                stack.enter_context(attached_to(kind, declarations.PROBED_FETCH, wrapping(self._fetch)))
+                stack.enter_context(
+                    attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
+                )
             yield
 
     @property
@@ -276,6 +284,7 @@ class Probe(Listener):
             for one in group["params"]
         ]
         lists += [[]] * (index - len(lists)) + [held]
+        self.facts.same_batch = ranks_of_same_batch(self._modules.values())
 
     def _finish_step(self) -> None:
         self._note_group()
@@ -287,6 +296,29 @@ class Probe(Listener):
         if self._length.is_reached(done, optimizers=len(self._optimizers)):
             self.end("steps")
             self._stop()
+
+    def _join(self, original: Callable[..., Any], context: Any, *error: Any) -> Any:
+        """Record a step of the other ranks whenever this rank, which has no batch left, joins in one."""
+        last = context._join_hooks[-1]  # noqa: SLF001
+        shadow = last.main_hook
+
+        def main_hook() -> None:
+            index = self._step.index
+            shadow()
+            if self._step.index == index:  # no optimizer has stepped here
+                self._writer.begin(index)
+                self._step = Step(index=index, joined=True)
+                self._finish_step()
+
+        last.main_hook = main_hook
+        return original(context, *error)
+
+    def _note_compression(
+        self, original: Callable[..., Any], model: Any, state: Any, hook: Callable[..., Any]
+    ) -> None:
+        if compresses(hook):
+            self.facts.compressed = hook.__name__
+        original(model, state, hook)
 
     def _shuffle(self, original: Callable[..., Any], sampler: Any) -> Any:
         indices = original(sampler)
@@ -342,6 +374,8 @@ def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None
     rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
     if tensor.is_sparse:
         tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
+    elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
+        tensor = tensor.to_local()
     size = tensor.detach().double().pow(2).mean().sqrt() * rounding
     drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
     tensor.add_((drawn * size.cpu()).to(tensor))

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.replicated_script import run_replicated, single_process_view, undo_replication
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
@@ -37,6 +38,7 @@ from samestep.studies.verify.observers.saved_states import SavedStates
 from samestep.studies.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.progress_line import ProgressLine, Shown
+from samestep.studies.verify.rank_merging import merged
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Trace, Writer, read
@@ -66,6 +68,8 @@ class TracedRun:
         watch: runs each worker, and ends the run if it hangs.
         disturb: whether gradients are disturbed by their rounding.
         neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
+        double: whether the script computes in double precision, whatever it asks for.
+        order: gives the folders that a distributed script lists another order on each rank.
         modules_of: step whose module calls are recorded, if any.
     """
 
@@ -79,6 +83,8 @@ class TracedRun:
     watch: Watch
     disturb: bool = False
     neutral: Kind | None = None
+    double: bool = False
+    order: ShuffledListings | None = None
     modules_of: int | None = None
 
     def run(self) -> RunRecord:
@@ -96,12 +102,14 @@ class TracedRun:
                 shutil.rmtree(self.folder)
                 return replace(self, kind="native", program=self._filled()).run()
             cause = self._cause(cause)
-        return RunRecord(
-            traces=[self._trace_of(rank) for rank in range(self.size)],
-            is_replicated=self.kind == "serial",
-            failure=cause,
-            is_sliced=self.options.split == "loader",
-            modules=[read_modules(self._modules_of(rank)) for rank in range(self.size)],
+        return merged(
+            RunRecord(
+                traces=[self._trace_of(rank) for rank in range(self.size)],
+                is_replicated=self.kind == "serial",
+                failure=cause,
+                is_sliced=self.options.split == "loader",
+                modules=[read_modules(self._modules_of(rank)) for rank in range(self.size)],
+            )
         )
 
     def _outcome(self) -> Outcome:
@@ -152,7 +160,7 @@ class TracedRun:
             must_spawn=True,
             has_steps=lambda ranks: any(self._trace_of(rank).begun for rank in ranks),
             was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
-            seed=lambda: _seed(_rank()),
+            seed=lambda: _seed(rank_of_process()),
             on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
         )
         _seed(0)
@@ -160,12 +168,12 @@ class TracedRun:
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
         # The workers are forked within these; they have their files in common, as processes of one script.
-        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder) as overlay:
+        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder, self.order) as overlay:
             return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 
     def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
         """Run the script on one worker, with a probe attached; `files` are those that it changes."""
-        rank = _rank()
+        rank = rank_of_process()
         folder = self._folder_of(rank)
         folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
         stdout = _CapturedStdout(folder / "stdout")
@@ -180,6 +188,8 @@ class TracedRun:
         )
         probe.changed_files = files
         _KEPT.append(probe)
+        if self.order is not None:
+            probe.facts.listed = self.order.folders
         recorder = self._recorder(probe, rank)  # opens its file before those of the script are redirected
 
         def probed() -> Ending:
@@ -198,6 +208,10 @@ class TracedRun:
                 from samestep.studies.verify.neutral_modules import rank_features_disabled
 
                 stack.enter_context(rank_features_disabled())
+            if self.double:
+                from samestep.studies.verify.double_precision import in_double_precision
+
+                stack.enter_context(in_double_precision())
             try:
                 return self._as_its_kind(probed, rank, probe)
             except Error as error:
@@ -210,7 +224,8 @@ class TracedRun:
         if self.kind == "native":
             _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
-            with on_cpu, writing_to(self.folder / "files") as overlay:  # of all ranks, as on one file system
+            files = writing_to(self.folder / "files", self.order)  # of all ranks, as on one file system
+            with on_cpu, files as overlay:
                 probe.changed_files = overlay.made
                 return probed()
         if self.size > 1:
@@ -268,7 +283,8 @@ class TracedRun:
         os._exit(0)
 
 
-def _rank() -> int:
+def rank_of_process() -> int:
+    """Return the rank of this process, 0 without one."""
     return env.integer(env.snapshot(), "RANK") or 0
 
 

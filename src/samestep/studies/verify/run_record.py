@@ -51,18 +51,32 @@ class RunRecord:
         """Number of steps that all ranks have."""
         return min(len(trace.steps) for trace in self.traces)
 
+    @property
+    def listed(self) -> Sequence[str]:
+        """Folders that ranks listed in another order than rank 0."""
+        return list(dict.fromkeys(path for trace in self.traces for path in trace.facts.listed))
+
     def until(self, step: int) -> "RunRecord":
         """Return the record without a step and the steps after it."""
         return replace(self, traces=[_truncated(trace, step) for trace in self.traces])
 
     def at(self, step: int) -> Step:
-        """Return a step of rank 0."""
-        return self.traces[0].steps[step]
+        """Return a step of rank 0, or of the first rank that made it."""
+        return next((one for one in self.of_ranks(step)), self.traces[0].steps[step])
 
     def of_ranks(self, step: int) -> Sequence[Step]:
-        """Return a step of each rank; of a replicated script, that of rank 0 only."""
+        """Return a step of each rank that made it; of a replicated script, that of rank 0 only."""
         traces = self.traces[:1] if self.is_replicated else self.traces
-        return [trace.steps[step] for trace in traces]
+        return [trace.steps[step] for trace in traces if not trace.steps[step].joined]
+
+    def counts(self, step: int) -> Sequence[int]:
+        """Return the numbers of samples of the ranks that get samples in any step."""
+        feeding = [any(one.samples for one in trace.steps[: self.steps]) for trace in self.traces]
+        return [
+            len(trace.steps[step].samples)
+            for trace, feeds in zip(self.traces, feeding, strict=True)
+            if feeds or not any(feeding)
+        ][: 1 if self.is_replicated else None]
 
     def samples(self, step: int) -> Vector:
         """Return the keys of the samples of a step in ascending order."""
@@ -82,12 +96,22 @@ class RunRecord:
         return _sorted(keys)
 
     def losses(self, step: int) -> Sequence[float]:
-        """Return candidates for the global loss: the sample-weighted mean, the mean, the sum."""
-        ranks = self.of_ranks(step)
-        means = np.array([np.mean(one.losses) if one.losses else np.nan for one in ranks])
+        """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
+
+        Ranks without a loss do not count: a pipeline computes it on its last rank only.
+        """
+        ranks = [one for one in self.of_ranks(step) if one.losses]
+        if not ranks:
+            return [np.nan]
+        means = np.array([np.mean(one.losses) for one in ranks])
         weights = np.array([len(one.samples) for one in ranks], dtype=float)
-        weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else float(means.mean())
-        return weighted, float(means.mean()), float(means.sum())
+        mean, total = float(means.mean()), float(means.sum())
+        weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
+        return weighted, mean, total, total / (1 if self.is_replicated else self.size)
+
+    def has_loss(self, step: int) -> bool:
+        """Return whether the loss of a step is known."""
+        return any(one.losses for one in self.of_ranks(step))
 
     def gradient(self, step: int) -> Vector:
         """Return the sketch of rank 0's gradient before a step."""

@@ -1,12 +1,18 @@
 """Finds the causes of other samples: those of a step, and those of an evaluation."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.printed_lines import deviating_numbers
 from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
+_NAMED = 3
+"""Folders that a message names."""
 _MANY = 0.5
 """Fraction of a rank's samples that other ranks also use; a larger one is not chance."""
 
@@ -27,47 +33,44 @@ def samples(comparison: Comparison) -> Finding | None:
     usual, found = len(comparison.reference.samples(step)), len(run.samples(step))
     counts = f"step {step} uses {found} samples, one worker {usual}"
     cause: Cause
+    advice = "Use samestep.UnpaddedSampler."
     if shared >= _MANY or (shared > 0 and found == usual):
         cause = "overlapping-shards"
-        message = (
-            f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch. Give each rank its "
-            "own shard (samestep.shard, DistributedSampler), drawn from one seed."
-        )
+        message = f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch."
+        advice = "Give each rank its own shard (samestep.shard, DistributedSampler), drawn from one seed."
     elif found == usual * size:
         cause = "batch-times-n"
-        message = (
-            f"{counts}: {size} times as many, since the loader's batch size is per worker. Divide it by the "
-            "number of workers."
-        )
+        message = f"{counts}: {size} times as many, since the loader's batch size is per worker."
+        advice = "Divide it by the number of workers."
     elif found > usual:
-        cause = "padded-samples"
-        message = f"{counts}: the sampler pads with repeats. Use samestep.UnpaddedSampler."
+        cause, message = "padded-samples", f"{counts}: the sampler pads with repeats."
     elif found < usual:
-        cause = "samples-left-out"
-        message = f"{counts}: the remainder of the data is dropped. Use samestep.UnpaddedSampler."
+        cause, message = "samples-left-out", f"{counts}: the remainder of the data is dropped."
     else:
-        cause, message = _as_many_others(comparison, step)
-    return comparison.finding(cause, message, step)
+        cause, message, advice = _as_many_others(comparison, step)
+    return comparison.finding(cause, message, step, advice=advice)
 
 
-def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str]:
-    """Return why a step uses as many samples as on one worker, but different ones."""
+def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]:
+    """Return why a step uses as many samples as on one worker, but different ones, and what to do."""
     here, usual = (
         np.unique(np.concatenate([one.samples(k) for k in range(one.steps)]).round(9))
         for one in (comparison.run, comparison.reference)
     )
     if comparison.reference.first_epoch() < comparison.reference.steps and len(here) < len(usual):
         left_out = len(np.setdiff1d(usual, here))
-        return "samples-left-out", (
-            f"{left_out} of the {len(usual)} samples of one worker are never used, and the order differs. "
-            "Use samestep.UnpaddedSampler."
+        return (
+            "samples-left-out",
+            f"{left_out} of the {len(usual)} samples of one worker are never used, and the order differs.",
+            "Use samestep.UnpaddedSampler.",
         )
     if np.array_equal(here, usual):
-        return "other-order", (
-            f"step {step} uses other samples than on one worker, though all steps together use the same. "
-            "Draw the order of the whole data set as one worker does, and shard its batches (samestep.shard)."
+        return (
+            "other-order",
+            f"step {step} uses other samples than on one worker, though all steps together use the same.",
+            "Draw the order of all samples as one worker does, and shard its batches (samestep.shard).",
         )
-    return "other-samples", f"step {step} uses other samples than on one worker."
+    return "other-samples", f"step {step} uses other samples than on one worker.", ""
 
 
 def same_work(comparison: Comparison) -> Finding | None:
@@ -91,7 +94,21 @@ def same_work(comparison: Comparison) -> Finding | None:
 
 
 def padded_evaluation(comparison: Comparison) -> Finding | None:
-    """Find an evaluation that the ranks share, with more samples than on one worker."""
+    """Find an evaluation that the ranks share, with more samples than on one worker, and another result."""
+    counts = padding(comparison)
+    # A script can gather the results and drop the repeats, as `gather_for_metrics` does.
+    if counts is None or not deviating_numbers(comparison.reference, comparison.run, comparison.control):
+        return None
+    return comparison.finding(
+        "padded-evaluation",
+        f"evaluation counts {counts[0]} samples, on one worker {counts[1]}: the sampler pads with repeats, "
+        "and printed numbers differ.",
+        advice="Use samestep.UnpaddedSampler for evaluation.",
+    )
+
+
+def padding(comparison: Comparison) -> tuple[int, int] | None:
+    """Return the samples of the first evaluation that the ranks share and pad, and those on one worker."""
     run = comparison.run
     if run.is_replicated:
         return None
@@ -102,12 +119,22 @@ def padded_evaluation(comparison: Comparison) -> Finding | None:
         zip(*of_ranks, strict=False), comparison.reference.traces[0].evaluations(), strict=False
     ):
         if sum(here) > usual > max(here):
-            return comparison.finding(
-                "padded-evaluation",
-                f"evaluation counts {sum(here)} samples, on one worker {usual}: the sampler pads with "
-                "repeats. Use samestep.UnpaddedSampler for evaluation.",
-            )
+            return sum(here), usual
     return None
+
+
+def folder_order(comparison: Comparison, folders: Sequence[str]) -> Finding:
+    """Return the exception that the runs are the same only if all ranks list folders in one order."""
+    named = ", ".join(folders[:_NAMED]) + ", ..." * (len(folders) > _NAMED)
+    return replace(
+        comparison.finding(
+            "folder-order",
+            f"the runs differ if each rank gets the entries of {named} in another order, as the file systems "
+            "of several nodes may return them.",
+            advice="Sort what os.listdir, os.scandir, glob and iterdir return.",
+        ),
+        kind="exception",
+    )
 
 
 def fewer_steps(comparison: Comparison) -> Finding | None:

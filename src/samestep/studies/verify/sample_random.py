@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.split.draw_plans import BatchDraw, sample_dim
 from samestep.autopilot.split.random_draws import SplitDraws
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
@@ -34,7 +34,7 @@ def per_sample_randomness() -> Iterator[None]:
     batches = _Batches()
     with ExitStack() as stack:
         stack.enter_context(subscribed(batches))
-        stack.enter_context(attached(declarations.SAMPLES_OF_BATCH, wrapping(batches.fetch)))
+        stack.enter_context(attached(verify_declarations.SAMPLES_OF_BATCH, wrapping(batches.fetch)))
         stack.enter_context(batches.draws)
         yield
 

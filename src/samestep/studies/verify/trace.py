@@ -24,6 +24,8 @@ class Step:
         after: sketch of the parameters after the step.
         backwards: number of backwards since the previous step.
         printed: number of characters printed so far.
+        joined: whether the rank had no batch left while others made this step (`Join`); then the rest is
+            empty.
     """
 
     index: int
@@ -38,6 +40,7 @@ class Step:
     after: list[float] = field(default_factory=list)
     backwards: int = 0
     printed: int = 0
+    joined: bool = False
 
 
 class Note(NamedTuple):
@@ -76,6 +79,9 @@ class Facts:
         augmented: whether data sets drew random numbers in fetching a sample.
         repeated_epochs: number of training epochs that a `DistributedSampler` shuffled like an earlier one.
         wrapped: whether models were called through DistributedDataParallel.
+        compressed: name of a communication hook that rounds or approximates gradients; empty without one.
+        listed: folders that were listed in another order than on rank 0.
+        same_batch: ranks that compute the same batches together, if there are others (tensor parallel).
         parameters: parameters of each optimizer, in the order of first steps.
         evaluated: a key for each sample of evaluations after the last step.
         printed: stdout.
@@ -96,6 +102,9 @@ class Facts:
     augmented: bool = False
     repeated_epochs: int = 0
     wrapped: bool = False
+    compressed: str = ""
+    listed: list[str] = field(default_factory=list)
+    same_batch: list[int] = field(default_factory=list)
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     evaluated: list[float] = field(default_factory=list)
     printed: str = ""

@@ -26,9 +26,9 @@ def learning_rate(comparison: Comparison) -> Finding | None:
     if all(_close(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
         return comparison.finding(
             "lr-times-n",
-            f"the learning rate is {size} times that of one worker. Use the same rate for the same global "
-            "batch: gradients are averaged, not summed.",
+            f"the learning rate is {size} times that of one worker.",
             step,
+            advice="Use the same rate for the same global batch: gradients are averaged, not summed.",
         )
     for ahead in (0, size - 1):
         pairs = [(i, i * size + ahead) for i in range(len(here)) if i * size + ahead < len(usual)]
@@ -36,8 +36,9 @@ def learning_rate(comparison: Comparison) -> Finding | None:
             return comparison.finding(
                 "schedule-n-times",
                 f"the learning rate of step {step} is that of step {step * size + ahead} on one worker: the "
-                f"schedule steps {size} times per step. Step it once.",
+                f"schedule steps {size} times per step.",
                 step,
+                advice="Step it once.",
             )
     return comparison.finding(
         "learning-rate",
@@ -109,17 +110,14 @@ def scale(comparison: Comparison) -> Finding | None:
         return None
     cause: Cause
     if abs(factor - size) < 1e-3 * size:
-        cause, why = "sum-not-mean", ": it is summed over the ranks. Divide it by their number"
+        cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
     elif abs(factor * size - 1) < 1e-3:
-        cause, why = (
-            "divided-twice",
-            ": it is averaged twice. Do not divide the loss by the number of workers",
-        )
+        cause, why = "divided-twice", ": it is averaged twice"
+        advice = "Do not divide the loss by the number of workers."
     else:
-        cause, why = "gradient-scale", ""
-    return comparison.finding(
-        cause, f"the gradient of step {step} is {factor:.4g} times that of one worker{why}.", step
-    )
+        cause, why, advice = "gradient-scale", "", ""
+    message = f"the gradient of step {step} is {factor:.4g} times that of one worker{why}."
+    return comparison.finding(cause, message, step, advice=advice)
 
 
 def mean_of_means(comparison: Comparison) -> Finding | None:
@@ -127,15 +125,16 @@ def mean_of_means(comparison: Comparison) -> Finding | None:
     first, run = comparison.first, comparison.run
     if first is None or first.quantity not in ("gradient", "gradient norm", "loss", "update"):
         return None
-    counts = [[len(one.samples) for one in run.of_ranks(step)] for step in range(first.step + 1)]
+    counts = [run.counts(step) for step in range(first.step + 1)]
     *before, last = counts
     if len(set(last)) == 1 or any(len(set(one)) != 1 for one in before):
         return None
     return comparison.finding(
         "mean-of-means",
         f"step {first.step} is the first with unequal numbers of samples per rank ({last}): the mean of the "
-        "ranks' means is not the mean of the samples. Weight each rank's loss by its samples.",
+        "ranks' means is not the mean of the samples.",
         first.step,
+        advice="Weight each rank's loss by its samples.",
     )
 
 

@@ -10,7 +10,7 @@ RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silen
 BatchCause: TypeAlias = Literal[
     "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
 ]
-OrderCause: TypeAlias = Literal["other-order", "other-samples", "padded-evaluation"]
+OrderCause: TypeAlias = Literal["other-order", "other-samples", "folder-order", "padded-evaluation"]
 RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
@@ -24,13 +24,18 @@ ValueCause: TypeAlias = Literal[
     "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
 ]
 PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
-ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
-RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augmentation-per-worker"]
+ScriptCause: TypeAlias = Literal[
+    "unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss", "not-compared"
+]
+RankCause: TypeAlias = Literal[
+    "batch-norm-local", "random-per-worker", "augmentation-per-worker", "compressed-gradients"
+]
 Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
 ScriptNote: TypeAlias = Literal[
+    "single-precision",
     "no-optimizer",
     "no-gradient",
     "no-change",
@@ -57,7 +62,7 @@ Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
 same", or does nothing."""
 
-NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "later-steps"]
+NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "loss", "later-steps"]
 """Stable codes of what a verification did not compare."""
 
 
@@ -114,7 +119,7 @@ class Finding:
 
 
 _UNKNOWN: frozenset[Cause | NoteCode] = frozenset(
-    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss")
+    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss", "not-compared")
 )
 """Causes that leave open whether the runs are the same."""
 _VERDICTS: dict[Gravity, Verdict] = {

@@ -1,21 +1,24 @@
 """Verifies that a script takes the same steps on several workers as on one (``samestep verify``).
 
-There are five kinds of runs, each stopped after some steps:
+There are six kinds of runs, each stopped after some steps:
 
 * the reference on one worker;
 * the control: the reference with its gradients disturbed by rounding, which measures the effect of rounding;
-* one run for each number of workers;
+* one run for each number of workers, whose ranks list folders in different orders;
 * if such a run differs and no cause explains it: reference, control and run again up to the step that
   differs, with the calls of all modules in that step;
 * if such a run differs and has legitimate differences between ranks (batch norm over each worker's share,
-  dropout, augmentation): reference, control and run again with these disabled or synchronized.
+  dropout, augmentation): reference, control and run again with these disabled or synchronized;
+* if only values differ in single precision: reference, control and run again in double precision.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
@@ -25,13 +28,15 @@ from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import largest
 from samestep.studies.verify.modules.naming import with_module
+from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
 from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
     drop_parameters,
 )
-from samestep.studies.verify.probed_run import Kind, TracedRun
+from samestep.studies.verify.precision import decided_in_double, may_be_rounding
+from samestep.studies.verify.probed_run import Kind, TracedRun, rank_of_process
 from samestep.studies.verify.progress_line import progress_line
 from samestep.studies.verify.run_length import (
     LEAST_STEPS,
@@ -42,6 +47,7 @@ from samestep.studies.verify.run_length import (
     UntilEvaluated,
 )
 from samestep.studies.verify.run_record import RunRecord
+from samestep.studies.verify.sample_causes import folder_order
 from samestep.studies.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
 from samestep.studies.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
@@ -81,8 +87,8 @@ class Verification:
     options: Options
     watch: Callable[[int, Kind], Watch]
     tell: Print
-    _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
-    """Reference and control with rank-dependent features disabled."""
+    _changed: dict[tuple[bool, bool], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
+    """References and controls with rank-dependent features disabled, or in double precision, or both."""
     _recorded_alone: dict[tuple[int, bool], tuple[RunRecord, RunRecord]] = field(
         init=False, default_factory=dict
     )
@@ -92,6 +98,8 @@ class Verification:
     """Faults and notes of the run on one worker."""
     _limit: int | None = field(init=False, default=None)
     """First step whose samples depend on rounding; None if there is none."""
+    _missing: dict[NotCompared, str] = field(init=False, default_factory=dict)
+    """What runs on several workers did not record."""
     _unmatched: bool = field(init=False, default=False)
     """Whether the parameters of two runs could not be matched."""
 
@@ -114,7 +122,7 @@ class Verification:
         if any(finding.cause in INCONCLUSIVE for finding in own):
             return Report(rows=[], findings=self._own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
-        missing = _not_reached(reference)
+        missing = {**not_reached(reference), **self._missing}
         if self._unmatched:
             missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
@@ -152,20 +160,45 @@ class Verification:
         return control
 
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
-        comparison = self._compared(reference, self._run(self.script, size, ""), control)
+        comparison, of_order = self._with_other_orders(reference, size, control)
         found, run = causes(comparison), comparison.run
+        self._missing |= not_compared(comparison)
+        if not found and (nothing := nothing_compared(comparison)) is not None:
+            found = [nothing]
         differs = any(one.kind == "fault" for one in found)
         if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
             found = self._without(exceptions, size, found)
-        elif differs and run.failure is None:
+        else:
+            exceptions = []
+        if may_be_rounding(comparison, found):
+            found = decided_in_double(found, self._repeated(size, neutral=bool(exceptions), double=True))
+        if not exceptions and run.failure is None and any(one.kind == "fault" for one in found):
             found = with_module(found, comparison, partial(self._recorded, size, neutral=False))
         return Row(
             workers=size,
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None,
-            findings=[*found, *notes_of(run, known=self._own), *several_writers(run)],
+            is_rounding=comparison.first is None or any(one.cause == "single-precision" for one in found),
+            findings=[*of_order, *found, *notes_of(run, known=self._own), *several_writers(run)],
         )
+
+    def _with_other_orders(
+        self, reference: RunRecord, size: int, control: RunRecord
+    ) -> tuple[Comparison, list[Finding]]:
+        """Return the comparison of a run, and the exception that it depends on the order of a folder.
+
+        The ranks get the folders that they list in other orders, but if the run differs, in the same one.
+        """
+        order = None if self.script.kind == "serial" else ShuffledListings(rank_of_process)
+        comparison = self._compared(reference, self._run(self.script, size, "", order=order), control)
+        listed = comparison.run.listed
+        faults = [one.cause for one in causes(comparison) if one.kind == "fault"]
+        if not (listed and faults):
+            return comparison, []
+        same = self._compared(reference, self._run(self.script, size, "folders in one order"), control)
+        if faults == [one.cause for one in causes(same) if one.kind == "fault"]:
+            return same, []
+        return same, [folder_order(comparison, listed)]
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
         """Return the comparison of a run, its parameters in the order of the reference's."""
@@ -177,20 +210,34 @@ class Verification:
 
     def _without(self, exceptions: list[Finding], size: int, found: list[Finding]) -> list[Finding]:
         """Return the exceptions, after what remains with them disabled."""
-        if self._neutral is None:
-            self._neutral = (
-                self._run(self._origin, 1, _NEUTRAL, neutral=True),
-                self._run(self._origin, 1, f"{_NEUTRAL}, gradients disturbed", disturb=True, neutral=True),
-            )
-        reference, control = self._neutral
-        run = self._run(self.script, size, _NEUTRAL, neutral=True)
-        if run.failure is not None:  # only this run failed, so it proves nothing
+        repeated = self._repeated(size, neutral=True)
+        if repeated is None:  # only these runs failed, so they prove nothing
             return found
-        comparison = self._compared(reference, run, control)
-        still = with_module(causes(comparison), comparison, partial(self._recorded, size, neutral=True))
+        still = with_module(causes(repeated), repeated, partial(self._recorded, size, neutral=True))
         remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
+
+    def _repeated(self, size: int, *, neutral: bool, double: bool = False) -> Comparison | None:
+        """Return the comparison of runs that are changed alike; None if one of them fails.
+
+        Args:
+            size: number of workers.
+            neutral: whether rank-dependent features are disabled.
+            double: whether the script computes in double precision.
+        """
+        what = ", ".join([*[_NEUTRAL] * neutral, *["in double precision"] * double])
+        run = partial(self._run, neutral=neutral, double=double)
+        if (neutral, double) not in self._changed:
+            self._changed[neutral, double] = (
+                run(self._origin, 1, what),
+                run(self._origin, 1, f"{what}, gradients disturbed", disturb=True),
+            )
+        reference, control = self._changed[neutral, double]
+        runs = (reference, run(self.script, size, what), control)
+        if any(one.failure is not None or not one.steps for one in runs):
+            return None
+        return self._compared(*runs)
 
     def _recorded(self, size: int, step: int, *, neutral: bool) -> Comparison:
         """Return the comparison of runs up to a step, with the modules of that step."""
@@ -209,10 +256,11 @@ class Verification:
         size: int,
         what: str,
         *,
-        disturb: bool = False,
         neutral: bool = False,
         modules_of: int | None = None,
+        **changed: Any,
     ) -> RunRecord:
+        """Run a script; `what` names the run, and `changed` are further arguments of `TracedRun`."""
         title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
         self.tell(title)
         with progress_line(title) as progress:
@@ -225,9 +273,9 @@ class Verification:
                 folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
                 options=self.options,
                 watch=self.watch(size, script.kind),
-                disturb=disturb,
                 neutral=self.script.kind if neutral else None,
                 modules_of=modules_of,
+                **changed,
             ).run()
         return record if self._limit is None else record.until(self._limit)
 
@@ -247,17 +295,6 @@ def _length_of(reference: RunRecord) -> RunLength:
     if reference.facts.ended == "steps":
         return StepsOfAll(reference.steps)
     return StepsOfAll(2 * reference.steps + LEAST_STEPS)
-
-
-def _not_reached(reference: RunRecord) -> dict[NotCompared, str]:
-    """Return what a run on one worker did not reach in its steps."""
-    missing: dict[NotCompared, str] = {}
-    if not reference.evaluated(reference.steps).size:
-        missing["evaluation"] = "evaluation"
-    samples = any(reference.samples(step).size for step in range(reference.steps))
-    if not samples or reference.first_epoch() == reference.steps:
-        missing["second-epoch"] = "second epoch"
-    return missing
 
 
 def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
@@ -282,6 +319,11 @@ def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
             "augmentation-per-worker",
             "each worker draws its own augmentation",
             any(one.augmented for one in facts) and is_native,
+        ),
+        (
+            "compressed-gradients",
+            f"{run.facts.compressed} compresses the gradients of each rank before they are averaged",
+            bool(run.facts.compressed),
         ),
     )
     return [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samestep.launch.local.failure import Failure
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
@@ -204,6 +204,15 @@ def test_a_fault_is_named(cause, change):
     assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
 
 
+def test_a_fault_of_a_serial_script_is_that_of_samestep():
+    native = run(2, change=scaled(2))
+    serial = replace(run(2, change=scaled(2), share=lambda _, samples: samples), is_replicated=True)
+    (of_native,), (of_serial,) = (causes(Comparison(REFERENCE, one, CONTROL)) for one in (native, serial))
+    assert of_native.cause == of_serial.cause == "sum-not-mean"
+    assert FAULT_OF_SAMESTEP in of_serial.message
+    assert FAULT_OF_SAMESTEP not in of_native.message
+
+
 def evaluates(keys):
     return {"evaluated": [float(key) for key in keys]}
 
@@ -243,6 +252,7 @@ def test_independent_faults_are_all_named_the_gravest_first(names):
             "wrapped": True,
             "repeated_epochs": int("no-set-epoch" in names),
             **evaluates(key % 7 for key in list(keys)[rank::2]),
+            **({"printed": "accuracy 0.57\n"} if "padded-evaluation" in names else {}),
         }
 
     reference, control = (run(facts=lambda _: evaluates(range(7)), jitter=jitter) for jitter in (0, 1e-15))
@@ -377,7 +387,11 @@ def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not
     def causes_of(facts):
         return [one.cause for one in causes(Comparison(reference, run(2, facts=facts), control))]
 
-    assert causes_of(shares) == ["padded-evaluation"]
+    def counted(rank):
+        return {**shares(rank), "printed": "accuracy 0.57\n"}
+
+    assert causes_of(counted) == ["padded-evaluation"]
+    assert causes_of(shares) == []  # the repeats change no number
     assert causes_of(all_of_it) == []
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from samestep.studies.verify.not_compared import not_reached
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.serial_findings import baseline_findings
 from samestep.studies.verify.trace import Facts, Step, Trace
-from samestep.studies.verify.verification import _not_reached
 
 NAN = float("nan")
 
@@ -84,5 +84,5 @@ def test_what_the_steps_do_not_reach_is_not_compared():
     again = run()
     again.traces[0].steps[2].samples = [0.0]
     again.traces[0].facts.evaluated = [1.0]
-    assert list(_not_reached(run())) == ["evaluation", "second-epoch"]
-    assert _not_reached(again) == {}
+    assert list(not_reached(run())) == ["evaluation", "second-epoch"]
+    assert not_reached(again) == {}

@@ -31,7 +31,7 @@ _OF_PHASE = {
 def advice(point: Point, base: Point) -> Sequence[Finding]:
     """Return what to try against the two largest losses of `point`; empty if little is lost."""
     base_s = sum(base.step_s.values())
-    if point.mode == "strong" and point.speedup < base.workers and 0 < base_s < _SMALL_S:
+    if point.mode == "strong" and point.efficiency * point.workers < base.workers and 0 < base_s < _SMALL_S:
         # Splitting a short step only made it longer.
         stay = _advice("stay-at-baseline", n=counted(base.workers), step=seconds_text(base_s))
         return [stay, _larger_batch(point)]

@@ -11,12 +11,13 @@ from samestep.studies.scaling.analysis.point_text import (
     NOTHING_S,
     counted,
     is_vague,
+    like_each,
     oversubscribed_baseline,
     share_text,
     times,
 )
 from samestep.studies.scaling.analysis.points import same_batch
-from samestep.studies.scaling.analysis.speedup import fair, series_of
+from samestep.studies.scaling.analysis.speedup import fair, same_threads, series_of
 from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE
 from samestep.studies.scaling.analysis.study import Fit, Point
 from samestep.studies.scaling.analysis.supported_conclusions import is_open
@@ -31,12 +32,15 @@ _RING = "Exposed communication, modeled as a ring"
 def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
     """Return the models of each mode and variant; one that the points do not determine has no parameters.
 
+    The models are about workers that are alike, so speedups are over one worker like each of them.
+
     Oversubscribed points are left out, since their times depend on the scheduling of processes. An
     oversubscribed baseline leaves no speedup to fit.
     """
     fitted = []
     for (mode, variant), series in series_of(points).items():
-        known = [series[0], *fair(series[1:])]
+        alike = same_threads(series)
+        known = [alike[0], *fair(alike[1:])]
         of_series = [amdahl(known)] if mode == "strong" else [gustafson(known)] if mode == "weak" else []
         if any(point.exchange_s is not None for point in series):
             of_series.append(fit_communication(fair(series)))
@@ -58,7 +62,8 @@ def amdahl(points: Sequence[Point]) -> Fit:
             return f"more workers shorten all of {what}; there is no measurable limit"
         if raw >= 1:
             return f"more workers shorten nothing of {what}"
-        limit = times(points[0].workers / serial)
+        over = like_each(points[0])
+        limit = times(points[0].workers / serial) + (f" over {over}" if over else "")
         return f"more workers do not shorten {share_text(serial)} of {what}; the limit is {limit}"
 
     return _serial_share(

@@ -95,9 +95,46 @@ def phase_name(phase: str) -> str:
     return _NAMES.get(phase, phase)
 
 
-def speed(point: Point) -> str:
-    """Return speedup and efficiency of a point: ``4 workers: 3.4x, 85 %``."""
-    return f"{counted(point.workers)}: {times(point.speedup)}, {percent(point.efficiency)}"
+def speed(point: Point, base: Point) -> str:
+    """Return speedup and efficiency of a point against `base`, and what each is against on CPUs.
+
+    >>> one, two = (Point(workers=n, samples_per_second=n, speedup=n, efficiency=0.8) for n in (1, 2))
+    >>> speed(two, one)
+    '2 workers: 2.0x, 80 %'
+    """
+    n, efficiency, over = counted(point.workers), percent(point.efficiency), over_words(point, base)
+    if point.baseline_cores_of == 1:
+        return f"{n}: {times(point.speedup)}{f' over {over}' if over else ''}, {efficiency}"
+    alike = f"{times(point.efficiency * point.workers)} over {like_each(base)}, {efficiency}"
+    return f"{n}: {times(point.speedup)} over {over}, {alike}"
+
+
+def over_words(point: Point, base: Point) -> str:
+    """Return the one worker that the speedup of `point` is over; empty if it is not one on CPUs."""
+    if point.baseline_cores_of == 1:
+        return like_each(base)
+    return f"one process with {threads_of(point.baseline_cores_of, base)}"
+
+
+def threads_of(cores_of: int, base: Point) -> str:
+    """Return the threads of one worker with the cores of some that are like `base`.
+
+    >>> threads_of(4, Point(workers=1, threads=2, samples_per_second=1, speedup=1, efficiency=1))
+    '8 threads'
+    """
+    return units.counted((base.threads or 1) * cores_of, "thread")
+
+
+def like_each(base: Point) -> str:
+    """Return a baseline of one worker on CPUs in words; empty for others.
+
+    >>> rate = {"samples_per_second": 1, "speedup": 1, "efficiency": 1}
+    >>> like_each(Point(workers=1, device="cpu", threads=4, **rate))
+    'one worker with 4 threads'
+    """
+    if base.workers > 1 or base.device != "cpu" or not base.threads:
+        return ""
+    return f"one worker with {threads_of(1, base)}"
 
 
 def overhead(point: Point) -> str:

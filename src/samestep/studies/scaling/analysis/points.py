@@ -21,16 +21,18 @@ class _Repeat(NamedTuple):
     steps: SteadySteps
 
 
-def measured(runs: Sequence[Run]) -> tuple[Point, ...]:
+def measured(runs: Sequence[Run], *, one_process: bool = False) -> tuple[Point, ...]:
     """Return a point for each number of workers, variant and measured global batch.
 
-    Speedup and efficiency are those of a study of one point, until `conclude` relates them.
+    With `one_process` they are those of one worker with the cores of several, and else all others. Speedup
+    and efficiency are those of a study of one point, until `conclude` relates them.
 
     Raises:
         UsageError: a run has no counted step.
     """
     counted = with_epochs(in_samples(runs))
-    return tuple(_point(group) for group in _grouped([_Repeat(run, steady_steps(run)) for run in counted]))
+    repeats = [_Repeat(run, steady_steps(run)) for run in counted if (run.cores_of > 1) == one_process]
+    return tuple(_point(group) for group in _grouped(repeats))
 
 
 def same_batch(one: float, other: float) -> bool:
@@ -51,8 +53,8 @@ def _grouped(repeats: Sequence[_Repeat]) -> list[list[_Repeat]]:
 
 
 def _is_same(one: _Repeat, other: _Repeat) -> bool:
-    is_alike = (one.run.workers, one.run.variant) == (other.run.workers, other.run.variant)
-    return is_alike and same_batch(one.steps.global_batch, other.steps.global_batch)
+    first, second = ((run.workers, run.cores_of, run.variant) for run in (one.run, other.run))
+    return first == second and same_batch(one.steps.global_batch, other.steps.global_batch)
 
 
 def _point(repeats: Sequence[_Repeat]) -> Point:
@@ -63,10 +65,11 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
     headers = [rank.header for rank in usual.run.ranks]
     first, hosts = headers[0], [str(header["host"]) for header in headers]
     phases = usual.steps.phases()
-    workers = usual.run.workers
+    workers, cores_of = usual.run.workers, usual.run.cores_of
     epoch = _most(repeats, "samples_per_epoch")
     return Point(
         workers=workers,
+        cores_of=cores_of,
         variant=usual.run.variant,
         nodes=int(first.get("nodes") or len(set(hosts))),
         threads=first.get("threads"),
@@ -91,7 +94,7 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         timeline=usual.steps.timeline(),
         memory_bytes=_most(repeats, "peak_memory_bytes"),
         device_memory_bytes=_most(repeats, "peak_device_bytes"),
-        worker_hours_per_epoch=None if epoch is None else workers * epoch / rate / 3600,
+        worker_hours_per_epoch=None if epoch is None else workers * cores_of * epoch / rate / 3600,
         **known,
         oversubscribed=any(repeat.run.oversubscribed for repeat in repeats),
     )

@@ -87,11 +87,12 @@ class Run:
     """One measured run: a repeat of a number of workers.
 
     It has the files of its workers by rank, and is oversubscribed if these had fewer cores than threads, or
-    shared an accelerator.
+    shared an accelerator. One worker can have the cores of several (`cores_of`).
     """
 
     ranks: Sequence[RankFile]
     variant: str = ""
+    cores_of: int = 1
     oversubscribed: bool = False
 
     @property

@@ -1,4 +1,9 @@
-"""Relates points to each other: measured scaling mode, speedup, efficiency, and the knee."""
+"""Relates points to each other: measured scaling mode, speedup, efficiency, and the knee.
+
+On CPUs one process can compute on all cores of several workers. A speedup is over the fastest one worker on
+at most the cores of the workers, since that is what a user has without samestep. Efficiency, overhead, fits
+and the knee are about more workers that are all alike: they are against one worker like each of them.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -7,6 +12,9 @@ from itertools import chain
 from samestep.studies.scaling.analysis.confidence import Interval, of_ratio
 from samestep.studies.scaling.analysis.points import same_batch
 from samestep.studies.scaling.analysis.study import Mode, Point
+
+AS_FAST = 1.05
+"""The largest speedup over one process with several workers' cores that is reported as no faster."""
 
 _MODES: tuple[Mode, ...] = ("strong", "weak", "neither")
 
@@ -31,6 +39,59 @@ def series_of(points: Iterable[Point]) -> dict[tuple[Mode, str], list[Point]]:
     return {key: sorted(found, key=lambda point: point.workers) for key, found in series.items()}
 
 
+def over_one_process(
+    points: Sequence[Point], one_process: Sequence[Point]
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Return related `points`, and one worker with the cores of several, with the speedup over the fastest.
+
+    That is the fastest one worker on at most the cores of a point on one node.
+    """
+    compared: list[Point] = []
+    related: dict[tuple[str, int], Point] = {}
+    for series in series_of(points).values():
+        base, alone = series[0], one_process_of(series, one_process)
+        more = [_related(base.mode, base, one) for one in alone]
+        more = [replace(one, efficiency=one.speedup / one.cores_of) for one in more]
+        compared += [_over_fastest(point, [base, *more]) for point in series]
+        related |= {(one.variant, one.cores_of): _over_fastest(one, [base, *more]) for one in more}
+    kept = (related.get((one.variant, one.cores_of), one) for one in one_process)
+    return tuple(compared), tuple(kept)
+
+
+def one_process_of(series: Sequence[Point], one_process: Iterable[Point]) -> list[Point]:
+    """Return the points of one worker with the cores of several that `series` is compared with, by cores."""
+    base = series[0]
+    alone = [one for one in one_process if one.variant == base.variant and one.device == "cpu"]
+    return sorted(alone, key=lambda one: one.cores_of) if base.workers == 1 else []
+
+
+def over(point: Point, one: Point) -> Point:
+    """Return `point` with the speedup over `one`, one worker with the cores of several."""
+    low, high = (point is not one and rate_ratio(point, one)) or (None, None)
+    return replace(
+        point,
+        speedup=point.samples_per_second / one.samples_per_second,
+        speedup_low=low,
+        speedup_high=high,
+        baseline_cores_of=one.cores_of,
+    )
+
+
+def same_threads(series: Sequence[Point]) -> list[Point]:
+    """Return the points of one mode and variant with the speedup over the first: one worker like each."""
+    return [_related(point.mode, series[0], point) for point in series]
+
+
+def is_faster(point: Point, base: Point) -> bool:
+    """Return whether `point` is faster than the one worker that its speedup is over."""
+    return point.speedup > least_speedup(point, base)
+
+
+def least_speedup(point: Point, base: Point) -> float:
+    """Return the speedup above which `point` is faster than the one worker that this is over."""
+    return base.workers * (AS_FAST if point.baseline_cores_of > 1 else 1.0)
+
+
 def fair(points: Iterable[Point]) -> list[Point]:
     """Return `points` without those that are oversubscribed, whose times depend on the scheduling."""
     return [point for point in points if not point.oversubscribed]
@@ -46,7 +107,9 @@ def knee(points: Sequence[Point]) -> int | None:
     if points and points[0].oversubscribed:
         return None
     usable = fair(points)
-    best = max(usable, key=lambda point: point.speedup * point.efficiency, default=None)
+    faster = [point for point in usable if point is points[0] or is_faster(point, points[0])]
+    # Speedup times efficiency, both against one worker like each.
+    best = max(faster, key=lambda point: point.workers * point.efficiency**2, default=None)
     return None if best is None or best is usable[-1] else best.workers
 
 
@@ -105,8 +168,17 @@ def _related(mode: Mode, base: Point, point: Point) -> Point:
     return replace(
         point,
         mode=mode,
+        baseline_cores_of=1,
         speedup=speedup,
         speedup_low=low,
         speedup_high=high,
         efficiency=speedup / point.workers,
     )
+
+
+def _over_fastest(point: Point, alone: Sequence[Point]) -> Point:
+    """Return `point` with the speedup over the fastest of `alone` that has no more cores on one node."""
+    cores_of = max(1, point.cores_of * point.workers // point.nodes)
+    usable = [one for one in alone if one.cores_of <= cores_of]
+    fastest = max(usable, key=lambda one: one.samples_per_second)
+    return point if fastest.cores_of == 1 else over(point, fastest)

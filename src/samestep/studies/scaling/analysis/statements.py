@@ -21,6 +21,8 @@ STATEMENTS: Mapping[str, Mapping[str, str]] = {
         "baseline-oversubscribed": "No conclusion: {why}; {own_cores}.",
         "all-oversubscribed": "No conclusion: all runs of more than {n} were oversubscribed; {own_cores}.",
         "superlinear": "Inconclusive: {n} reached {efficiency} of the ideal; measure again.",
+        "threads-as-fast": "{probably}more workers do not pay on this machine's cores; they can on several "
+        "nodes or GPUs: {n} {gain}.",
         "inconclusive": "It is inconclusive whether {what}: {vague}.",
         "baseline-enough": "{probably}{few}: {n} {gain}, which costs more than it brings.",
         "speedup": "{n} {probably}{gain}{beyond}.",

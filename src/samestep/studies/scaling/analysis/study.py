@@ -65,9 +65,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The measurements at one number of workers; a number that was not measured is None."""
+    """The measurements at one number of workers; a number that was not measured is None.
+
+    `speedup` is over the fastest one worker on at most the cores of the workers: one worker like each of
+    them, or one with the cores of several (`baseline_cores_of`). `efficiency` is against one like each.
+    """
 
     workers: PositiveInt
+    cores_of: PositiveInt = 1
     mode: Mode = "strong"
     variant: str = ""
     nodes: PositiveInt = 1
@@ -86,6 +91,7 @@ class Point:
     speedup_low: Positive | None = None
     speedup_high: Positive | None = None
     efficiency: Positive
+    baseline_cores_of: PositiveInt = 1
     step_s: Seconds = field(default_factory=dict)
     exchange_s: float | None = None
     waiting_s: float | None = None
@@ -171,7 +177,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One training on several numbers of workers."""
+    """One training on several numbers of workers; `one_process` has one worker with the cores of several."""
 
     format: int = FORMAT
     target: str
@@ -181,6 +187,7 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)
     unit: str = "samples/s"
     points: tuple[Point, ...] = ()
+    one_process: tuple[Point, ...] = ()
     fit: tuple[Fit, ...] = ()
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()

@@ -8,14 +8,26 @@ from typing import Any
 from samestep.base.units import seconds_text
 from samestep.studies.scaling.analysis.advice import advice_words, against_phase, chosen
 from samestep.studies.scaling.analysis.confidence import Interval
+from samestep.studies.scaling.analysis.one_process import AsFast, threads_as_fast
 from samestep.studies.scaling.analysis.point_text import (
     counted,
     is_vague,
+    like_each,
+    over_words,
     oversubscribed_baseline,
     percent,
     times,
 )
-from samestep.studies.scaling.analysis.speedup import fair, knee, rate_ratio
+from samestep.studies.scaling.analysis.speedup import (
+    AS_FAST,
+    fair,
+    is_faster,
+    knee,
+    least_speedup,
+    one_process_of,
+    rate_ratio,
+    same_threads,
+)
 from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE, finding, statement
 from samestep.studies.scaling.analysis.study import Finding, Point, Worth
 
@@ -46,7 +58,7 @@ def is_open(point: Point) -> bool:
 
 def reaches(point: Point, base: Point, bar: float) -> bool:
     """Return whether `point` has the efficiency `bar`, and is faster than the baseline unless it is that."""
-    return point.efficiency >= bar and (point is base or point.speedup > base.workers)
+    return point.efficiency >= bar and (point is base or is_faster(point, base))
 
 
 def is_decided(point: Point, base: Point, bar: float) -> bool:
@@ -54,22 +66,28 @@ def is_decided(point: Point, base: Point, bar: float) -> bool:
 
     The baseline itself has no interval.
     """
-    known = between(point)
-    if known is None:
+    alike, known = _over_one_like_each(point, base), between(point)
+    if alike is None or known is None:
         return False
-    low, high = known
-    least = max(bar * point.workers, base.workers)
-    return high < least or (low >= least and low > base.workers)
+    needed, least = bar * point.workers, least_speedup(point, base)
+    return alike[1] < needed or known[1] < least or (alike[0] >= needed and known[0] > least)
+
+
+def _over_one_like_each(point: Point, base: Point) -> Interval | None:
+    """Return the interval of the speedup over one worker like each of `point`, or None."""
+    return between(same_threads([base, point])[1])
 
 
 def pays(point: Point, fewer: Point) -> bool | None:
-    """Return whether `point` has more speedup times efficiency than `fewer`; None if inconclusive."""
-    known = rate_ratio(point, fewer)
-    if known is None:
-        return None
-    low, high = known
-    needed = _needed(point, fewer)
-    return True if low >= needed else False if high <= needed else None
+    """Return whether `point` has more speedup times efficiency than `fewer`; None if inconclusive.
+
+    If `fewer` is one worker, `point` has to be faster than one process on its cores as well.
+    """
+    answers = [
+        None if known is None else True if known[0] >= needed else False if known[1] <= needed else None
+        for known, needed, _ in _needed(point, fewer)
+    ]
+    return False if False in answers else None if None in answers else True
 
 
 def outdone(series: Sequence[Point]) -> Point | None:
@@ -117,17 +135,21 @@ def caveats(points: Sequence[Point], *, bar: float | None, at: int | None) -> It
 def _caveats_of_bar(points: Sequence[Point], bar: float) -> Iterator[Finding]:
     base, *larger = points
     for point in larger:
-        known = between(point)
-        if known is None or is_decided(point, base, bar):
+        alike, known = _over_one_like_each(point, base), between(point)
+        if alike is None or known is None or is_decided(point, base, bar):
             continue
         code, range_of = "bar-undecided", "the efficiency is {} to {}"
-        low, high = (percent(end / point.workers) for end in known)
-        if bar * point.workers < base.workers:
+        low, high = (percent(end / point.workers) for end in alike)
+        if bar * point.workers < base.workers or alike[0] >= bar * point.workers:
             code, range_of = "faster-undecided", "they are {} to {} as fast"
             low, high = (times(end / base.workers) for end in known)
         why = VAGUE if is_vague(known) else f"{range_of.format(low, high)}; measure more repeats of each"
-        n = counted(point.workers)
-        yield finding("caveat", code, [point.workers], n=n, bar=percent(bar), base=base.workers, why=why)
+        facts = {
+            "n": counted(point.workers),
+            "base": over_words(point, base) or f"{base.workers}",
+            "why": why,
+        }
+        yield finding("caveat", code, [point.workers], bar=percent(bar), **facts)
 
 
 def _caveats_of_knee(points: Sequence[Point], at: int | None) -> Iterator[Finding]:
@@ -137,22 +159,28 @@ def _caveats_of_knee(points: Sequence[Point], at: int | None) -> Iterator[Findin
     end, beyond = split_at(points, at)
     pairs = [*([(end, points[0])] if end is not points[0] else []), *((point, end) for point in beyond)]
     for point, fewer in pairs:
-        known = rate_ratio(point, fewer)
-        if known is None or pays(point, fewer) is not None or point in vague or fewer in vague:
+        if pays(point, fewer) is not None or point in vague or fewer in vague:
             continue
-        low, high, needed = map(times, (*known, _needed(point, fewer)))
-        facts = {"n": counted(point.workers), "low": low, "high": high, "needed": needed}
-        workers = [point.workers, fewer.workers]
-        yield finding("caveat", "gain-undecided", workers, fewer=fewer.workers, **facts)
+        for known, needed, against in _needed(point, fewer):
+            if known is None or not known[0] < needed < known[1]:
+                continue
+            low, high, least = map(times, (*known, needed))
+            facts = {"n": counted(point.workers), "low": low, "high": high, "needed": least, "fewer": against}
+            yield finding("caveat", "gain-undecided", [point.workers, fewer.workers], **facts)
 
 
-def _needed(point: Point, fewer: Point) -> float:
-    """Return the ratio of rates from which on a point has more speedup times efficiency."""
-    return math.sqrt(point.workers / fewer.workers)
+def _needed(point: Point, fewer: Point) -> Iterator[tuple[Interval | None, float, str]]:
+    """Yield the intervals of ratios of rates, from which ratio on `point` pays, and against what."""
+    against = like_each(fewer) or str(fewer.workers)
+    yield rate_ratio(point, fewer), math.sqrt(point.workers / fewer.workers), against
+    if fewer.workers == 1 and point.baseline_cores_of > 1:
+        yield between(point), AS_FAST, over_words(point, fewer)
 
 
-def baseline_findings(series: Sequence[Point]) -> Iterator[Finding]:
+def baseline_findings(series: Sequence[Point], one_process: Sequence[Point] = ()) -> Iterator[Finding]:
     """Yield what is slow at the baseline of points by workers.
+
+    Idle cores are no finding if one process on more cores was measured too.
 
     A speedup is a ratio: a slow step on one worker makes it larger without making the training faster.
     """
@@ -168,7 +196,8 @@ def baseline_findings(series: Sequence[Point]) -> Iterator[Finding]:
     # Workers of a node can share its cores, so each counts for its part of them.
     cores = (base.processors or 0) // -(-base.workers // base.nodes)
     threads = base.threads or 0
-    if base.device == "cpu" and threads and cores >= 2 * threads:
+    is_measured = bool(one_process_of(series, one_process))
+    if base.device == "cpu" and threads and cores >= 2 * threads and not is_measured:
         of_each = f"{threads} thread{'' if threads == 1 else 's'}"
         who = "The one worker" if base.workers == 1 else f"Each of {n}"
         yield finding("baseline", "idle-cores", alone, who=who, threads=of_each, cores=cores)
@@ -217,26 +246,34 @@ def worth_of(bar: float, series: Sequence[Point]) -> Iterator[Worth]:
         )
 
 
-def largest_worth(series: Sequence[Point], bar: float) -> int | None:
+def largest_worth(series: Sequence[Point], bar: float, one_process: Sequence[Point] = ()) -> int | None:
     """Return the most workers that reach a bar, without points that are oversubscribed or inconclusive."""
     base = series[0]
     if base.oversubscribed or outdone(series) is not None:
         return None
+    if (found := threads_as_fast(series, one_process)) is not None:
+        return None if found.is_open else base.workers
     usable = (point for point in fair(series) if reaches(point, base, bar))
     sure = (p for p in usable if p is base or not is_open(p) or is_decided(p, base, bar))
     return max((point.workers for point in sure), default=None)
 
 
-def summary(series: Sequence[Point], bar: float | None, at: int | None) -> Summary:
-    """Return the summary of the points of one mode and variant, decided by a bar or by the knee `at`."""
+def summary(
+    series: Sequence[Point], bar: float | None, at: int | None, one_process: Sequence[Point] = ()
+) -> Summary:
+    """Return the summary of the points of one mode and variant, decided by a bar or by the knee `at`.
+
+    One process on all cores that is as fast comes first, whatever the bar.
+    """
     base, usable = series[0], fair(series)
     n = counted(base.workers)
     if len(series) == 1:
         return _summarized("single-point", n=n)
-    if base.oversubscribed:
-        return _summarized("baseline-oversubscribed", why=oversubscribed_baseline(base))
-    if len(usable) < 2:
-        return _summarized("all-oversubscribed", n=n)
+    if base.oversubscribed or len(usable) < 2:
+        code = "baseline-oversubscribed" if base.oversubscribed else "all-oversubscribed"
+        return _summarized(code, n=n, why=oversubscribed_baseline(base))
+    if (found := threads_as_fast(usable, one_process)) is not None:
+        return _by_threads(found, base)
     if best := outdone(usable):
         return _summarized("superlinear", n=counted(best.workers), efficiency=percent(best.efficiency))
     return _by_knee(usable, at) if bar is None else _by_bar(usable, bar)
@@ -248,6 +285,13 @@ def _summarized(code: str, point: Point | None = None, *, is_certain: bool = Fal
         facts["n"] = counted(point.workers)
     facts = {"probably": "" if is_certain else "probably ", **facts}
     return Summary(code, statement("summary", code, **facts), point, is_certain)
+
+
+def _by_threads(found: AsFast, base: Point) -> Summary:
+    if found.is_open:
+        return _summarized("inconclusive", what="more workers pay on this machine's cores")
+    gain = _gain(found.workers, base)
+    return _summarized("threads-as-fast", found.workers, is_certain=found.is_certain, gain=gain)
 
 
 def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
@@ -303,8 +347,11 @@ def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
 
 def _gain(point: Point, base: Point) -> str:
     """Return speedup and cost of a point as a predicate."""
+    alike = like_each(base) or ("one" if base.workers == 1 else str(base.workers))
     slow = slowness(base)
-    one = ("one" if base.workers == 1 else str(base.workers)) + (f", whose step {slow}" if slow else "")
+    slow_one = alike + (f", whose step {slow}" if slow else "")
+    is_over_process = point.baseline_cores_of > 1
+    one = over_words(point, base) if is_over_process else slow_one
     is_strong = point.mode == "strong"
     verb = "train" if is_strong else "process samples"
     known = between(point)
@@ -319,6 +366,11 @@ def _gain(point: Point, base: Point) -> str:
     else:
         same = "" if is_strong else "for the same samples "
         faster = f"take {_factor(1 / factor)} times as long {same}as {one}"
+    if is_over_process:  # the cost is that of the same work on the cores of one worker like each
+        ratio = _factor(point.efficiency * point.workers)
+        return (
+            f"{faster}{_epoch(point, base)}; that is {ratio} times as fast as {slow_one}, at {_cost(point)}"
+        )
     return f"{faster}{_epoch(point, base)}, at {_cost(point)}"
 
 
@@ -330,10 +382,10 @@ def _epoch(point: Point, base: Point) -> str:
     hours = [one.worker_hours_per_epoch for one in (point, base)]
     if None in hours:
         return ""
-    now, then = (
-        seconds_text(3600 * (one.worker_hours_per_epoch or 0) / one.workers) for one in (point, base)
-    )
-    return f" (an epoch in {now} instead of {then})"
+    now, then = (3600 * (one.worker_hours_per_epoch or 0) / one.workers for one in (point, base))
+    if point.baseline_cores_of > 1:
+        then = now * point.speedup
+    return f" (an epoch in {seconds_text(now)} instead of {seconds_text(then)})"
 
 
 def _cost(point: Point) -> str:

@@ -8,7 +8,7 @@ from samestep.studies.scaling.analysis.model_fits import fits
 from samestep.studies.scaling.analysis.notes import notes
 from samestep.studies.scaling.analysis.overhead_causes import with_losses
 from samestep.studies.scaling.analysis.point_text import overhead, oversubscribed_baseline, percent, speed
-from samestep.studies.scaling.analysis.speedup import fair, knee, relate, series_of
+from samestep.studies.scaling.analysis.speedup import fair, knee, over_one_process, relate, series_of
 from samestep.studies.scaling.analysis.study import Finding, Point, Study, Verdict
 from samestep.studies.scaling.analysis.supported_conclusions import (
     Summary,
@@ -51,26 +51,30 @@ def conclude(study: Study, bar: float | None = None) -> Study:
 
     The bar is the efficiency from which on workers are worth it; without one, the knee decides.
     """
-    points = with_losses(relate(study.points))
-    study = replace(study, points=points, fit=fits(points), verdict=judge(points, bar))
+    points, one_process = over_one_process(with_losses(relate(study.points)), study.one_process)
+    verdict = judge(points, bar, one_process)
+    study = replace(study, points=points, one_process=one_process, fit=fits(points), verdict=verdict)
     return study.with_notes(notes(points))
 
 
-def judge(points: Sequence[Point], bar: float | None = None) -> Verdict | None:
+def judge(
+    points: Sequence[Point], bar: float | None = None, one_process: Sequence[Point] = ()
+) -> Verdict | None:
     """Return the verdict on related points with their losses; None if there are none.
 
     Of several variants it is about the fastest, at the most workers that all of them were measured with.
+    One worker with the cores of several (`one_process`) can be as fast as they are.
     """
     all_series = list(series_of(points).values())
     if not all_series:
         return None
     first = _fastest([series for series in all_series if series[0].mode == all_series[0][0].mode])
     others = [series for series in all_series if series is not first]
-    main, *rest = (_conclusions(series, bar) for series in [first, *others])
+    main, *rest = (_conclusions(series, bar, one_process) for series in [first, *others])
     modes = {series[0].mode for series in all_series}
     label = _label(first[0], modes) if first[0].variant else ""
     known = [one.words for one in main.caveats]
-    baseline, compared = list(baseline_findings(first)), list(comparisons(points))
+    baseline, compared = list(baseline_findings(first, one_process)), list(comparisons(points))
     return Verdict(
         manager=label + _beside(main.summary, others),
         engineer=label + main.advice_words(),
@@ -85,13 +89,13 @@ def judge(points: Sequence[Point], bar: float | None = None) -> Verdict | None:
         knee=main.knee,
         bar=bar,
         worth=() if bar is None else tuple(one for series in all_series for one in worth_of(bar, series)),
-        largest_worth=None if bar is None else largest_worth(first, bar),
+        largest_worth=None if bar is None else largest_worth(first, bar, one_process),
     )
 
 
-def _conclusions(series: Sequence[Point], bar: float | None) -> _Conclusions:
+def _conclusions(series: Sequence[Point], bar: float | None, one_process: Sequence[Point]) -> _Conclusions:
     usable, at = fair(series), knee(series)
-    found = summary(series, bar, at)
+    found = summary(series, bar, at, one_process)
     has_caveats = len(usable) > 1 and not series[0].oversubscribed
     unknown = list(caveats(usable, bar=bar, at=at)) if has_caveats else []
     point = found.point or (usable or series)[-1]
@@ -133,14 +137,14 @@ def _overhead(series: Sequence[Point], point: Point) -> tuple[str, Sequence[Find
     if len(series) == 1:
         return "For a speedup, measure another number of workers too.", ()
     if point is base:
-        return f"{speed(series[-1])}, oversubscribed.", ()
+        return f"{speed(series[-1], base)}, oversubscribed.", ()
     if base.oversubscribed:
-        return f"{speed(point)}; the overhead is unknown: {oversubscribed_baseline(base)}.", ()
+        return f"{speed(point, base)}; the overhead is unknown: {oversubscribed_baseline(base)}.", ()
     if is_open(point):
-        return f"{speed(point)} by the medians; the overhead is inconclusive.", ()
+        return f"{speed(point, base)} by the medians; the overhead is inconclusive.", ()
     advised = [replace(one, workers=(point.workers,)) for one in advice(point, base)]
-    parts = [f"{speed(point)}.", overhead(point), advice_words(advised)]
+    parts = [f"{speed(point, base)}.", overhead(point), advice_words(advised)]
     following = next((one for one in fair(series) if one.workers > point.workers), None)
     if following is not None:
-        parts += [f"{speed(following)}.", "" if is_open(following) else overhead(following)]
+        parts += [f"{speed(following, base)}.", "" if is_open(following) else overhead(following)]
     return " ".join(filter(None, parts)), advised

@@ -9,8 +9,9 @@ from samestep.studies.report.bar_charts import Span as Drawn
 from samestep.studies.report.drawing import Chart, color
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.scales import DataPoint
-from samestep.studies.scaling.analysis.point_text import percent
+from samestep.studies.scaling.analysis.point_text import like_each, percent
 from samestep.studies.scaling.analysis.points import UNIT
+from samestep.studies.scaling.analysis.speedup import rate_ratio, same_threads
 from samestep.studies.scaling.analysis.study import Point, Span, Study
 from samestep.studies.scaling.report.series import Kind, kinds
 
@@ -29,6 +30,7 @@ _PLACES = {name: number for number, name in enumerate(PARTS)}
 _MOST_RANKS = 16
 _MOST_TIME_LINES = 4
 _VISIBLE_MS = 1e-6
+_ONE_PROCESS = "one process, all their threads"
 
 
 def charts(study: Study) -> list[Chart]:
@@ -122,7 +124,7 @@ def times_text(value: float) -> str:
 
 def _speedup(found: list[Kind]) -> PointChart:
     lines, note = _lines(found, lambda _: 1), _caveats(found)
-    y = "times the baseline"
+    y = f"times {like_each(found[0].points[0]) or 'the baseline'}"
     return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times_text, note=note)
 
 
@@ -141,14 +143,32 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
 
 
 def _lines(found: list[Kind], by: Callable[[Point], int]) -> dict[str, list[DataPoint]]:
-    """Return the speedups of each kind with their intervals, divided `by` something."""
+    """Return the speedups over one worker like each with their intervals, divided `by` something.
+
+    One worker with the cores of several has a line of its own.
+    """
 
     def measured(point: Point) -> DataPoint:
         ends = point.speedup, point.speedup_low, point.speedup_high
         y, low, high = ((point.speedup if end is None else end) / by(point) for end in ends)
         return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
 
-    return {kind.title: [measured(point) for point in kind.points] for kind in found}
+    def process(one: Point, base: Point) -> DataPoint:
+        low, high = rate_ratio(one, base) or (None, None)
+        speedup = one.efficiency * one.cores_of
+        as_workers = replace(one, workers=one.cores_of, speedup=speedup, speedup_low=low, speedup_high=high)
+        return measured(as_workers)
+
+    of_workers = {kind.title: list(map(measured, same_threads(kind.points))) for kind in found}
+    of_process = {
+        f"{kind.letter}: {_ONE_PROCESS}".removeprefix(": "): [
+            measured(kind.points[0]),
+            *(process(one, kind.points[0]) for one in kind.one_process),
+        ]
+        for kind in found
+        if kind.one_process
+    }
+    return of_workers | of_process
 
 
 def _throughput(found: list[Kind], unit: str) -> BarChart:

@@ -10,7 +10,7 @@ from samestep import __version__
 from samestep.studies.report.drawing import patterns
 from samestep.studies.report.page import bullets, numeric_columns, page, section, table
 from samestep.studies.report.write import write_text
-from samestep.studies.scaling.analysis.point_text import counted, percent
+from samestep.studies.scaling.analysis.point_text import counted, like_each, over_words, percent
 from samestep.studies.scaling.analysis.study import Point, Study, Verdict
 from samestep.studies.scaling.analysis.supported_conclusions import between
 from samestep.studies.scaling.report.figures import summary_charts, time_lines, times_text
@@ -33,9 +33,15 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 """A flag, in which a browser can break a line at the hyphens."""
 
 _TERMS = (
-    ("baseline", "the smallest number of workers"),
-    ("speedup", "rate divided by the baseline's rate, times the baseline's number of workers"),
-    ("efficiency", "speedup divided by workers: 100 % if each worker is as fast as at the baseline"),
+    ("baseline", "the smallest number of workers; on processors also one process with all their cores"),
+    (
+        "speedup",
+        "rate divided by the rate of the faster baseline, times the number of workers of this baseline",
+    ),
+    (
+        "efficiency",
+        "speedup over one worker like each, divided by workers: 100 % if each is as fast as one alone",
+    ),
     ("strong scaling", "the global batch is constant; each worker's share of it shrinks"),
     ("weak scaling", "each worker's batch is constant; the global batch grows, which changes the training"),
     (
@@ -198,7 +204,7 @@ def _tiles(study: Study, kind: Kind) -> str:
     rate, interval = rates(study, point)
     numbers = [(*counted(point.workers).split(), kind.title if kind.letter else "")]
     if kind.has_speedup:
-        numbers.append((times_text(point.speedup), "speedup", f"ideal: {point.workers}"))
+        numbers.append((times_text(point.speedup), *_speedup(point, kind.points[0])))
         numbers.append((percent(point.efficiency), "efficiency", ""))
     numbers.append((rate, rate_name(study), interval and f"95 %: {interval}"))
     if point.worker_hours_per_epoch is not None:
@@ -208,6 +214,14 @@ def _tiles(study: Study, kind: Kind) -> str:
         for number, name, more in numbers
     )
     return f'<ul class="tiles">{tiles}</ul>'
+
+
+def _speedup(point: Point, base: Point) -> tuple[str, str]:
+    """Return what a speedup is over, and the ideal or the speedup over one worker like each."""
+    over, alike = over_words(point, base), times_text(point.efficiency * point.workers)
+    name = f"speedup over {over}" if over else "speedup"
+    is_ideal = point.baseline_cores_of == 1
+    return name, f"ideal: {point.workers}" if is_ideal else f"{alike} over {like_each(base)}"
 
 
 _MARKS = {"yes": "✓", "no": "✗", "unknown": "?"}

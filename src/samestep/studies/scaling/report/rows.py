@@ -11,6 +11,7 @@ from samestep.studies.scaling.analysis.point_text import (
     percent,
     phase_name,
     sync_words,
+    threads_of,
 )
 from samestep.studies.scaling.analysis.points import UNIT
 from samestep.studies.scaling.analysis.speedup import series_of
@@ -20,6 +21,7 @@ from samestep.studies.scaling.report.figures import PARTS, parts, rank_parts, sh
 from samestep.studies.scaling.report.series import Kind, kinds
 
 INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
+OVER, ALIKE = "over one with", "over one like each"
 MEMORY, COST = "memory each", "workers' time per epoch"
 """Names of columns."""
 NO_POINTS = "No run was measured."
@@ -29,7 +31,7 @@ _MANY_H = 100
 
 def results(study: Study) -> tuple[list[str], list[list[str]]]:
     """Return a header and a row for each point of `study`, without empty columns."""
-    rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.points]
+    rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.rows]
     names = [name for name in rows[0] if name != WORTH and any(row[name] for row in rows)]
     return names, [[row[name] for name in names] for row in rows]
 
@@ -37,13 +39,17 @@ def results(study: Study) -> tuple[list[str], list[list[str]]]:
 def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
     """Return the numbers of a point as text, by column."""
     step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
-    rate, interval = rates(study, point)
+    base, (rate, interval) = kind.points[0], rates(study, point)
+    alike = point.efficiency * point.workers * point.cores_of
     return {
         "workers": str(point.workers),
+        "threads": threads_of(point.cores_of, base).split()[0] if kind.one_process else "",
         "kind": kind.letter,
         rate_name(study): rate,
         INTERVAL: interval,
         "speedup": times_text(point.speedup) if kind.has_speedup else "",
+        OVER: threads_of(point.baseline_cores_of, base) if kind.one_process else "",
+        ALIKE: times_text(alike) if kind.one_process else "",
         "efficiency": percent(point.efficiency) if kind.has_speedup else "",
         "step": seconds_text(step_s) if step_s else "",
         "global batch": "" if point.global_batch is None else amount(point.global_batch),

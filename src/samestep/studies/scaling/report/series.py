@@ -1,21 +1,27 @@
 """Groups the points of a study by mode (strong, weak) and variant, each with a letter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import ascii_lowercase
 
-from samestep.studies.scaling.analysis.speedup import series_of
+from samestep.studies.scaling.analysis.speedup import one_process_of, series_of
 from samestep.studies.scaling.analysis.study import Point, Study
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The points of one mode and variant, by number of workers."""
+    """The points of one mode and variant, by number of workers, and one worker with the cores of several."""
 
     letter: str
     """Short name; empty if the study has only one kind."""
     name: str
     points: Sequence[Point]
+    one_process: Sequence[Point] = field(default_factory=tuple)
+
+    @property
+    def rows(self) -> list[Point]:
+        """All points, those of one worker first."""
+        return [self.points[0], *self.one_process, *self.points[1:]]
 
     @property
     def title(self) -> str:
@@ -41,7 +47,8 @@ def kinds(study: Study) -> list[Kind]:
     for number, ((mode, variant), points) in enumerate(series.items()):
         letter = ascii_lowercase[number % 26] if len(series) > 1 else ""
         words = _MODES[mode] if len(modes) > 1 or not variant else ""
-        found.append(Kind(letter, ", ".join(filter(None, [words, variant])), points))
+        name = ", ".join(filter(None, [words, variant]))
+        found.append(Kind(letter, name, points, one_process_of(points, study.one_process)))
     return found
 
 

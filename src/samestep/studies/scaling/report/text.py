@@ -6,12 +6,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from samestep.studies.report.page import text_table
+from samestep.studies.scaling.analysis.point_text import like_each, threads_of
 from samestep.studies.scaling.analysis.study import Study, Verdict
 from samestep.studies.scaling.report.rows import (
+    ALIKE,
     COST,
     INTERVAL,
     MEMORY,
     NO_POINTS,
+    OVER,
     OVERHEAD,
     WORTH,
     cells,
@@ -24,7 +27,7 @@ _LONGEST = 48
 """Number of characters of the longest bar."""
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL)
+_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL, ALIKE)
 """Columns that are dropped from a table that is too wide, in this order."""
 
 
@@ -68,9 +71,9 @@ def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
 
 def _table(study: Study, found: list[Kind], width: int | None) -> list[str]:
     """Return the table, with the overhead below it if its column does not fit."""
-    names = ["workers", "kind", rate_name(study), INTERVAL, "speedup", "efficiency", "step"]
-    names += [MEMORY, COST, WORTH, OVERHEAD]
-    rows = [cells(study, kind, point) for kind in found for point in kind.points]
+    names = ["workers", "threads", "kind", rate_name(study), INTERVAL, "speedup", OVER, ALIKE, "efficiency"]
+    names += ["step", MEMORY, COST, WORTH, OVERHEAD]
+    rows = [cells(study, kind, point) for kind in found for point in kind.rows]
     for row in rows:
         row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
     names = [name for name in names if any(row[name] for row in rows)]
@@ -88,15 +91,26 @@ def _table(study: Study, found: list[Kind], width: int | None) -> list[str]:
 
 
 def _picture(kind: Kind) -> list[str]:
-    """Return a bar for each point: `#` for its speedup, `.` for the gap to the ideal."""
-    most = max(max(point.speedup, point.workers) for point in kind.points)
+    """Return a bar for each point: `#` for its speedup over one worker, `.` for the gap to the ideal.
+
+    Bars of one scale can be compared, so the worker is the one that is like each of the workers.
+    """
+    base = kind.points[0]
+    names = {one.cores_of: f"1 with {threads_of(one.cores_of, base)}" for one in kind.one_process}
+    known = [
+        (names.get(one.cores_of, f"{one.workers}"), one, one.workers * one.cores_of) for one in kind.rows
+    ]
+    most = max(cores * max(1, point.efficiency) for _, point, cores in known)
+    wide = max(7, *(len(name) for name, _, _ in known))
+    over = f" over {like_each(base)}" if like_each(base) else ""
     of = f" ({kind.letter})" if kind.letter else ""
-    lines = [f"speedup{of}: # measured, . gap to the ideal"]
-    for point in kind.points:
-        reached = round(_LONGEST * point.speedup / most)
-        missing = max(0, round(_LONGEST * point.workers / most) - reached)
+    lines = [f"speedup{of}{over}: # measured, . gap to the ideal"]
+    for name, point, cores in known:
+        speedup = point.efficiency * cores
+        reached = round(_LONGEST * speedup / most)
+        missing = max(0, round(_LONGEST * cores / most) - reached)
         bar = ("#" * reached + "." * missing).ljust(_LONGEST)
-        lines.append(f"{point.workers:>7}  {bar}  {point.speedup:.2f}x of {point.workers}")
+        lines.append(f"{name:>{wide}}  {bar}  {speedup:.2f}x of {cores}")
     return lines
 
 

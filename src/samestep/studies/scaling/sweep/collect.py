@@ -84,6 +84,7 @@ def collect_study(
         machine=machine(runs),
         settings=_settings(frame.request, runs, frame.source),
         points=measured(of_variants),
+        one_process=measured(of_variants, one_process=True),
     )
     made = [
         *(Finding("note", "separate-jobs", words) for words in frame.notes),
@@ -144,7 +145,7 @@ def _run(trial: Trial, places: int) -> Run:
     # The files of workers on CPUs have all that is needed; not all accelerators have an identifier.
     on_cpu = all(header.get("device", "cpu") == "cpu" for header in headers)
     oversubscribed = is_oversubscribed(headers) or (not on_cpu and trial.workers > places)
-    return Run(ranks=ranks, variant=trial.variant, oversubscribed=oversubscribed)
+    return Run(ranks=ranks, variant=trial.variant, cores_of=trial.cores_of, oversubscribed=oversubscribed)
 
 
 def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) -> dict[str, Any]:

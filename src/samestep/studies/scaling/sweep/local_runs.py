@@ -58,7 +58,9 @@ def step(trial: Trial, *, room: SlurmCapacity, largest: int) -> list[str]:
     The allocation has the capacity `room`, and the largest run has `largest` workers.
     """
     launched: Launched = "tasks" if trial.launcher in ("", "srun") else "node"
-    srun = room.step(trial.workers, nodes=trial.nodes, largest=largest, launched=launched)
+    srun = room.step(
+        trial.workers, nodes=trial.nodes, largest=largest, launched=launched, cores_of=trial.cores_of
+    )
     if launched == "tasks":
         return [*srun, *trial.task_command(sys.executable)]
     if trial.launcher == SAMESTEP:
@@ -188,6 +190,8 @@ class LocalRuns:
         what: the resources behind `places`, in words.
         threads: compute threads of each worker; None if this command does not set them.
         per_node: maximum number of workers per node; None for a single node.
+        each: compute threads of each worker on CPUs, whichever command sets them; None if unknown.
+        on_cores: the largest number of workers on a node that compute on separate cores; 1 for accelerators.
     """
 
     runner: Local
@@ -195,6 +199,8 @@ class LocalRuns:
     what: str
     threads: int | None = None
     per_node: int | None = None
+    each: int | None = None
+    on_cores: int = 1
 
     def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - SlurmRuns needs it
         """Return the commands of the runs, as lines."""
@@ -243,10 +249,11 @@ def local_runs(
         return LocalRuns(runner=Local(), places=accelerators, what=what, threads=threads)
     share = cpu_share()
     if each is None:
-        # The same number at each -n: if one worker used all cores, more workers could not be faster.
+        # The same number at each -n; one worker with all cores is measured beside them.
         each = threads = max(1, share.usable // max(numbers))
     what = _shared_by(f"{counted(share.usable, 'core')} ({share.limited_by})", each)
-    return LocalRuns(runner=Local(), places=max(1, share.usable // each), what=what, threads=threads)
+    places = max(1, share.usable // each)
+    return LocalRuns(runner=Local(), places=places, what=what, threads=threads, each=each, on_cores=places)
 
 
 def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
@@ -272,4 +279,6 @@ def _in_allocation(capacity: SlurmCapacity, largest: int, *, each: int | None) -
         places = min(places, capacity.nodes * max(1, capacity.processors // each))
         what = _shared_by(what, each)
     runner = Local(partial(step, room=capacity, largest=largest), is_here=False)
-    return LocalRuns(runner=runner, places=places, what=what, per_node=capacity.per_node(largest))
+    on_cores = max(1, places // capacity.nodes) if capacity.gpus is None else 1
+    per_node = capacity.per_node(largest)
+    return LocalRuns(runner=runner, places=places, what=what, per_node=per_node, each=each, on_cores=on_cores)

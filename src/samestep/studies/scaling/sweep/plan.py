@@ -6,6 +6,9 @@ is followed by its mirror image, so that a drift (heat, a job on the same node) 
     round 0    2  8  1  4        shuffled
     round 1    4  1  8  2        mirrored
     round 2    1  4  8  2        shuffled anew
+
+Without samestep, one process computes on all cores. So on CPUs each number of workers on one host has a
+further configuration: one worker with the cores of all of them.
 """
 
 import random
@@ -22,7 +25,7 @@ from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.units import MOST_WORKERS
 from samestep.studies.scaling.sweep.template import filled, operators
 from samestep.studies.scaling.sweep.trial import Mode, Trial
-from samestep.studies.scaling.sweep.variants import Variant, alike_alone
+from samestep.studies.scaling.sweep.variants import Variant, alike_alone, compared_threads
 
 T = TypeVar("T")
 
@@ -52,6 +55,9 @@ class Request:
         seed: of the order.
         per_node: largest number of workers on a node; None for one node.
         limits_gpus: whether a run sees as many GPUs as it has workers on a node.
+        threads: compute threads of each worker; None if the launcher gives each its processors.
+        on_cores: the largest number of workers on a node that compute on separate cores, which one worker
+            is measured with as well; 1 for other devices.
     """
 
     target: str
@@ -68,6 +74,8 @@ class Request:
     seed: int = 0
     per_node: int | None = None
     limits_gpus: bool = False
+    threads: int | None = None
+    on_cores: int = 1
     folder: Path
 
     def __post_init__(self) -> None:
@@ -96,6 +104,7 @@ class _Configuration(NamedTuple):
     arguments: tuple[str, ...]
     variant: Variant
     also: tuple[str, ...] = ()
+    cores_of: int = 1
 
 
 def plan(request: Request) -> list[Trial]:
@@ -111,6 +120,7 @@ def plan(request: Request) -> list[Trial]:
         for case in _cases(request, variant)
         if case.workers > 1 or variant.name in alone
     ]
+    cases += _with_more_cores(request, [case for case in cases if case.workers == 1])
     order = interleaved(cases, rounds=request.repeats, seed=request.seed)
     return [_trial(request, number, case, repeat) for number, (repeat, case) in enumerate(order)]
 
@@ -181,6 +191,25 @@ def _cases(request: Request, variant: Variant) -> Iterator[_Configuration]:
             yield _Configuration(workers, nodes, modes, arguments, variant)
 
 
+def _with_more_cores(request: Request, alone: Sequence[_Configuration]) -> Iterator[_Configuration]:
+    """Yield one worker with the cores of each larger number on a node; variants of threads can share it."""
+    local = {workers // nodes_for(workers, request.per_node) for workers in request.workers}
+    found: dict[tuple[object, ...], list[_Configuration]] = {}
+    for case in alone:
+        for cores_of in sorted({min(number, request.on_cores) for number in local} - {1}):
+            threads = (_threads(request, case.variant) or 1) * cores_of
+            key = (threads, case.modes, case.arguments, *case.variant.apart_from_threads)
+            found.setdefault(key, []).append(case._replace(cores_of=cores_of))
+    for first, *others in found.values():
+        names = [name for other in others for name in (other.variant.name, *other.also)]
+        yield first._replace(also=(*first.also, *names))
+
+
+def _threads(request: Request, variant: Variant) -> int | None:
+    """Return the compute threads of a worker of `variant`; None if the launcher decides on them."""
+    return next(iter(compared_threads([variant])), request.threads)
+
+
 def _modes(request: Request) -> tuple[Mode, ...]:
     if request.scaling == "both":
         return ("strong", "weak")
@@ -237,13 +266,16 @@ def _implied_mode(request: Request) -> Mode:
 
 def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:
     mode = "" if len(case.modes) == 2 else f"-{case.modes[0]}"
-    folder = request.folder.absolute() / "trials" / f"{number + 1:03}-n{case.workers}{mode}-r{repeat + 1}"
+    cores = f"-cores{case.cores_of}" if case.cores_of > 1 else ""
+    name = f"{number + 1:03}-n{case.workers}{cores}{mode}-r{repeat + 1}"
+    folder = request.folder.absolute() / "trials" / name
     local = case.workers // case.nodes
     gpus = only_first_gpus(env.snapshot(), local) if request.limits_gpus else {}
     trial = Trial(
         number=number,
         workers=case.workers,
         nodes=case.nodes,
+        cores_of=case.cores_of,
         modes=case.modes,
         variant=case.variant.name,
         also=case.also,
@@ -259,6 +291,9 @@ def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> 
 def _command(request: Request, case: _Configuration, trial: Trial) -> tuple[str, ...]:
     clock = (f"--clock={trial.clock}", f"--clock-steps={request.steps}", f"--clock-warm-up={request.warm_up}")
     compared = case.variant.flags  # after the user's flags, so that they win
+    threads = _threads(request, case.variant)
+    if case.cores_of > 1 and threads is not None:
+        compared = (*compared, f"--threads={threads * case.cores_of}")
     if request.kind == "recipe":
         out = f"--out={trial.scratch / 'run'}"
         return ("train", request.target, *clock, *request.flags, *case.arguments, *compared, out)

@@ -8,7 +8,6 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from samestep.base.errors import Error
-from samestep.base.units import counted
 from samestep.launch.submit.follow import FollowedJob, JobStatus
 from samestep.launch.submit.sequence import exit_code
 from samestep.launch.submit.slurm_commands import WITH_REQUEUE, FollowedSlurmJob
@@ -29,14 +28,9 @@ class SubmittedJob:
     log: Path
     trials: tuple[Trial, ...]
 
-    @property
-    def workers(self) -> int:
-        """Workers of each of its runs."""
-        return self.trials[0].workers
-
     def in_words(self) -> str:
         """Return a short description."""
-        return f"job {self.number} ({counted(self.workers, 'worker')})"
+        return f"job {self.number} ({self.trials[0].workers_in_words()})"
 
     def log_words(self) -> str:
         """Return path and last line of its log, to which Slurm writes why it ended a job."""

@@ -1,7 +1,7 @@
 """Submits the runs of a study to Slurm, records the jobs for a later ``--collect``, and collects them.
 
-There is one job for each number of workers, so that small ones can start early. Each has all runs of its
-number of workers, in the study's shuffled order.
+There is one job for each number of workers, so that small ones can start early, and one for each one worker
+with the cores of several. Each has all runs of its number of workers, in the study's shuffled order.
 """
 
 import shutil
@@ -58,6 +58,7 @@ class _JobRecord:
     number: str
     log: Path
     workers: int
+    cores_of: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +87,28 @@ def jobs(
     return [
         StudyJob(
             request=SlurmRequest(
-                name=f"{name}-{workers}",
+                name=f"{name}-{_file_name(workers, cores_of)}",
                 nodes=nodes,
                 per_node=workers // nodes,
                 gpus_per_node=workers // nodes if gpus else 0,
-                site=site,
-                output=str(folder.absolute() / _FOLDER / f"{workers}-%j.log"),
+                site=site
+                if cores_of == 1
+                else replace(site, cpus_per_task=cores_of * (site.cpus_per_task or 1)),
+                output=str(folder.absolute() / _FOLDER / f"{_file_name(workers, cores_of)}-%j.log"),
                 python=python,
             ),
-            trials=tuple(trial for trial in trials if trial.workers == workers),
+            trials=_of_job(trials, workers, cores_of),
         )
-        for workers, nodes in sorted({(trial.workers, trial.nodes) for trial in trials})
+        for workers, cores_of, nodes in sorted({(one.workers, one.cores_of, one.nodes) for one in trials})
     ]
+
+
+def _of_job(trials: Sequence[Trial], workers: int, cores_of: int) -> tuple[Trial, ...]:
+    return tuple(one for one in trials if (one.workers, one.cores_of) == (workers, cores_of))
+
+
+def _file_name(workers: int, cores_of: int) -> str:
+    return f"{workers}" if cores_of == 1 else f"{workers}-cores{cores_of}"
 
 
 def submit_all(
@@ -137,7 +148,8 @@ def submit_all(
 
 
 def _submit(job: StudyJob, folder: Path, ask: Ask) -> SubmittedJob:
-    script = folder / _FOLDER / f"{job.request.workers}.sbatch"
+    first = job.trials[0]
+    script = folder / _FOLDER / f"{_file_name(first.workers, first.cores_of)}.sbatch"
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
         for trial in job.trials:
@@ -181,7 +193,11 @@ def write_jobs(folder: Path, jobs: Sequence[SubmittedJob], frame: Frame, command
         "format": _FORMAT,
         "command": list(command),
         "frame": asdict(frame) | {"request": asdict(frame.request) | {"folder": str(folder)}},
-        "jobs": [{"number": job.number, "log": str(job.log), "workers": job.workers} for job in jobs],
+        "jobs": [
+            asdict(_JobRecord(job.number, job.log, job.trials[0].workers, job.trials[0].cores_of))
+            | {"log": str(job.log)}
+            for job in jobs
+        ],
     }
     try:
         write_json(folder / NAME, record)
@@ -209,7 +225,7 @@ def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]
         SubmittedJob(
             number=job.number,
             log=job.log,
-            trials=tuple(trial for trial in trials if trial.workers == job.workers),
+            trials=_of_job(trials, job.workers, job.cores_of),
         )
         for job in record.jobs
     ]
@@ -244,6 +260,16 @@ class SlurmRuns:
                 f"--nproc-per-node {self.per_node} needs a GPU for each worker, but --gpus-per-node is "
                 f"{self.gpus}; ask for more GPUs or fewer workers."
             )
+
+    @property
+    def each(self) -> int | None:
+        """Compute threads of each worker; None if they follow from the processors of its task."""
+        return self.threads
+
+    @property
+    def on_cores(self) -> int:
+        """The largest number of workers on a node that compute on separate cores; 1 for GPUs."""
+        return 1 if self.gpus else self.per_node
 
     def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:
         """Return the jobs' scripts."""

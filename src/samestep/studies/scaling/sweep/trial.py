@@ -19,6 +19,8 @@ class Trial:
     """One run; its number is its position in the study, and its repeat the round, both from 0.
 
     Args:
+        cores_of: the number of workers whose cores the one worker has, as a process without samestep has
+            all of them; 1 for a worker like all others.
         modes: the requested modes: a constant global batch (strong) or a constant batch of each worker
             (weak). The run at the smallest number of workers is in both.
         also: other variants that are the same run, because one worker does not communicate.
@@ -31,6 +33,7 @@ class Trial:
     number: int
     workers: int
     nodes: int = 1
+    cores_of: int = 1
     modes: tuple[Mode, ...]
     variant: str = ""
     also: tuple[str, ...] = ()
@@ -56,9 +59,9 @@ class Trial:
         return self.folder / "log.txt"
 
     @property
-    def case(self) -> tuple[int, str, tuple[str, ...]]:
+    def case(self) -> tuple[int, int, str, tuple[str, ...]]:
         """The key that its repeats have in common."""
-        return self.workers, self.variant, self.modes
+        return self.workers, self.cores_of, self.variant, self.modes
 
     def launch_command(self, python: str) -> list[str]:
         """Return the command that starts the workers and waits for them."""
@@ -69,6 +72,11 @@ class Trial:
         """Return the command of each worker if another launcher starts them."""
         return [python, "-m", "samestep", *self.command]
 
+    def workers_in_words(self) -> str:
+        """Return the workers, with their cores if these are those of several."""
+        workers = counted(self.workers, "worker")
+        return workers if self.cores_of == 1 else f"{workers} with the cores of {self.cores_of}"
+
     def in_words(self) -> str:
         """Return a short description.
 
@@ -76,11 +84,11 @@ class Trial:
         ...       folder=Path("/")).in_words()
         '2 workers, sync=flat, round 2'
         """
-        workers = counted(self.workers, "worker")
         mode = "weak" if self.modes == ("weak",) else ""
         of_all = [name.split() for name in self.also]
         variant = " ".join(word for word in self.variant.split() if all(word in words for words in of_all))
-        return ", ".join(part for part in (workers, mode, variant, f"round {self.repeat + 1}") if part)
+        parts = (self.workers_in_words(), mode, variant, f"round {self.repeat + 1}")
+        return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ LAUNCHERS = (SAMESTEP, "torchrun", "srun")
 
 # Flags that affect only the communication of gradients.
 _COMMUNICATION = ("--sync=", "--algorithm=", "--compress=")
+_THREADS, _THREADS_VARIABLE = "--threads=", "OMP_NUM_THREADS"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -24,6 +25,13 @@ class Variant:
     launcher: str = ""
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def apart_from_threads(self) -> tuple[object, ...]:
+        """The settings of one worker, which does not communicate, but for its number of threads."""
+        flags = tuple(flag for flag in self.flags if not flag.startswith((*_COMMUNICATION, _THREADS)))
+        variables = (item for item in self.environment.items() if item[0] != _THREADS_VARIABLE)
+        return self.launcher, flags, tuple(variables)
 
     def __add__(self, other: "Variant") -> "Variant":
         """Return the combination of both."""
@@ -72,8 +80,8 @@ def compared_threads(found: Sequence[Variant]) -> tuple[int, ...]:
     >>> compared_threads(variants(["threads=2,8"], verb="run", flags=["threads"]))
     (2, 8)
     """
-    flags = (flag.removeprefix("--threads=") for one in found for flag in one.flags if "--threads=" in flag)
-    variables = (one.environment["OMP_NUM_THREADS"] for one in found if "OMP_NUM_THREADS" in one.environment)
+    flags = (flag.removeprefix(_THREADS) for one in found for flag in one.flags if _THREADS in flag)
+    variables = (one.environment[_THREADS_VARIABLE] for one in found if _THREADS_VARIABLE in one.environment)
     return tuple(int(text) for text in (*flags, *variables) if text.isdecimal() and int(text))
 
 

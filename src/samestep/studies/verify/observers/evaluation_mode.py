@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.optim.optimizer import Optimizer
 
 from samestep.base.units import counted
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Call, Check, in_words, note
@@ -55,7 +55,7 @@ class EvaluationModeKept(Check):
     @contextmanager
     def attached(self) -> Iterator[None]:
         """See `Check.attached`."""
-        with attached(declarations.MODE_SET, wrapping(self._set_mode)):
+        with attached(verify_declarations.MODE_SET, wrapping(self._set_mode)):
             yield
 
     def _set_mode(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ class TrainingModeInEvaluation(Check):
     @contextmanager
     def attached(self) -> Iterator[None]:
         """See `Check.attached`."""
-        with attached(declarations.BATCH_SOURCE, wrapping(self._next)):
+        with attached(verify_declarations.BATCH_SOURCE, wrapping(self._next)):
             yield
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:

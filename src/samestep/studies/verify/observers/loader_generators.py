@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.hang.script_position import is_script
 from samestep.studies.verify.observers.check import Check, in_words, note
@@ -54,7 +54,7 @@ class LoaderGenerators(Check):
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        with attached(declarations.DRAWING_FETCH, wrapping(self._fetch)):
+        with attached(verify_declarations.DRAWING_FETCH, wrapping(self._fetch)):
             yield
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
@@ -51,9 +51,9 @@ class LossScaling(Check):
     def attached(self) -> Iterator[None]:
         """See `Check.attached`."""
         with ExitStack() as stack:
-            stack.enter_context(attached(declarations.SCALER_STEP, wrapping(self._step)))
-            stack.enter_context(attached(declarations.SCALER_UNSCALE, wrapping(self._unscale)))
-            for hook in declarations.CLIPS:
+            stack.enter_context(attached(verify_declarations.SCALER_STEP, wrapping(self._step)))
+            stack.enter_context(attached(verify_declarations.SCALER_UNSCALE, wrapping(self._unscale)))
+            for hook in verify_declarations.CLIPS:
                 stack.enter_context(attached(hook, wrapping(self._clip)))
             yield
 

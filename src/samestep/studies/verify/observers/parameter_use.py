@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
@@ -82,7 +82,7 @@ class ParameterUse:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Record the layers that are called, for the duration of a block."""
-        with attached(declarations.PART_CALL, wrapping(self._call_part)):
+        with attached(verify_declarations.PART_CALL, wrapping(self._call_part)):
             yield
 
     def _call_part(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from samestep.hooks import declarations
+from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Check, in_words, note
@@ -55,9 +55,9 @@ class ScheduleOrder(Check):
     def attached(self) -> Iterator[None]:
         """See `Check.attached`."""
         with ExitStack() as stack:
-            for hook in declarations.SCHEDULE_STEPS:
+            for hook in verify_declarations.SCHEDULE_STEPS:
                 stack.enter_context(attached(hook, wrapping(self._step_schedule)))
-            stack.enter_context(attached(declarations.SCALER_STEP, wrapping(self._step_scaler)))
+            stack.enter_context(attached(verify_declarations.SCALER_STEP, wrapping(self._step_scaler)))
             yield
 
     def _step_scaler(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

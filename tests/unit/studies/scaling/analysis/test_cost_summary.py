@@ -128,8 +128,8 @@ def test_overhead_is_of_the_workers_of_the_summary_and_the_next_number():
     verdict = made_up(workers=(1, 2, 4, 8), bar=0.7).verdict
 
     assert verdict.workers == 4
-    assert verdict.engineer.startswith("4 workers: 3.1x, 78 %. Overhead: ")
-    assert " 8 workers: 4.8x, 60 %. Overhead: " in verdict.engineer
+    assert verdict.engineer.startswith("4 workers: 3.1x over one worker with 1 thread, 78 %. Overhead: ")
+    assert " 8 workers: 4.8x over one worker with 1 thread, 60 %. Overhead: " in verdict.engineer
 
     enough = judged({1: about(100), 2: about(110), 4: about(112)}).engineer
     assert enough == "2 workers: 0.91x, 45 %. 4 workers: 0.89x, 22 %."
@@ -144,5 +144,7 @@ def test_inconclusive_runs_have_no_overhead_and_no_advice():
     assert [overhead(point, most=2) for point in study.points] == ["", ""]
     assert "workers  overhead" not in study_text(study)
     assert ">overhead<" not in render(study)
-    assert study.verdict.engineer.startswith("2 workers: 0.79x, 40 % by the medians")
+    assert study.verdict.engineer.startswith(
+        "2 workers: 0.79x over one worker with 1 thread, 40 % by the medians"
+    )
     assert codes(study.verdict, "advice") == []

@@ -55,7 +55,7 @@ def test_the_phase_that_makes_the_difference_is_named():
     _, two = verdict.comparisons
 
     assert verdict.manager.startswith("sync=a: 2 workers train")
-    assert verdict.others[0].startswith("sync=b: 2 workers: 1.60x, 80 %.")
+    assert verdict.others[0].startswith("sync=b: 2 workers: 1.60x over one worker with 1 thread, 80 %.")
     assert codes(verdict, "comparison") == [("no-difference", (1,)), ("faster", (2,))]
     assert two.startswith("2 workers: sync=a is 22 % faster than sync=b: exposed communication 1.")
     assert "12 ms" in two

@@ -220,7 +220,9 @@ def test_other_modes_have_their_overhead_and_notes():
     study = concluded(runs)
     large = concluded([clocked(1, batch=2**20), clocked(2, batch=2**21)])
 
-    assert study.verdict.others[0].startswith("weak: 2 workers: 1.92x, 96 %. Overhead: 4 %")
+    assert study.verdict.others[0].startswith(
+        "weak: 2 workers: 1.92x over one worker with 1 thread, 96 %. Overhead: 4 %"
+    )
     assert "batch-grew" in note_codes(study)
     assert any("(1,048,576 at 1 worker, 2,097,152 at 2 workers)" in note for note in large.notes)
 

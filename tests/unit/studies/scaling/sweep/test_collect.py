@@ -79,6 +79,14 @@ def test_points_have_speedup_and_repeats(tmp_path):
     assert "other-mode" not in note_codes(study)
 
 
+def test_one_worker_with_the_cores_of_several_is_a_point_of_its_own(tmp_path):
+    asked = request(tmp_path, threads=1, on_cores=2)
+    study = study_of_all(asked, lambda trial: 64)
+
+    assert [(one.workers, one.cores_of, len(one.runs)) for one in study.points] == [(1, 1, 2), (2, 1, 2)]
+    assert [(one.workers, one.cores_of, len(one.runs)) for one in study.one_process] == [(1, 2, 2)]
+
+
 def test_the_machine_of_a_study_is_that_of_its_runs_not_of_the_collector(tmp_path):
     there = {"host": "gpu07", "device_name": "NVIDIA H200", "torch": "2.9.0+cu126", "launcher": "slurm"}
     below = {"cuda": "12.6", "nccl": "2.27.5", "driver": "560.35.05", "node_processors": 96, "python": ""}

@@ -54,3 +54,13 @@ def test_a_job_has_as_many_gpus_as_workers(tmp_path):
 
     assert "#SBATCH --gpus-per-node=1" in small.script().splitlines()
     assert "#SBATCH --gpus-per-node=4" in large.script().splitlines()
+
+
+def test_one_worker_with_the_cores_of_several_is_a_job_with_their_processors(tmp_path):
+    trials = [trial(0, 1), trial(1, 1, cores_of=4), trial(2, 4)]
+    made = jobs(trials, tmp_path, name="train", site=SlurmSite(cpus_per_task=2), python="python")
+
+    assert [[one.number for one in job.trials] for job in made] == [[0], [1], [2]]
+    assert len({job.request.output for job in made}) == 3
+    requested = [[line for line in job.script().splitlines() if "#SBATCH --cpus" in line] for job in made]
+    assert requested == [[f"#SBATCH --cpus-per-task={count}"] for count in (2, 8, 2)]

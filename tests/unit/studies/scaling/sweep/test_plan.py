@@ -164,3 +164,64 @@ def test_invalid_comparisons_are_refused(compared, problem):
 def test_numbers_below_one_are_refused(changes, flag):
     with pytest.raises(UsageError, match=f"{flag} is 0; give at least 1"):
         request(**changes)
+
+
+def with_cores(trials):
+    """Return one worker with the cores of several: variant, others, their number, and its threads."""
+    threads = [[word for word in one.command if word.startswith("--threads=")] for one in trials]
+    return [
+        (one.variant, one.also, one.cores_of, *given[-1:])
+        for one, given in sorted(zip(trials, threads, strict=True), key=lambda pair: pair[0].cores_of)
+        if one.cores_of > 1
+    ]
+
+
+def test_one_worker_has_the_cores_of_each_larger_number_in_each_round():
+    trials = plan(request(threads=3, on_cores=4, repeats=2, flags=("--threads=3",)))
+
+    assert len(trials) == 10
+    found = with_cores(trials)
+    assert found == [("", (), 2, "--threads=6")] * 2 + [("", (), 4, "--threads=12")] * 2
+    assert {one.repeat for one in trials if one.cores_of == 4} == {0, 1}
+    assert {(one.workers, one.modes) for one in trials if one.cores_of > 1} == {(1, ("strong",))}
+    assert len({one.folder for one in trials}) == len({one.case for one in trials}) * 2 == 10
+    assert "cores2" in next(one.folder.name for one in trials if one.cores_of == 2)
+
+
+def test_one_worker_has_the_arguments_of_one_worker_in_both_modes():
+    trials = plan(request(workers=(1, 2), arguments=("{64/n}",), scaling="both", threads=1, on_cores=2))
+
+    (alone,) = [one for one in trials if one.cores_of == 2]
+    assert (alone.modes, alone.command[-1]) == (("strong", "weak"), "64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),  # accelerators
+        ({"workers": (2, 4), "on_cores": 4}, []),  # one worker is not measured
+        ({"on_cores": 2}, [2]),  # more workers are oversubscribed
+        ({"on_cores": 4, "per_node": 2}, [2]),  # one process is on one node
+        ({"workers": (1, 3, 4), "on_cores": 8}, [3, 4]),
+    ],
+)
+def test_one_worker_has_no_more_cores_than_those_of_a_node(changes, expected):
+    assert [cores for _, _, cores, *_ in with_cores(plan(request(threads=1, **changes)))] == expected
+
+
+def test_without_threads_the_launcher_gives_the_cores():
+    assert with_cores(plan(request(on_cores=4))) == [("", (), 2), ("", (), 4)]
+
+
+def test_variants_with_as_many_threads_share_one_worker():
+    compared = variants(["threads=1,2"], verb="run", flags=["threads"])
+    found = with_cores(plan(request(variants=compared, on_cores=4)))
+
+    assert found == [
+        ("threads=1", (), 2, "--threads=2"),
+        ("threads=1", ("threads=2",), 4, "--threads=4"),
+        ("threads=2", (), 4, "--threads=8"),
+    ]
+    compared = variants(["sync=flat,ddp"], verb="train", flags=["sync"])
+    recipe = request(kind="recipe", target="digits", workers=(1, 2), variants=compared, threads=1, on_cores=2)
+    assert with_cores(plan(recipe)) == [("sync=flat", ("sync=ddp",), 2, "--threads=2")]

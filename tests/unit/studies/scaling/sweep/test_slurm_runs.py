@@ -38,7 +38,7 @@ class Slurm:
         return Answer(0, f"{40 + taken}\n", "")
 
 
-def study(folder):
+def study(folder, **more):
     request = Request(
         target="train.py",
         workers=(1, 2, 4),
@@ -48,6 +48,7 @@ def study(folder):
         variants=variants(["env:NCCL_ALGO=Ring,Tree"], verb="run", flags=()),
         per_node=2,
         folder=folder,
+        **more,
     )
     frame = Frame(request=request, bar=0.7, places=4, source={"commit": "abc"}, notes=("Each a job.",))
     trials = plan(request)
@@ -77,7 +78,7 @@ def test_the_record_of_submitted_jobs_is_read(tmp_path):
     taken, reports = submitted(tmp_path / "study", Slurm())
     write_jobs(tmp_path / "study", taken, frame, ["samestep", "scale"])
 
-    assert [(job.number, job.workers, job.log.name) for job in taken] == [
+    assert [(job.number, job.trials[0].workers, job.log.name) for job in taken] == [
         ("41", 1, "1-41.log"),
         ("42", 2, "2-42.log"),
         ("43", 4, "4-43.log"),
@@ -86,6 +87,21 @@ def test_the_record_of_submitted_jobs_is_read(tmp_path):
     assert (tmp_path / "study" / "jobs" / "4.sbatch").read_text() == made[2].script()
     assert all(trial.clock.is_dir() and trial.scratch.is_dir() for trial in trials)
     assert read_jobs(tmp_path / "study") == (taken, frame, ("samestep", "scale"))
+
+
+def test_the_record_has_one_worker_with_the_cores_of_several(tmp_path):
+    frame, _, made = study(tmp_path, on_cores=2)
+    taken = submit_all(made, tmp_path, record=lambda jobs: None, report=print, ask=Slurm(takes=4))
+    write_jobs(tmp_path, taken, frame, ["samestep", "scale"])
+
+    found, _, _ = read_jobs(tmp_path)
+    assert [[(one.workers, one.cores_of) for one in job.trials[:1]] for job in found] == [
+        [(1, 1)],
+        [(1, 2)],
+        [(2, 1)],
+        [(4, 1)],
+    ]
+    assert found == taken
 
 
 def test_submitted_jobs_are_recorded_one_by_one(tmp_path):

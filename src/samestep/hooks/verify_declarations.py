@@ -1,0 +1,54 @@
+"""Declares every attribute that only `samestep verify` replaces; see `declarations`."""
+
+from samestep.hooks.declarations import FETCHER, LOADER, MAP_FETCHER
+from samestep.hooks.registry import Hook
+
+_VERIFY = "verify"
+SHUFFLED = Hook("torch.utils.data:DistributedSampler", "__iter__", _VERIFY, "the epoch that it shuffles")
+RECORDED_CALL = Hook(
+    "torch.nn:Module", "__call__", _VERIFY, "inputs and outputs of all modules in a step that differs"
+)
+PROBED_FETCH = Hook(FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
+SAMPLES_OF_BATCH = Hook(LOADER, "__next__", _VERIFY, "random numbers depend on the last batch's samples")
+SEEDED_FETCH = Hook(MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
+JOINED = Hook(
+    "torch.distributed.algorithms.join:Join", "__exit__", _VERIFY, "steps that a rank without a batch shadows"
+)
+COMMUNICATION_HOOK = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "register_comm_hook",
+    _VERIFY,
+    "whether gradients are compressed",
+    arguments=("self", "state", "hook"),
+)
+FROM_NUMPY = Hook("torch", "from_numpy", _VERIFY, "data are converted in the run in double precision")
+DROPOUTS = tuple(
+    Hook("torch.nn.functional", name, _VERIFY, "dropout is disabled in the run without random features")
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+)
+ATTENTION = Hook(
+    "torch.nn.functional",
+    "scaled_dot_product_attention",
+    _VERIFY,
+    "its dropout is disabled in the run without random features",
+    arguments=("query", "key", "value", "attn_mask", "dropout_p"),
+)
+
+_NOTES = "verify: notes"
+PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")
+MODE_SET = Hook("torch.nn:Module", "train", _NOTES, "where a model was set to evaluation mode")
+BATCH_SOURCE = Hook(LOADER, "__next__", _NOTES, "the data set of each batch")
+DRAWING_FETCH = Hook(MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
+SCHEDULE_STEPS = tuple(
+    Hook(f"torch.optim.lr_scheduler:{name}", "step", _NOTES, "whether it comes before the optimizer's")
+    for name in ("LRScheduler", "SequentialLR", "ChainedScheduler", "CosineAnnealingWarmRestarts")
+)
+SCALER_STEP, SCALER_UNSCALE = (
+    Hook("torch.amp.grad_scaler:GradScaler", name, _NOTES, "skipped steps, and gradients that are scaled")
+    for name in ("step", "unscale_")
+)
+CLIPS = tuple(
+    Hook(owner, name, _NOTES, "gradients that are clipped while they are scaled")
+    for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
+    for name in ("clip_grad_norm_", "clip_grad_value_")
+)

@@ -1,0 +1,88 @@
+"""`samestep run` names once the command that compares workers with one process, only where that applies."""
+
+from pathlib import Path
+
+import pytest
+
+from samestep.autopilot.script.options import Options
+from samestep.launch.job import Job, Nodes, Program
+from samestep.launch.plan import Join, Spawn
+from samestep.launch.source.classify import ScriptKind
+from samestep.launchers.detect import detect
+from samestep.run import scale_hint as module
+from samestep.run.decision import Decision
+from samestep.run.scale_hint import NAME, scale_hint
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Use a cache folder of the test, and a terminal without GPUs."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(module, "user_cache", lambda: folder)
+    monkeypatch.setattr(module, "can_have_accelerators", lambda: False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    return folder
+
+
+def decision(*, workers=2, nodes=1, target="train.py", kind="script", plan=None, script="serial", **options):
+    nodes = Nodes(count=nodes) if nodes == 1 else Nodes(count=nodes, rank=0)
+    return Decision(
+        job=Job(program=Program(target=target, kind=kind, args=("--lr", "0.1")), workers=workers),
+        plan=plan or Spawn(local=workers, nodes=nodes),
+        detected=detect({}),
+        script=ScriptKind(script),
+        threads=None,
+        must_join=False,
+        options=Options(**options),
+    )
+
+
+def test_the_line_is_printed_once(cache):
+    first = scale_hint(decision())
+
+    assert "samestep scale -n 1,2 -- train.py --lr 0.1 " in first
+    assert (cache / NAME).exists()
+    assert scale_hint(decision()) == ""
+
+
+def test_a_module_is_named_as_scale_takes_it():
+    assert "samestep scale -n 1,4 -m -- train --lr 0.1 " in scale_hint(
+        decision(workers=4, target="train", kind="module")
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": 1},
+        {"nodes": 2},
+        {"kind": "executable"},
+        {"kind": "module", "target": "samestep"},
+        {"plan": Join(place=detect({}).place, master=None)},
+        {"script": "spawns"},
+    ],
+)
+def test_there_is_no_line_and_no_record_where_scale_does_not_apply(cache, changes):
+    assert scale_hint(decision(**changes)) == ""
+    assert not cache.exists()
+
+
+def test_there_is_no_line_for_gpus_unless_the_cpu_was_asked_for(cache, monkeypatch):
+    monkeypatch.setattr(module, "can_have_accelerators", lambda: True)
+
+    assert scale_hint(decision()) == ""
+    assert not cache.exists()
+    assert scale_hint(decision(device="cpu"))
+
+
+def test_there_is_no_line_without_a_terminal(cache, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+
+    assert scale_hint(decision()) == ""
+    assert not cache.exists()
+
+
+def test_there_is_no_line_if_it_cannot_be_recorded(cache):
+    Path(cache).write_text("a file where the folder would be")
+
+    assert scale_hint(decision()) == ""
