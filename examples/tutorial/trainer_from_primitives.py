@@ -29,10 +29,9 @@ class Trainer:
         torch.manual_seed(SEED + place.rank)  # the weights differ from rank to rank, until the broadcast
         self.model = resnet34(options.norm, options.width).to(device)
         # >>> broadcast
+        # Buffers too: the statistics of batch norm are part of the model.
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
-            dist.broadcast(
-                tensor.data, src=0
-            )  # buffers too: the statistics of batch norm are part of the model
+            dist.broadcast(tensor.data, src=0)
         # <<<
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=0.01)
 
