@@ -203,6 +203,10 @@ def test_the_table_of_hooks_is_up_to_date():
     subprocess.run([sys.executable, ROOT / "docs" / "list_hooks.py", "--check"], check=True)
 
 
+def test_the_listings_of_the_six_steps_are_the_fenced_parts_of_the_scripts():
+    subprocess.run([sys.executable, ROOT / "docs" / "list_steps.py", "--check"], check=True)
+
+
 INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ[", "del os.environ[")
 """Statements that change the interpreter's state, as a fresh one would have it."""
 NO_HOOKS = {
