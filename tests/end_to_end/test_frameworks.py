@@ -96,7 +96,9 @@ def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(tm
     assert "--mode native" in err
 
 
-@pytest.mark.parametrize("name", ["accelerate_metrics", "fabric_ranks"])
+@pytest.mark.parametrize(
+    "name", ["accelerate_metrics", "fabric_ranks", "lightning_ranks", "transformers_ranks"]
+)
 def test_verify_does_not_accuse_a_right_script_of_a_library(tmp_path, name):
     options = ("--mode", "native", "--steps", 10, "--json")
 

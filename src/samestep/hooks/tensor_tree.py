@@ -64,16 +64,22 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
 def data_in(value: Any) -> list[Tensor]:
     """Return the first tensor in `value` that is not computed from parameters: its rows are samples.
 
-    In a list, return all such tensors: they may be one image each.
+    In a list, return all such tensors of one type and number of dimensions: they may be one image each. A
+    list of inputs and labels is a batch, as a DataLoader collates it.
     """
     if isinstance(value, PackedSequence):
         value = value.data
     if isinstance(value, Tensor):
         return [value] if value.dim() and value.numel() and not value.requires_grad else []
-    found = (data_in(part) for _, part in parts_of(value))
-    return (
-        [one for some in found for one in some] if isinstance(value, list) else next(filter(None, found), [])
-    )
+    found = filter(None, (data_in(part) for _, part in parts_of(value)))
+    first = next(found, [])
+    if not isinstance(value, list):
+        return first
+    return first + [one for some in found for one in some if _is_alike(one, first[0])]
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.dim(), one.dtype) == (other.dim(), other.dtype)
 
 
 def text(path: Path) -> str:

@@ -57,10 +57,10 @@ def here(tmp_path):
     return tmp_path
 
 
-def points(folder):
+def points(folder, name="points"):
     """Return the points of the study that was written: number of workers, nodes, global batch."""
     study = json.loads((folder / "study" / "study.json").read_text())
-    return [(point["workers"], point["nodes"], point["global_batch"]) for point in study["points"]]
+    return [(point["workers"], point["nodes"], point["global_batch"]) for point in study[name]]
 
 
 def in_steps(slurm, folder, *flags):
@@ -126,17 +126,17 @@ def test_what_does_not_fit_an_allocation_is_refused_before_anything_runs(slurm, 
     assert not (here / "study").exists()
 
 
-def test_a_study_is_submitted_as_four_jobs_and_collected_later(slurm, here):
+def test_a_study_is_submitted_as_jobs_and_collected_later(slurm, here):
     flags = ("--submit", "slurm", "--partition", "main", "--detach")
     sent = slurm.run(*SCALE, "train.py", "-n", "1,2,3,4", *FEW, *flags, folder=here)
     assert sent.code == 0, sent.err
-    numbers = sent.out.split()
-    assert len(numbers) == 4
+    assert len(sent.out.split()) == 4 + 3  # and one process with the cores of 2, 3 and 4 workers
 
     done = slurm.run(*SCALE, "--collect", "study", folder=here)
 
     assert done.code == 0, done.err
     assert points(here) == [(1, 1, 12), (2, 1, 12), (3, 1, 12), (4, 1, 12)]
+    assert points(here, "one_process") == [(1, 1, 12)] * 3
     study = json.loads((here / "study" / "study.json").read_text())
     assert "--submit slurm" in " ".join(study["command"])
     assert any("separate job" in note for note in study["notes"])
@@ -149,10 +149,11 @@ def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_pat
 
     assert done.code == 0, done.err
     assert points(tmp_path) == [(1, 1, 12), (2, 1, 12)]
+    assert points(tmp_path, "one_process") == [(1, 1, 12)]
     files = sorted(tmp_path.glob("study/trials/*/clock/rank-*.jsonl"))
     headers = [json.loads(file.read_text().splitlines()[0]) for file in files]
     assert sorted((header["kind"], header["size"]) for header in headers) == [
-        ("native", n) for n in (1, 2, 2)
+        ("native", n) for n in (1, 1, 2, 2)
     ]
 
 

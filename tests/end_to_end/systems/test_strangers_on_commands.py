@@ -78,12 +78,13 @@ def test_nobody_gets_into_a_command_of_two_nodes_nor_delays_it(nodes, slurm, tmp
 
     with recorded(nodes, recording, between=TWO):
         alone, usual, _ = run("alone", lambda _: nullcontext())
-        with attacked_on(nodes, *TWO):
+        with attacked_on(nodes, *TWO) as taken:
             # Node2 gets the names of the hosts only: the ports are guessed.
             attacked, took, report = run(
                 "attacked", lambda found: attacking(nodes, *TWO, recording=recording, until=found)
             )
 
+    assert taken
     assert attacked == alone
     assert report["uid"] == NOBODY
     assert max(report["answers"].values()) <= 64, report

@@ -138,9 +138,10 @@ def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, l
     with recorded(nodes, recording, between=TWO):
         _, usual = run("alone", lambda _: nullcontext())
         # The sockets of MPI's own daemons ask nobody: who attacks all of them stops mpirun, without samestep.
-        with nullcontext() if launch in (open_mpi, mpich) else attacked_on(nodes, "node0"):
+        with nullcontext() if launch in (open_mpi, mpich) else attacked_on(nodes, "node0") as taken:
             report, took = run("attacked", attack)
 
+    assert taken or launch in (open_mpi, mpich)
     assert max(report["answers"].values()) <= 64, report
     assert report["uid"] == NOBODY
     assert took < usual + DELAY_S
@@ -159,8 +160,13 @@ def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, com
         return finish_uncontended(nodes.start("node0", *command_line, folder=folder))
 
     undisturbed, usual = run("alone")
-    with attacked_on(nodes, "node0"):
-        ended, took = run("attacked")
+    for attempt in range(5):
+        with attacked_on(nodes, "node0") as taken:
+            ended, took = run(f"attacked-{attempt}")
+        # Where only Gloo listens, for some milliseconds, the stranger can be too late.
+        if taken:
+            break
+    assert taken
 
     assert ended.code == undisturbed.code, ended.err
     assert "Traceback" not in ended.err

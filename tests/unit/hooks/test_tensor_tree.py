@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from samestep.hooks.tensor_tree import leaves, mapped, text
+from samestep.hooks.tensor_tree import data_in, leaves, mapped, text
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -73,3 +73,27 @@ def test_the_original_structure_does_not_change():
 
 def test_a_path_is_written_as_python_source():
     assert text((0, "mask")) == "[0]['mask']"
+
+
+IMAGE, LABEL = torch.ones(3, 2, 2), torch.tensor(1)
+WEIGHT = torch.ones(3, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (ONE, [ONE]),
+        ((ONE, TWO), [ONE]),
+        ({"labels": LABEL, "x": ONE}, [ONE]),
+        ([ONE, TWO], [ONE, TWO]),  # one sample each
+        ([ONE, torch.tensor([1, 2])], [ONE]),  # inputs and labels
+        ([IMAGE, ONE, IMAGE], [IMAGE, IMAGE]),
+        ([(IMAGE, LABEL), (IMAGE, LABEL)], [IMAGE, IMAGE]),
+        ((WEIGHT, ONE), [ONE]),
+        ([WEIGHT, LABEL, "text"], []),
+        (pack_sequence([ONE]), [ONE]),
+    ],
+)
+def test_the_data_of_a_batch_is_its_inputs(value, found):
+    assert [tensor.shape for tensor in data_in(value)] == [tensor.shape for tensor in found]
+    assert [tensor.dtype for tensor in data_in(value)] == [tensor.dtype for tensor in found]
