@@ -91,6 +91,13 @@ class NamedDevices:
         number = _number(device)
         self.current = self.current if number is None else number
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Forget the devices that are named in a block."""
+        used = set(self.used)
+        yield
+        self.used = used
+
 
 NAMED = NamedDevices()
 """The devices that the script of this process names."""

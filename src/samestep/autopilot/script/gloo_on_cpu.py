@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from samestep.autopilot.script.devices import VISIBLE, onto_cpu
+from samestep.autopilot.script.devices import NAMED, VISIBLE, onto_cpu
 from samestep.base import env
 from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, attached_all, wrapping
@@ -32,7 +32,8 @@ def _over_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Create a process group over Gloo; names of back ends are the only text that contains theirs."""
     kwargs.pop("device_id", None)
     named = {name: _gloo(one) for name, one in kwargs.items()}
-    return original(*map(_gloo, args), **named)
+    with NAMED.kept():  # torch names the devices of each back end
+        return original(*map(_gloo, args), **named)
 
 
 def _wrapped_model(original: Callable[..., None], ddp: Any, module: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, Store
 
 from samestep.base import env
 from samestep.base.errors import UsageError, WorldError
@@ -80,11 +80,12 @@ def _created(
     """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
     environment = env.snapshot()
     place = detect(environment).place
-    if dist.group.WORLD is None:
-        if endpoint is not None and endpoint.is_checked:
-            _check_place(place, rank, world_size)
-        elif endpoint is None and place.size > 1:
-            _check_claim(place, rank, world_size)
+    claims = dist.group.WORLD is None and endpoint is None and place.size > 1
+    if claims:
+        _check_size(place, world_size)
+    elif dist.group.WORLD is None and endpoint is not None and endpoint.is_checked:
+        _check_place(place, rank, world_size)
+    claims &= world_size == place.size
     if endpoint is not None and world_size == place.size:
         hostname, port = endpoint.host, endpoint.port
     try:
@@ -92,13 +93,15 @@ def _created(
             environment,
             hostname,
             port,
-            serves=rank == 0,
+            serves=(place.rank if claims else rank) == 0,  # two processes may claim rank 0, or none
             one_host=place.local_size == place.size,
             connect_s=timeout.total_seconds(),
         )
     except WorldError as error:
         raise DistNetworkError(str(error)) from error
     store.set_timeout(timeout)
+    if claims:
+        _check_claim(store, place, rank)
     return store
 
 
@@ -119,21 +122,36 @@ def _check_place(place: Place, rank: int, world_size: int | None) -> None:
     )
 
 
-def _check_claim(place: Place, rank: int, world_size: int | None) -> None:
-    """Refuse a rank, or a number of ranks, with which the processes of this job cannot all connect.
+def _check_size(place: Place, world_size: int | None) -> None:
+    """Refuse a number of ranks that this job does not have.
 
     A smaller group may be one of several, or of some ranks only.
     """
-    called = f"rank {place.rank} called init_process_group"
     if world_size is not None and world_size > place.size:
         raise UsageError(
-            f"{called}(world_size={world_size}), but the launcher started WORLD_SIZE={place.size} processes: "
-            "the group would wait for more for ever. Remove the argument, or start as many workers (-n)."
+            f"rank {place.rank} called init_process_group(world_size={world_size}), but the launcher started "
+            f"WORLD_SIZE={place.size} processes: the group would wait for more for ever. Remove the "
+            "argument, or start as many workers (-n)."
         )
-    if world_size == place.size and rank != place.rank:
+
+
+def _check_claim(store: Store, place: Place, rank: int) -> None:
+    """Refuse another rank than the launcher's if a further process claims it too.
+
+    A permutation of the launcher's ranks is accepted. Only a process that claims another rank than its own
+    waits for the claims of all.
+    """
+    keys = [f"samestep/claimed-rank/{one}" for one in range(place.size)]
+    store.set(keys[place.rank], str(rank))
+    if rank == place.rank:
+        return
+    claimed = [int(store.get(key)) for key in keys]
+    if claimed.count(rank) > 1:
+        others = ", ".join(str(k) for k, one in enumerate(claimed) if one == rank and k != place.rank)
         raise UsageError(
-            f"{called}(rank={rank}), but the launcher gave it RANK={place.rank}: two processes may claim one "
-            "rank. Remove the argument, or take the rank from the environment variable RANK."
+            f"rank {place.rank} called init_process_group(rank={rank}), which rank {others} does too; the "
+            f"launcher gave it RANK={place.rank}. Remove the argument, or take the rank from the environment "
+            "variable RANK."
         )
 
 

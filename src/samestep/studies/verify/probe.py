@@ -89,7 +89,7 @@ class Probe(Listener):
         self._device = _CPU
         """Device of the last model called."""
         self._fetched: RngState | None = None
-        """Random state after the last batch was fetched; None after a backward."""
+        """Random state after the last batch of a DataLoader, or a backward after it; None before."""
         self._epochs: dict[int, set[int]] = {}
         """Epochs that each sampler has shuffled for training."""
         self._fetches_drew = mmap.mmap(-1, 1)
@@ -202,7 +202,8 @@ class Probe(Listener):
         if self._fetched is not None:
             self._note_draws(self._fetched)
         yield
-        self._fetched = None
+        if self._fetched is not None:  # a GAN draws noise between two backwards
+            self._fetched = RngState.now(self._device)
         # Read after backward: only then the loss of a replicated script is that of the global batch.
         self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
         self._step.backwards += 1

@@ -118,9 +118,21 @@ def padding(comparison: Comparison) -> tuple[int, int] | None:
     for here, usual in zip(
         zip(*of_ranks, strict=False), comparison.reference.traces[0].evaluations(), strict=False
     ):
-        if sum(here) > usual > max(here):
-            return sum(here), usual
+        counts = [len(keys) for keys in here]
+        total = sum(counts) - (len(counts) - 1) * _common_end(here)
+        if total > len(usual) > max(counts):
+            return total, len(usual)
     return None
+
+
+def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:
+    """Return how many samples all ranks evaluate last: a remainder that they do not share, and no padding."""
+    equal = 0
+    for keys in zip(*(reversed(one) for one in of_ranks), strict=False):
+        if len({round(key, 9) for key in keys}) > 1:
+            break
+        equal += 1
+    return equal
 
 
 def folder_order(comparison: Comparison, folders: Sequence[str]) -> Finding:

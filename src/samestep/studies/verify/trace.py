@@ -123,10 +123,10 @@ class Trace:
     begun: int
     """Number of steps that the rank began."""
 
-    def evaluations(self) -> list[int]:
-        """Return the number of samples of each evaluation: of the calls between two steps, if any."""
-        counts = [len(step.evaluated) for step in self.steps] + [len(self.facts.evaluated)]
-        return [count for count in counts if count]
+    def evaluations(self) -> list[Sequence[float]]:
+        """Return the sample keys of each evaluation: of the calls between two steps, if any."""
+        found = [*(step.evaluated for step in self.steps), self.facts.evaluated]
+        return [keys for keys in found if keys]
 
 
 class Writer:

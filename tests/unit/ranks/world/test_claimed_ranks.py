@@ -1,20 +1,49 @@
-"""A rank or a size that a script gives to ``init_process_group`` is compared with the launcher's."""
+"""A rank or a size that a script gives to ``init_process_group`` is compared with those of the other ranks."""
+
+from dataclasses import replace
 
 import pytest
+from torch.distributed import HashStore
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.ranks.world.torch_rendezvous import _check_claim
+from samestep.ranks.world.torch_rendezvous import _check_claim, _check_size
 
-SECOND_OF_TWO = Place(rank=1, size=2, local_rank=1, local_size=2, node=0, nodes=1, launcher="samestep")
-
-
-@pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, 4)])
-def test_a_rank_that_another_process_has_or_too_many_ranks_are_refused(rank, size):
-    with pytest.raises(UsageError, match=r"rank 1 .*(rank=0|world_size=4).*(RANK=1|WORLD_SIZE=2)"):
-        _check_claim(SECOND_OF_TWO, rank, size)
+SECOND = Place(rank=1, size=3, local_rank=1, local_size=3, node=0, nodes=1, launcher="samestep")
 
 
-@pytest.mark.parametrize(("rank", "size"), [(1, 2), (0, 1), (1, None)])
-def test_the_own_rank_and_a_smaller_group_are_accepted(rank, size):
-    _check_claim(SECOND_OF_TWO, rank, size)
+def refused(claims):
+    """Return the ranks whose claims are refused; those of the launcher's rank claim first."""
+    store, found = HashStore(), []
+    for rank in range(len(claims)):  # as if all had claimed before the first one reads
+        store.set(f"samestep/claimed-rank/{rank}", str(claims[rank]))
+    for rank, claim in enumerate(claims):
+        try:
+            _check_claim(store, replace(SECOND, rank=rank, local_rank=rank), claim)
+        except UsageError as error:
+            assert f"rank={claim}" in str(error)
+            assert f"RANK={rank}" in str(error)
+            found.append(rank)
+    return found
+
+
+@pytest.mark.parametrize("claims", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_each_permutation_of_the_ranks_is_accepted(claims):
+    assert refused(claims) == []
+
+
+@pytest.mark.parametrize(
+    ("claims", "ranks"), [((0, 0, 2), [1]), ((0, 0, 0), [1, 2]), ((1, 1, 2), [0]), ((1, 0, 0), [1, 2])]
+)
+def test_a_rank_that_several_processes_claim_is_refused(claims, ranks):
+    assert refused(claims) == ranks
+
+
+def test_a_group_of_more_ranks_than_the_job_has_is_refused():
+    with pytest.raises(UsageError, match=r"rank 1 .*world_size=4.*WORLD_SIZE=3"):
+        _check_size(SECOND, 4)
+
+
+@pytest.mark.parametrize("size", [1, 3, None])
+def test_the_jobs_size_and_a_smaller_one_are_accepted(size):
+    _check_size(SECOND, size)
