@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -116,12 +116,17 @@ def _floor(quantity: str, reference: RunRecord, step: int) -> float:
 def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
     if not (one.has_loss(step) and other.has_loss(step)):
         return 0.0
-    target = other.losses(step)[0]
-    scale = max(abs(target), 1e-3 * abs(other.losses(0)[0]))
-    distances = [abs(loss - target) for loss in one.losses(step)]
+    # Losses that are divided by a rank's number of backwards have equal sums, others equal means.
+    return min(_loss_deviation(one, other, step, total_of) for total_of in (np.mean, np.sum))
+
+
+def _loss_deviation(one: RunRecord, other: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
+    target = other.losses(step, total_of)[0]
+    scale = max(abs(target), 1e-3 * abs(other.losses(0, total_of)[0]))
+    here = one.losses(step, total_of)
     if np.isnan(target):
-        return 0.0 if np.isnan(one.losses(step)[0]) else float("inf")
-    best = min(distances)
+        return 0.0 if np.isnan(here[0]) else float("inf")
+    best = min(abs(loss - target) for loss in here)
     return best / scale if scale else (0.0 if not best else float("inf"))
 
 

@@ -23,9 +23,9 @@ def steps_differ(comparison: Comparison) -> Finding | None:
     report = f" ({run.failure.headline})" if hangs and run.failure is not None else ""
     return comparison.finding(
         "steps-differ",
-        f"the loop of rank {least} ends after {begun[least]} steps, rank {most} begins another: the number "
-        f"of batches depends on the rank{report}. Give every rank as many (samestep.shard), or join() the "
-        "model.",
+        f"the loop of rank {least} ends after {begun[least]} steps, rank {most} begins another{report}. Give "
+        "every rank as many batches (samestep.shard), or join() the model, and let all ranks decide alike "
+        "when to stop.",
         begun[least],
     )
 

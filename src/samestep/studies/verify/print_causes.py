@@ -3,7 +3,7 @@
 import math
 
 from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
-from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text
+from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, progress_shapes
 from samestep.studies.verify.verdict import Cause, Finding
 
 
@@ -12,11 +12,13 @@ def printed_number(comparison: Comparison) -> Finding | None:
     found = deviating_numbers(comparison.reference, comparison.run, comparison.control)
     if not found:
         return None
+    of_progress = progress_shapes(found, comparison.reference)
+    own = {id(one) for one in found if one.is_own_loss or one.shape in of_progress}
     # A number that is not the loss of rank 0's share is the graver fault.
-    worst = max(found, key=lambda one: (not one.is_own_loss, one.value))
+    worst = max(found, key=lambda one: (id(one) not in own, one.value))
     cause: Cause
-    if worst.is_own_loss:
-        cause, why = "local-print", "it is the loss of rank 0's shard."
+    if id(worst) in own:
+        cause, why = "local-print", "rank 0 prints the loss of its own shard, and what is in the same line."
     elif comparison.run.is_replicated:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
     else:
@@ -27,7 +29,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
         f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}",
         workers=comparison.size,
         max_relative_deviation=worst.value if math.isfinite(worst.value) else None,
-        kind="exception" if worst.is_own_loss else "fault",
+        kind="exception" if id(worst) in own else "fault",
     )
 
 

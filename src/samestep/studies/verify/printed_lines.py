@@ -50,12 +50,14 @@ class PrintedNumber:
         line: the line that contains the number.
         usual: that line of the reference.
         is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
+        shape: the line with a sign in the place of each number.
     """
 
     value: float
     line: str
     usual: str
     is_own_loss: bool
+    shape: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,29 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
             last = 2 * _last_digit(of) / max(abs(float(of)), abs(float(one)), 1e-12)
             if not value <= allowed_deviation(known, rounding) + last:
                 is_own = _is_own_loss(of, one, reference, run)
-                found.append(PrintedNumber(value, other[j].text, lines[i].text, is_own))
+                found.append(PrintedNumber(value, other[j].text, lines[i].text, is_own, lines[i].shape))
+    return found
+
+
+def progress_shapes(found: Sequence[PrintedNumber], reference: RunRecord) -> frozenset[str]:
+    """Return the shapes of lines that rank 0 prints of its own share while it trains, not as results.
+
+    They have the loss of a step, at least one of them precedes no step with an evaluation, and there are more
+    of them than epochs.
+    """
+    epochs = -(-reference.steps // max(1, reference.first_epoch()))
+    counts, training = Counter(line.shape for line in _lines(reference)), _lines_of_training(reference)
+    of_loss = {one.shape for one in found if one.is_own_loss and one.usual in training}
+    return frozenset(shape for shape in of_loss if counts[shape] > epochs)
+
+
+def _lines_of_training(run: RunRecord) -> set[str]:
+    """Return the lines that rank 0 prints between two steps without an evaluation between them."""
+    text, start, found = run.facts.printed, 0, set()
+    for step in run.traces[0].steps:
+        if not step.evaluated:
+            found |= set(text[start : step.printed].splitlines())
+        start = step.printed
     return found
 
 
@@ -206,15 +230,16 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
     """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
     if run.is_replicated or not _last_digit(one):
         return False
-    pairs = (
-        pair
-        for step in range(min(reference.steps, run.steps))
-        for pair in zip(reference.at(step).losses, run.at(step).losses, strict=False)
-    )
+    steps = range(min(reference.steps, run.steps))
     return any(
-        abs(float(of) - usual) <= _last_digit(of) and abs(float(one) - own) <= _last_digit(one)
-        for usual, own in pairs
+        _has_printed(of, reference.at(step).losses) and _has_printed(one, run.at(step).losses) for step in steps
     )
+
+
+def _has_printed(text: str, losses: Sequence[float]) -> bool:
+    """Return whether a number is one of a step's losses, also before its division, or their sum."""
+    candidates = [*losses, *(len(losses) * one for one in losses), sum(losses)] if losses else []
+    return any(abs(float(text) - one) <= _last_digit(text) for one in candidates)
 
 
 def _pairs(lines: Sequence[_Line], others: Sequence[_Line]) -> list[tuple[int, int]]:

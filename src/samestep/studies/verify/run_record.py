@@ -1,8 +1,9 @@
 """Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,15 +96,19 @@ class RunRecord:
             keys += [key for trace in traces for key in trace.facts.evaluated]
         return _sorted(keys)
 
-    def losses(self, step: int) -> Sequence[float]:
+    def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
         """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
 
         Ranks without a loss do not count: a pipeline computes it on its last rank only.
+
+        Args:
+            step: the step.
+            total_of: computes a rank's loss from those of its backwards.
         """
         ranks = [one for one in self.of_ranks(step) if one.losses]
         if not ranks:
             return [np.nan]
-        means = np.array([np.mean(one.losses) for one in ranks])
+        means = np.array([total_of(one.losses) for one in ranks])
         weights = np.array([len(one.samples) for one in ranks], dtype=float)
         mean, total = float(means.mean()), float(means.sum())
         weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
@@ -138,13 +143,14 @@ class RunRecord:
         return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
 
     def first_epoch(self) -> int:
-        """Return the number of steps before any sample repeats."""
-        known: set[float] = set()
+        """Return the number of steps before any sample repeats; each optimizer may use it once."""
+        known: defaultdict[int, set[float]] = defaultdict(set)
         for step in range(self.steps):
             keys = {round(key, 9) for key in self.samples(step).tolist()}
-            if keys & known:
+            of_optimizer = known[self.at(step).optimizer]
+            if keys & of_optimizer:
                 return step
-            known |= keys
+            of_optimizer |= keys
         return self.steps
 
 

@@ -434,6 +434,50 @@ def test_each_printed_number_is_compared_by_itself():
         assert [one.cause for one in causes(Comparison(reference, seen, control))] == expected
 
 
+def test_a_line_of_progress_with_the_loss_of_a_share_is_an_exception_and_a_result_is_not():
+    def change(rank, step):
+        return replace(step, losses=[step.losses[0] + (0.25 if rank == 0 else -0.25)])
+
+    def record(size=1, *, accuracy, every=1, evaluated=(), jitter=0.0):
+        """Return a run that prints loss and accuracy behind each step, and may evaluate before that."""
+        seen = run(size, change=change if size > 1 else None, jitter=jitter)
+        trace, text, steps = seen.traces[0], "", []
+        for step in trace.steps:
+            steps.append(replace(step, printed=len(text), evaluated=[*evaluated]))
+            if step.index % every == every - 1:
+                text += f"loss {step.losses[0]:.4f} accuracy {accuracy}\n"
+        facts = replace(trace.facts, printed=text, evaluated=[*evaluated])
+        traces = [replace(trace, steps=steps, facts=facts), *seen.traces[1:]]
+        return replace(seen, traces=traces)
+
+    per_epoch = -(-DATA // BATCH)
+    for options, expected in (
+        ({}, "local-print"),
+        ({"evaluated": [1.0]}, "local-metric"),
+        ({"every": per_epoch}, "local-metric"),
+    ):
+        reference = record(accuracy=0.50, **options)
+        control = record(accuracy=0.50, jitter=1e-15, **options)
+        seen = record(2, accuracy=0.75, **options)
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+@pytest.mark.parametrize("is_divided", [True, False])
+def test_the_same_batches_in_fewer_backwards_per_rank_are_the_same_step(is_divided):
+    def parts(backwards):
+        """Return the losses of a step of so many backwards, divided by their number or not."""
+        return lambda _, step: replace(
+            step,
+            losses=[step.losses[0] / (backwards if is_divided else 1)] * backwards,
+            backwards=backwards,
+        )
+
+    reference, control, seen = (
+        run(size, change=parts(4 // size), jitter=jitter) for size, jitter in ((1, 0), (1, 1e-15), (2, 0))
+    )
+    assert causes(Comparison(reference, seen, control)) == []
+
+
 def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
     def change(rank, step):
         return replace(step, losses=[step.losses[0] + (0.25 if rank == 0 else -0.25)])
