@@ -232,7 +232,8 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
         return False
     steps = range(min(reference.steps, run.steps))
     return any(
-        _has_printed(of, reference.at(step).losses) and _has_printed(one, run.at(step).losses) for step in steps
+        _has_printed(of, reference.at(step).losses) and _has_printed(one, run.at(step).losses)
+        for step in steps
     )
 
 
