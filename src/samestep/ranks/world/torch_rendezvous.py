@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import DistNetworkError, Store
+from torch.distributed import DistNetworkError
 
 from samestep.base import env
 from samestep.base.errors import UsageError, WorldError
@@ -135,7 +135,7 @@ def _check_size(place: Place, world_size: int | None) -> None:
         )
 
 
-def _check_claim(store: Store, place: Place, rank: int) -> None:
+def _check_claim(store: dist.Store, place: Place, rank: int) -> None:
     """Refuse another rank than the launcher's if a further process claims it too.
 
     A permutation of the launcher's ranks is accepted. Only a process that claims another rank than its own

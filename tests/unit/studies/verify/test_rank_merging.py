@@ -1,4 +1,4 @@
-"""Ranks that do one work together count once: a batch of several ranks, an average of parameters, an output."""
+"""Ranks that do one work together count once: a batch of several ranks, averaged parameters, an output."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_the_output_is_that_of_the_first_rank_that_prints(own, expected):
 
 
 def averaged(*, begins_with):
-    """Return a run whose ranks have other gradients and parameters after a step, and begin the next one alike.
+    """Return a run whose ranks have other gradients and parameters after a step.
 
     Args:
         begins_with: given the parameters of the ranks after the step, returns those of each rank then.
