@@ -135,7 +135,7 @@ def _check_size(place: Place, world_size: int | None) -> None:
         )
 
 
-def _check_claim(store: dist.Store, place: Place, rank: int) -> None:
+def _check_claim(store: NetworkStore, place: Place, rank: int) -> None:
     """Refuse another rank than the launcher's if a further process claims it too.
 
     A permutation of the launcher's ranks is accepted. Only a process that claims another rank than its own
