@@ -1,16 +1,13 @@
 """Scripts of training libraries: on one device they give the serial output, on several they run natively."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from support.commands import environment
 from support.hosted import difference
+from support.kept_interpreter import KeptInterpreter
 from support.systems import missing
 
 ROOT = Path(__file__).parents[2]
@@ -28,32 +25,26 @@ TIMES = (re.compile(r"_(runtime|per_second)'"),)
 """Lines of which parts are times."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frameworks():
+@pytest.fixture(scope="module")
+def interpreter():
+    """The libraries' interpreter."""
     if not PYTHON.exists():
         missing("frameworks", f"{PYTHON.parents[1]} is missing; `make test` creates it")
+    kept = KeptInterpreter(PYTHON, ROOT / "src", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    yield kept
+    kept.close()
 
 
-def run(folder, *command):
-    """Run a command of the libraries' interpreter in a folder; return its exit code and what it prints."""
-    variables = environment(PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    folder.mkdir()
-    started = subprocess.Popen(
-        [PYTHON, *map(str, command)],
-        cwd=folder,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = started.communicate(timeout=110)
-    finally:
-        if started.poll() is None:
-            os.killpg(started.pid, signal.SIGKILL)
-            started.communicate()
-    return started.returncode, out, err
+@pytest.fixture
+def run(interpreter, tmp_path):
+    """A function that runs a script alone, or a command of samestep, in a new folder."""
+
+    def run(name, *words):
+        folder = tmp_path / name
+        folder.mkdir()
+        return interpreter.run(folder, *words)
+
+    return run
 
 
 def results(text):
@@ -61,48 +52,48 @@ def results(text):
 
 
 @pytest.mark.parametrize("name", ONE_DEVICE)
-def test_a_script_of_a_library_on_one_device_gives_the_serial_output(tmp_path, name):
+def test_a_script_of_a_library_on_one_device_gives_the_serial_output(run, name):
     script = GALLERY / f"{name}.py"
-    alone, serial, trace = run(tmp_path / "serial", script)
-    assert alone == 0, trace
+    serial = run("serial", script)
+    assert serial.code == 0, serial.err
 
-    code, out, err = run(tmp_path / "two", "-m", "samestep", "run", "-n", 2, script)
+    two = run("two", "run", "-n", 2, script)
 
-    assert code == 0, err
-    assert difference(results(serial), results(out), digits=5) is None
-    assert " split" in err
+    assert two.code == 0, two.err
+    assert difference(results(serial.out), results(two.out), digits=5) is None
+    assert " split" in two.err
 
 
-def test_a_script_that_asks_for_several_devices_is_started_natively(tmp_path):
+def test_a_script_that_asks_for_several_devices_is_started_natively(run):
     script = GALLERY / "lightning_trainer.py"
 
-    code, out, err = run(tmp_path / "two", "-m", "samestep", "run", "-n", 2, script, "--devices", 2)
+    two = run("two", "run", "-n", 2, script, "--devices", 2)
 
-    assert code == 0, err
-    assert out.count("step 0 ") == 2  # each rank's own batch
-    assert "step 8 " not in out  # half of the steps of one device
-    assert "joins its peers itself" in err
+    assert two.code == 0, two.err
+    assert two.out.count("step 0 ") == 2  # each rank's own batch
+    assert "step 8 " not in two.out  # half of the steps of one device
+    assert "joins its peers itself" in two.err
 
 
-def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(tmp_path):
+def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(run, tmp_path):
     script = tmp_path / "train.py"
     text = (GALLERY / "lightning_trainer.py").read_text()
     script.write_text(text.replace("devices=DEVICES", "devices=int('2')"))
 
-    code, _, err = run(tmp_path / "two", "-m", "samestep", "run", "-n", 2, script)
+    two = run("two", "run", "-n", 2, script)
 
-    assert code == 2
-    assert "Traceback" not in err
-    assert "--mode native" in err
+    assert two.code == 2
+    assert "Traceback" not in two.err
+    assert "--mode native" in two.err
 
 
 @pytest.mark.parametrize(
     "name", ["accelerate_metrics", "fabric_ranks", "lightning_ranks", "transformers_ranks"]
 )
-def test_verify_does_not_accuse_a_right_script_of_a_library(tmp_path, name):
+def test_verify_does_not_accuse_a_right_script_of_a_library(run, name):
     options = ("--mode", "native", "--steps", 10, "--json")
 
-    code, out, err = run(tmp_path / "two", "-m", "samestep", "verify", *options, GALLERY / f"{name}.py")
+    ended = run("two", "verify", *options, GALLERY / f"{name}.py")
 
-    assert code == 0, err
-    assert json.loads(out)["verdict"] == "same", out
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["verdict"] == "same", ended.out

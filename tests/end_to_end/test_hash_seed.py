@@ -15,12 +15,13 @@ SCRIPT = dedent(
     """\
     import os, sys
     from multiprocessing import get_context
-    import torch
 
     def order(_=0):
         return " ".join(set(map(str, range(100))))
 
     if __name__ == "__main__":
+        import torch  # not in the process of the pool
+
         torch.nn.Linear(1, 1)(torch.ones(4, 1)).sum().backward()
         with get_context("spawn").Pool(1) as pool:
             print(order(), *pool.map(order, [0]), os.getpid(), sys.stdin.read(), sep="\\n")
