@@ -209,7 +209,9 @@ class Check:
     ) -> list[Problem]:
         stuck = [f"rank {rank} {one.stuck}" for rank, one in enumerate(outcomes) if one.stuck]
         if stuck:
-            return [Problem("deadlock", f"the ranks wait for each other: {'; '.join(stuck)}.")]
+            ended = len(stuck) < len(outcomes)
+            text = "ranks wait for ranks that have ended" if ended else "the ranks wait for each other"
+            return [Problem("deadlock", f"{text}: {'; '.join(stuck)}.")]
         failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
         if failed:
             return [Problem("error", _cause(failed))]

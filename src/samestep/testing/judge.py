@@ -61,7 +61,12 @@ def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
     """
     found: dict[str, Fault] = {}
     for ranks, call, problem in problems:
-        first = Fault(code=problem.code, text=f"on {counted(ranks, 'rank')}, {call}: {problem.text}", ranks=ranks, count=0)
+        first = Fault(
+            code=problem.code,
+            text=f"on {counted(ranks, 'rank')}, {call}: {problem.text}",
+            ranks=ranks,
+            count=0,
+        )
         earlier = found.get(problem.code, first)
         found[problem.code] = replace(earlier, count=earlier.count + 1)
     return [found[code] for code in CODES if code in found]

@@ -42,7 +42,9 @@ def load_function(text: str) -> Callable[..., Any]:
     """
     file, _, name = text.rpartition(":")
     if not file:
-        raise UsageError(f"{text!r} names no function of a file; give FILE:FUNCTION, such as ring.py:all_reduce.")
+        raise UsageError(
+            f"{text!r} names no function of a file; give FILE:FUNCTION, such as ring.py:all_reduce."
+        )
     function = getattr(load_module(Path(file)), name, None)
     if not callable(function):
         raise UsageError(f"{file} has no function {name!r}; give the name of one that it defines.")
