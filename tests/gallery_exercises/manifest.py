@@ -27,10 +27,14 @@ SCRIPTS = {
     "sampler_without_epoch": ("trainer", "            self.sampler.set_epoch(epoch)\n", "", "no-set-epoch"),
     "padded_evaluation": (
         "trainer",
-        "share = Subset(self.test_set, range(self.rank, len(self.test_set), self.size))\n"
-        "        self.test_loader = DataLoader(share, BATCH)",
-        "share = DistributedSampler(self.test_set, self.size, self.rank)\n"
-        "        self.test_loader = DataLoader(self.test_set, BATCH, sampler=share)",
+        (
+            "share = Subset(self.test_set, range(self.rank, len(self.test_set), self.size))\n"
+            "        self.test_loader = DataLoader(share, BATCH)"
+        ),
+        (
+            "share = DistributedSampler(self.test_set, self.size, self.rank)\n"
+            "        self.test_loader = DataLoader(self.test_set, BATCH, sampler=share)"
+        ),
         "padded-evaluation",
     ),
     "saved_on_all_ranks": (

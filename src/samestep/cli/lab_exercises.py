@@ -24,7 +24,7 @@ def start(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXERCISES)}.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files.")],
 ) -> None:
-    """Write the starter file of an exercise, in plain PyTorch with gaps, and its serial script if it has one."""
+    """Write the starter file of an exercise: plain PyTorch with gaps, and a serial script if it has one."""
     files = write_starter(name, folder)
     for path in files:
         log(f"wrote {path}")
@@ -40,8 +40,8 @@ def grade(
 ) -> int:
     """Run a solution on several numbers of ranks, and report what is wrong.
 
-    A function with the name of a collective (broadcast, gather, reduce, all_reduce, ring_all_reduce) is called
-    with many tensors. Any other file is a training script, whose steps are compared with those of the serial
+    A function named broadcast, gather, reduce, all_reduce or ring_all_reduce is called with many tensors.
+    Any other file is a training script, whose steps are compared with those of the serial
     script beside it: trainer.py with trainer_serial.py. The exit code is 0 for a right solution, else 1.
     """
     sizes = rank_counts(ranks)

@@ -109,8 +109,8 @@ def verified(script: Path, against: Path, sizes: Sequence[int], *, hang_timeout:
     Raises:
         UsageError: one of them is no script, or the other one fails on one worker.
     """
-    programs = [launch.program(str(path), module=False) for path in (script, against)]
-    return _report(*programs, sizes, hang_timeout=hang_timeout)
+    program, serial = (launch.program(str(path), module=False) for path in (script, against))
+    return _report(program, serial, sizes, hang_timeout=hang_timeout)
 
 
 def _report(

@@ -1,4 +1,4 @@
-"""Grades solutions of the exercises: functions by the conformance checks, training scripts by a verification."""
+"""Grades solutions of the exercises: functions by conformance checks, training scripts by a verification."""
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +68,7 @@ class Grade:
 
 
 def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: float = 10.0) -> list[Grade]:
-    """Grade each function of `file` with the name of a collective; without one, the file as a training script.
+    """Grade each function of `file` that is named as a collective; a file without one is a training script.
 
     Args:
         file: the file.
@@ -80,9 +80,8 @@ def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: f
         UsageError: the file cannot be read, or it is a script without a serial one beside it.
     """
     tree = _parsed(file)
-    functions = {
-        one.name: one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in CHECKS
-    }
+    defined = (one for one in tree.body if isinstance(one, ast.FunctionDef))
+    functions = {one.name: one for one in defined if one.name in CHECKS}
     if not functions:
         return [_graded_script(file, tree, ranks, verify)]
     missing = {name for name, function in functions.items() if _is_unfinished(function)}
@@ -138,13 +137,15 @@ def _graded_script(file: Path, tree: ast.Module, ranks: Sequence[int], verify: V
         text = "the script has no process group yet: every rank would train alone."
         return Grade(name=file.name, ranks=ranks, faults=[_unfinished(text, ranks)])
     findings = verify(file, serial, ranks).all_findings
-    wrong = [
-        one for one in findings if one.gravity in ("fault", "inconclusive") or one.cause in _FAULTY_NOTES
-    ]
+    wrong = [one for one in findings if _is_fault(one)]
     codes = dict.fromkeys(one.cause for one in wrong)
     faults = [_fault([one for one in wrong if one.cause == code]) for code in codes]
     remarks = [_text(one) for one in findings if one.gravity == "exception"]
     return Grade(name=file.name, ranks=ranks, faults=faults, remarks=remarks)
+
+
+def _is_fault(finding: Finding) -> bool:
+    return finding.gravity in ("fault", "inconclusive") or finding.cause in _FAULTY_NOTES
 
 
 def _fault(findings: Sequence[Finding]) -> Fault:

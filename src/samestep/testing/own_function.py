@@ -24,7 +24,7 @@ def load_module(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))  # as if Python ran the file
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever a user's file raises
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's file raises
         own = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(path)]
         line = own[-1] if own else getattr(error, "lineno", None)
         at = f":{line}" if line else ""

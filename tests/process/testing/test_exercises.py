@@ -60,6 +60,6 @@ def test_the_command_prints_all_functions_of_a_file_and_its_exit_code(tmp_path, 
     assert command([str(mine), "--ranks", "2", "--json"], standalone_mode=False) == 1
     answer = json.loads(capsys.readouterr().out)
     assert [one["passed"] for one in answer["grades"]] == [True, False]
-    assert [fault["code"] for fault in answer["grades"][1]["faults"]][0] == "only-zeros"
+    assert answer["grades"][1]["faults"][0]["code"] == "only-zeros"
     assert command([str(mine), "--ranks", "2"], standalone_mode=False) == 1
     assert "only-zeros" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Training scripts of the exercises: the solutions pass on 1 to 5 ranks, and the wrong ones are named by code."""
+"""Training scripts of the exercises: the solutions pass on 1 to 5 ranks, the wrong ones are named by code."""
 
 import pytest
 

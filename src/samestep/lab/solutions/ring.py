@@ -12,8 +12,8 @@ def ring_all_reduce(tensor: Tensor, rank: int, world_size: int, op: Literal["sum
 
     Each rank sends 2 (N - 1) / N times the tensor on N ranks, always to the rank after it.
     """
-    # >>> Split the tensor into N parts. In N - 1 steps each rank sends a part to the next rank, which adds it to
-    # >>> its own: then each rank has the whole sum of one part. In N - 1 further steps these parts go around.
+    # >>> Split the tensor into N parts. In N - 1 steps each rank sends a part to the next rank, which adds it
+    # >>> to its own: then each rank has the sum of one part. In N - 1 further steps these parts go around.
     # | raise NotImplementedError
     parts = list(torch.tensor_split(tensor.view(-1), world_size))
     after, before = (rank + 1) % world_size, (rank - 1) % world_size

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 SEED, BATCH, EPOCHS = 1, 60, 2
 
@@ -23,6 +23,7 @@ def samples(count: int, *, seed: int) -> Dataset:
 
 
 def main() -> None:
+    """Train, evaluate and save."""
     # >>> Step 1: join the process group, and get the rank of this process and the number of ranks.
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -36,7 +37,7 @@ def main() -> None:
     train_set, test_set = samples(240, seed=1), samples(103, seed=2)
     # >>> Step 3: each rank loads its share of every batch; the serial order comes from the same seeds.
     # | order = torch.Generator()
-    # | sampler = RandomSampler(train_set, generator=order)
+    # | sampler = torch.utils.data.RandomSampler(train_set, generator=order)
     # | train_loader = DataLoader(train_set, BATCH, sampler=sampler)
     sampler = DistributedSampler(train_set, size, rank, seed=SEED)
     train_loader = DataLoader(train_set, BATCH // size, sampler=sampler)

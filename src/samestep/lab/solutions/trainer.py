@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 SEED, BATCH, EPOCHS = 1, 60, 2
 
@@ -37,8 +37,8 @@ class Trainer:
     """Trains and evaluates a model."""
 
     def __init__(self) -> None:
-        # >>> Change 1: join the process group. Each rank draws weights of its own; all begin with those of rank 0,
-        # >>> and with its buffers.
+        # >>> Change 1: join the process group. Each rank draws weights of its own; all begin with those of
+        # >>> rank 0, and with its buffers.
         # | torch.manual_seed(SEED)
         # | self.model = RandomFeatures()
         dist.init_process_group("gloo")
@@ -54,7 +54,7 @@ class Trainer:
         train_set, self.test_set = samples(240, seed=1), samples(103, seed=2)
         # >>> Change 2: each rank loads its share of every batch; the serial order comes from the same seeds.
         # | self.order = torch.Generator()
-        # | self.sampler = RandomSampler(train_set, generator=self.order)
+        # | self.sampler = torch.utils.data.RandomSampler(train_set, generator=self.order)
         # | self.train_loader = DataLoader(train_set, BATCH, sampler=self.sampler)
         self.sampler = DistributedSampler(train_set, self.size, self.rank, seed=SEED)
         self.train_loader = DataLoader(train_set, BATCH // self.size, sampler=self.sampler)

@@ -147,8 +147,8 @@ def buffers(comparison: Comparison) -> Finding | None:
         return None
     return comparison.finding(
         "buffers-differ-at-start",
-        "the ranks start with different buffers: tensors of the model that are not trained. Broadcast rank 0's "
-        "as those of the parameters (model.buffers()), or draw them from one seed.",
+        "the ranks start with different buffers, the tensors of the model that are not trained. Broadcast "
+        "rank 0's (model.buffers()) like the parameters, or draw them from one seed.",
         comparison.first.step,
     )
 
