@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from samestep.testing import (
     check_scatter,
 )
 from samestep.testing.judge import Fault
-from samestep.testing.own_function import load_module
+from samestep.testing.own_function import load_functions, parsed
 
 Verify = Callable[[Path, Path, Sequence[int]], Report]
 """Compares a script with a serial one, on these numbers of workers."""
@@ -68,7 +68,9 @@ class Grade:
 
 
 def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: float = 10.0) -> list[Grade]:
-    """Grade each function of `file` that is named as a collective; a file without one is a training script.
+    """Grade each function of `file` that is named as a collective, or the file as a training script.
+
+    It is a script if it defines no such function, or if its serial script is beside it.
 
     Args:
         file: the file.
@@ -79,45 +81,37 @@ def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: f
     Raises:
         UsageError: the file cannot be read, or it is a script without a serial one beside it.
     """
-    tree = _parsed(file)
+    tree = parsed(file)
     defined = (one for one in tree.body if isinstance(one, ast.FunctionDef))
     functions = {one.name: one for one in defined if one.name in CHECKS}
-    if not functions:
+    if not functions or serial_path(file).is_file():
         return [_graded_script(file, tree, ranks, verify)]
-    missing = {name for name, function in functions.items() if _is_unfinished(function)}
-    module = load_module(file) if set(functions) - missing else None
-    return [
-        Grade(name=name, ranks=ranks, faults=[_unfinished(f"{name} has a gap yet.", ranks)])
-        if name in missing
-        else _graded_function(name, getattr(module, name), ranks, timeout_s)
-        for name in functions
-    ]
-
-
-def _parsed(file: Path) -> ast.Module:
-    try:
-        return ast.parse(file.read_text(), str(file))
-    except SyntaxError as error:
-        raise UsageError(f"{file}:{error.lineno} is not valid Python: {error.msg}.") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{file} cannot be read: {reason}; give a Python file.") from None
+    unfinished = [name for name, function in functions.items() if _is_unfinished(function)]
+    complete = [name for name in functions if name not in unfinished]
+    loaded = load_functions(file, complete) if complete else []
+    grades = {
+        name: Grade(name=name, ranks=ranks, faults=[_gap(f"{name} has a gap.", ranks)]) for name in unfinished
+    }
+    for name, function in zip(complete, loaded, strict=True):
+        grades[name] = _graded_function(name, function, file, ranks, timeout_s)
+    return [grades[name] for name in functions]
 
 
 def _is_unfinished(function: ast.FunctionDef) -> bool:
     return any(isinstance(one, ast.Raise) and "NotImplementedError" in ast.dump(one) for one in function.body)
 
 
-def _unfinished(text: str, ranks: Sequence[int]) -> Fault:
+def _gap(text: str, ranks: Sequence[int]) -> Fault:
     return Fault(code="unfinished", text=text, ranks=min(ranks), count=1)
 
 
 def _graded_function(
-    name: str, function: Callable[..., object], ranks: Sequence[int], timeout_s: float
+    name: str, function: Callable[..., object], file: Path, ranks: Sequence[int], timeout_s: float
 ) -> Grade:
     sends = _ring_volume if name == "ring_all_reduce" else None
     faults = CHECKS[name].faults(function, ranks, sends=sends, timeout_s=timeout_s)
-    return Grade(name=name, ranks=ranks, faults=faults)
+    short = [replace(one, text=one.text.replace(str(file), file.name)) for one in faults]
+    return Grade(name=name, ranks=ranks, faults=short)
 
 
 def _ring_volume(ranks: int) -> float:
@@ -130,12 +124,12 @@ def _graded_script(file: Path, tree: ast.Module, ranks: Sequence[int], verify: V
     if not serial.is_file():
         functions = ", ".join(one.function for one in EXERCISES.values() if one.function)
         raise UsageError(
-            f"{file} defines none of the functions {functions}, and has no serial script {serial.name} beside "
-            "it to be compared with; samestep lab start writes both."
+            f"{file} defines none of {functions}, and there is no {serial.name} beside it to compare a "
+            "training script with; samestep lab start writes both."
         )
     if "init_process_group" not in ast.dump(tree):
         text = "the script has no process group yet: every rank would train alone."
-        return Grade(name=file.name, ranks=ranks, faults=[_unfinished(text, ranks)])
+        return Grade(name=file.name, ranks=ranks, faults=[_gap(text, ranks)])
     findings = verify(file, serial, ranks).all_findings
     wrong = [one for one in findings if _is_fault(one)]
     codes = dict.fromkeys(one.cause for one in wrong)

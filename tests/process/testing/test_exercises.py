@@ -43,6 +43,40 @@ def test_lines_of_a_deadlock():
     assert result.faults[0].text.count("both_send_first.py:11") == 2
 
 
+COURSE = """
+from __future__ import annotations
+import no_such_package
+import torch as t
+import torch.distributed as dist
+
+MAIN = __name__ == "__main__"
+assert t.cuda.device_count() > 1000
+options = no_such_package.parse()
+
+def broadcast(tensor: Tensor, rank: int, world_size: int, src: int = 0):
+    if rank == src:
+        for other_rank in range(world_size):
+            if other_rank != src:
+                dist.send(tensor, dst=other_rank)
+    else:
+        received = t.zeros_like(tensor)
+        dist.recv(received, src=src)
+        tensor.copy_(received)
+
+if MAIN:
+    tests.test_broadcast(broadcast, 2)
+no_such_package.train()
+"""
+
+
+def test_a_file_of_a_course_is_graded_as_it_is(tmp_path):
+    path = tmp_path / "course.py"
+    path.write_text(COURSE)
+    (result,) = grade_file(path, [1, 3], verify=None)
+
+    assert (result.name, result.faults) == ("broadcast", [])
+
+
 def test_the_command_prints_all_functions_of_a_file_and_its_exit_code(tmp_path, capsys):
     mine = tmp_path / "mine.py"
     shutil.copy(SOLUTIONS / "broadcast.py", mine)

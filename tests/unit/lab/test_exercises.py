@@ -52,7 +52,7 @@ def test_an_unknown_exercise_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["def broadcast(", "raise SystemExit(1)\ndef broadcast(tensor): ...", "print(1)", "\0", None]
+    "text", ["def broadcast(", "@missing\ndef broadcast(tensor): ...", "print(1)", "\0", None]
 )
 def test_a_file_that_cannot_be_graded_is_refused_in_one_line(text, tmp_path):
     path = tmp_path / "mine.py"
