@@ -1,9 +1,12 @@
 """Starter files and serial scripts are made from the solutions."""
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
 
+from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
 from samestep.cli.lab_exercises import rank_counts
 from samestep.lab.exercises import EXERCISES, serial, solution, starter, write_starter
@@ -72,3 +75,19 @@ def test_ranks(text, sizes):
 def test_wrong_ranks_are_refused(text):
     with pytest.raises(UsageError):
         rank_counts(text)
+
+
+def test_the_guide_lists_all_exercises_and_the_codes_of_all_mistakes():
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "exercises.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| .* \|$", page, re.MULTILINE)
+    mistakes = page.partition("\n## What is found\n")[2]
+    codes = {
+        code
+        for row in re.findall(r"^\| .* \| (`.*`) \|$", mistakes, re.MULTILINE)
+        for code in re.findall(r"`(.*?)`", row)
+    }
+
+    assert rows == list(EXERCISES)
+    assert codes == {code for one in FUNCTIONS.values() for code in one} | {
+        code for _, _, _, *named in SCRIPTS.values() for code in named
+    }
