@@ -45,7 +45,6 @@ def load_functions(path: Path, names: list[str]) -> list[Callable[..., Any]]:
     tree = parsed(path)
     module = ModuleType(f"own_{path.stem}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # where dataclasses search for annotations
     sys.path.insert(0, str(path.parent))  # as if Python ran the file
     try:
         failures = _execute(tree, module)
