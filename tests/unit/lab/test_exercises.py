@@ -8,7 +8,7 @@ import pytest
 
 from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
-from samestep.cli.lab_exercises import rank_counts
+from samestep.cli.lab_exercises import rank_counts, start
 from samestep.lab.exercises import EXERCISES, serial, solution, starter, write_starter
 from samestep.lab.grading import CHECKS, grade_file
 
@@ -47,6 +47,14 @@ def test_an_untouched_starter_is_unfinished(name, tmp_path):
     assert [fault.code for fault in grade.faults] == ["unfinished"]
     with pytest.raises(UsageError):  # not overwritten
         write_starter(name, tmp_path / "new")
+
+
+def test_the_command_writes_a_script_and_its_serial_script(tmp_path, capsys):
+    start("six-steps", tmp_path)
+
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"six_steps.py", "six_steps_serial.py"}
+    assert str(tmp_path / "six_steps.py") in capsys.readouterr().err
 
 
 def test_an_unknown_exercise_is_refused(tmp_path):
