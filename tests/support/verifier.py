@@ -59,11 +59,21 @@ class Verifier:
 
 
 def report_on(
-    path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None, device="auto", hang_s=3.0
+    path,
+    *,
+    arguments=(),
+    mode="auto",
+    workers=(2,),
+    steps=8,
+    against=None,
+    device="auto",
+    hang_s=3.0,
+    as_json=True,
 ):
     """Return the report on a script; the arguments are the command's.
 
     Args:
+        as_json: whether to return the report's JSON, not the report.
         hang_s: ends runs that hang after so many seconds; a right script needs longer on a busy machine.
     """
     from samestep.autopilot.script.options import DEFAULTS
@@ -77,20 +87,17 @@ def report_on(
 
     scratch = Path(tempfile.mkdtemp(prefix="samestep-verifier-"))
     try:
-        return (
-            Verification(
-                script=script(path, mode),
-                against=None if against is None else script(against, "auto"),
-                workers=workers,
-                steps=steps,
-                scratch=scratch,
-                options=replace(DEFAULTS, device=device),
-                watch=partial(_watch, limit_s=hang_s),
-                tell=lambda _: None,
-            )
-            .run()
-            .as_json()
-        )
+        report = Verification(
+            script=script(path, mode),
+            against=None if against is None else script(against, "auto"),
+            workers=workers,
+            steps=steps,
+            scratch=scratch,
+            options=replace(DEFAULTS, device=device),
+            watch=partial(_watch, limit_s=hang_s),
+            tell=lambda _: None,
+        ).run()
+        return report.as_json() if as_json else report
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """Implements ``samestep verify``, which compares the steps on several workers with those on one."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from samestep.autopilot.script.options import Options
+from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import UsageError
@@ -87,29 +87,57 @@ def verify(
         raise UsageError(f"--steps is {steps}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
-    _prepare(max(sizes))
-    from samestep.studies.verify.verification import Script, Verification
-
-    def script(path: str, *, module: bool) -> Script:
-        program = launch.program(path, arguments or (), module=module)
-        return Script(program=program, kind=_kind(program, mode))
-
-    with owned_folder() as scratch:
-        report = Verification(
-            script=script(target, module=module),
-            against=None if against is None else script(str(against), module=False),
-            workers=[size for size in sizes if size > 1 or against],
-            steps=steps,
-            scratch=scratch,
-            options=Options(**settings),
-            watch=partial(_watch, limit_s=hang_timeout),
-            tell=log,
-        ).run()
+    report = _report(
+        launch.program(target, arguments or (), module=module),
+        None if against is None else launch.program(str(against), arguments or (), module=False),
+        sizes,
+        steps=steps,
+        mode=mode,
+        hang_timeout=hang_timeout,
+        options=Options(**settings),
+    )
     if as_json:
         print(json_line(report.as_json()).rstrip())
     else:
         _print(report)
     return _EXIT_CODES.get(report.verdict, 0)
+
+
+def verified(script: Path, against: Path, sizes: Sequence[int], *, hang_timeout: float) -> Report:
+    """Return the report on a script that is compared with another one, without arguments.
+
+    Raises:
+        UsageError: one of them is no script, or the other one fails on one worker.
+    """
+    program, serial = (launch.program(str(path), module=False) for path in (script, against))
+    return _report(program, serial, sizes, hang_timeout=hang_timeout)
+
+
+def _report(
+    script: Program,
+    against: Program | None,
+    sizes: Sequence[int],
+    *,
+    hang_timeout: float,
+    steps: int | None = None,
+    mode: Mode = "auto",
+    options: Options = DEFAULTS,
+) -> Report:
+    """Fork the workers of all runs, and return the report."""
+    _prepare(max(sizes))
+    from samestep.studies.verify.verification import Script, Verification
+
+    with owned_folder() as scratch:
+        return Verification(
+            script=Script(program=script, kind=_kind(script, mode)),
+            against=None if against is None else Script(program=against, kind=_kind(against, mode)),
+            workers=[size for size in sizes if size > 1 or against],
+            steps=steps,
+            scratch=scratch,
+            options=options,
+            watch=partial(_watch, limit_s=hang_timeout),
+            tell=log,
+        ).run()
 
 
 def _refuse_several_tasks(found: Detected) -> None:

@@ -1,15 +1,15 @@
 """Binds a user-defined collective by the names of its parameters."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base.errors import UsageError
-from samestep.ranks.world.operation import Op
+from samestep.ranks.world.operation import OPS, Op
 
 _NAMES: Mapping[str, str] = {
     "world": "world",
@@ -41,12 +41,14 @@ class Call:
         tensor: the name of the parameter that takes the tensor.
         meanings: by parameter, one of ``world``, ``rank``, ``size``, ``root`` and ``op``.
         names_ops: whether `op` is the name of an operation, not a ``ReduceOp``.
+        ops: the operations that `fn` declares, as in ``op: Literal["sum", "mean"]``; all if it declares none.
     """
 
     fn: Callable[..., object]
     tensor: str
     meanings: Mapping[str, str]
     names_ops: bool
+    ops: Sequence[Op] = OPS
 
     @property
     def name(self) -> str:
@@ -85,5 +87,25 @@ def bind(fn: Callable[..., object]) -> Call:
             f"{getattr(fn, '__name__', fn)}{inspect.signature(fn)} takes {rest or 'no tensor'}. Give it one "
             f"parameter for the tensor, and others only of the names {', '.join(_NAMES)}."
         )
-    names_ops = "world" in meanings or ("op" in meanings and isinstance(parameters["op"].default, str))
-    return Call(fn, rest[0], meanings, names_ops)
+    declared = _declared_ops(fn) if "op" in meanings else ()
+    has_name = bool(declared) or ("op" in meanings and isinstance(parameters["op"].default, str))
+    return Call(fn, rest[0], meanings, "world" in meanings or has_name, declared or OPS)
+
+
+def _declared_ops(fn: Callable[..., object]) -> Sequence[Op]:
+    """Return the operations of ``op: Literal[...]``; none if it has another annotation.
+
+    Raises:
+        UsageError: an operation is unknown.
+    """
+    try:
+        annotation = inspect.signature(fn, eval_str=True).parameters["op"].annotation
+    except (NameError, TypeError, SyntaxError, AttributeError):  # an annotation that cannot be evaluated
+        return ()
+    declared = get_args(annotation) if get_origin(annotation) is Literal else ()
+    if unknown := [op for op in declared if op not in OPS]:
+        raise UsageError(
+            f"{getattr(fn, '__name__', fn)} declares the operation {unknown[0]!r}; "
+            f"declare some of {', '.join(OPS)}."
+        )
+    return declared

@@ -54,11 +54,17 @@ class Case:
 
 
 def cases(
-    size: int, *, ops: Sequence[Op], dtypes: Sequence[torch.dtype], roots: Sequence[int], rows: bool
+    size: int,
+    *,
+    ops: Sequence[Op],
+    dtypes: Sequence[torch.dtype],
+    roots: Sequence[int],
+    rows: bool,
+    any_layout: bool,
 ) -> Iterator[Case]:
     """Yield the calls that test a collective; the first of `dtypes` is tested with all roots and shapes.
 
-    With `rows`, tensors have one row per rank.
+    With `rows`, tensors have one row per rank; with `any_layout`, some are not contiguous.
     """
     head = (size,) if rows else ()
 
@@ -77,6 +83,8 @@ def cases(
         yield Case(inputs=inputs(ODD, dtype), op=op, root=root)
     for shape in (*SHAPES, (4 * size,)):  # the last one divides evenly among ranks
         yield Case(inputs=inputs(shape, dtype), op=op, root=roots[0])
+    if not any_layout:
+        return
     yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], strided=True)
     yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], transposed=True)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from samestep.ranks.world.protocol import RelayedWorld, Work, World
 from samestep.testing import judge
 from samestep.testing.calls import Call, bind
 from samestep.testing.cases import Case, cases
-from samestep.testing.judge import Judge, Problem, Result
+from samestep.testing.judge import Fault, Judge, Problem, Result
 from samestep.testing.ranks import Outcome, on_processes, on_threads
 
 
@@ -78,8 +79,6 @@ SIZES_OF_THREADS = (1, 2, 3, 4, 5, 8)
 SIZES_OF_PROCESSES = (1, 2, 3, 4)
 _HEADERS = 4096
 """Bytes that a rank may send in addition to tensors."""
-_MOST_LISTED = 5
-"""Maximum number of problems in a message."""
 _NO_MEAN = "Cannot use ReduceOp.AVG with Gloo"
 """Error of Gloo in older versions of torch, on every rank and before any byte moves."""
 
@@ -111,6 +110,7 @@ class Check:
         *,
         ops: Sequence[Op] | None = None,
         processes: bool | None = None,
+        any_layout: bool = False,
         sends: Callable[[int], float] | None = None,
         timeout_s: float = 10.0,
     ) -> None:
@@ -119,9 +119,11 @@ class Check:
         Args:
             fn: the function; the names of its parameters select its arguments.
             world_sizes: numbers of ranks; by default 1 to 5 and 8 threads, or 1 to 4 processes.
-            ops: operations; by default all if `fn` takes one, else the sum. By default, a mean that `fn`
-                leaves to a Gloo without one is skipped with a warning.
+            ops: operations; by default those that `fn` declares by ``op: Literal["sum", "mean"]``, all if it
+                takes an operation and declares none, else the sum. By default, a mean that `fn` leaves to a
+                Gloo without one is skipped with a warning.
             processes: whether ranks are processes; by default if `fn` takes no World.
+            any_layout: whether tensors that are not contiguous are tested too.
             sends: maximum volume that one rank sends, in sizes of the tensor, by number of ranks; by default
                 only the volume of all ranks together is checked.
             timeout_s: maximum time of a call, in seconds.
@@ -130,6 +132,36 @@ class Check:
             Nonconforming: the function has problems.
             UsageError: `fn` has unknown parameters, or another argument is invalid.
         """
+        found = self.faults(
+            fn,
+            world_sizes,
+            ops=ops,
+            processes=processes,
+            any_layout=any_layout,
+            sends=sends,
+            timeout_s=timeout_s,
+        )
+        if found:
+            lines = [one.text + f" ({one.count - 1} more)" * (one.count > 1) for one in found]
+            raise Nonconforming(
+                "\n  ".join([f"{bind(fn).name} is no {self.name}:", *lines]), [one.code for one in found]
+            )
+
+    def faults(
+        self,
+        fn: Callable[..., object],
+        world_sizes: Sequence[int] | None = None,
+        *,
+        ops: Sequence[Op] | None = None,
+        processes: bool | None = None,
+        any_layout: bool = False,
+        sends: Callable[[int], float] | None = None,
+        timeout_s: float = 10.0,
+    ) -> list[Fault]:
+        """Return the faults of `fn`, the gravest first; the arguments are those of a call of the check.
+
+        Larger worlds are not tested after a deadlock.
+        """
         call = bind(fn)
         if processes is None:
             processes = not call.takes("world")
@@ -137,8 +169,9 @@ class Check:
             world_sizes = SIZES_OF_PROCESSES if processes else SIZES_OF_THREADS
         may_lack_mean, has_mean = ops is None, True
         if ops is None:
-            ops = OPS if self.reduces and call.takes("op") else ("sum",)
+            ops = call.ops if self.reduces and call.takes("op") else ("sum",)
         sizes, ops = _sizes(world_sizes), _ops(ops)
+        problems: list[tuple[int, str, Problem]] = []
         for size in sizes:
             tested = list(
                 cases(
@@ -147,49 +180,38 @@ class Check:
                     dtypes=DTYPES,
                     roots=range(size) if self.rooted and call.takes("root") else (0,),
                     rows=self.rows,
+                    any_layout=any_layout,
                 )
             )
             tasks = [partial(_called, call, case, may_lack_mean=may_lack_mean) for case in tested]
             if processes:
                 found = on_processes(tasks, size, timeout_s=timeout_s)
             else:
-                found = [on_threads(task, size, timeout_s=timeout_s) for task in tasks]
-            self._refuse(call, tested, found, sends)
-            has_mean = has_mean and not any(one.value.lacks_mean for outcomes in found for one in outcomes)
+                found = _until_stuck(on_threads(task, size, timeout_s=timeout_s) for task in tasks)
+            problems += [
+                (size, case.describe(reduces=self.reduces, rooted=self.rooted), problem)
+                for case, outcomes in zip(tested, found, strict=False)
+                for problem in self._problems(case, outcomes, sends)
+            ]
+            values = [one.value for outcomes in found for one in outcomes]
+            has_mean = has_mean and not any(value.lacks_mean for value in values if value is not None)
+            if any(one.stuck for one in found[-1]):
+                break
         if not has_mean:
             warnings.warn(
                 f"mean is not tested: {call.name} passes it to Gloo, which in this torch has none.",
-                stacklevel=2,
+                stacklevel=3,
             )
-
-    def _refuse(
-        self,
-        call: Call,
-        tested: Sequence[Case],
-        found: Sequence[Sequence[Outcome]],
-        sends: Callable[[int], float] | None,
-    ) -> None:
-        """Raise Nonconforming if a call has a problem."""
-        problems = [
-            (case.describe(reduces=self.reduces, rooted=self.rooted), problem)
-            for case, outcomes in zip(tested, found, strict=False)
-            for problem in self._problems(case, outcomes, sends)
-        ]
-        if problems:
-            listed = [f"{case}: {problem.text}" for case, problem in problems[:_MOST_LISTED]]
-            more = [f"... and {len(problems) - _MOST_LISTED} more"] * (len(problems) > _MOST_LISTED)
-            lines = "\n  ".join([*listed, *more])
-            raise Nonconforming(
-                f"{call.name} is no {self.name} on {len(found[0])} ranks:\n  {lines}",
-                [problem.code for _, problem in problems],
-            )
+        return judge.faults(sorted(problems, key=itemgetter(0)))
 
     def _problems(
         self, case: Case, outcomes: Sequence[Outcome], sends: Callable[[int], float] | None
     ) -> list[Problem]:
         stuck = [f"rank {rank} {one.stuck}" for rank, one in enumerate(outcomes) if one.stuck]
         if stuck:
-            return [Problem("deadlock", f"the ranks wait for each other: {'; '.join(stuck)}.")]
+            ended = len(stuck) < len(outcomes)
+            text = "ranks wait for ranks that have ended" if ended else "the ranks wait for each other"
+            return [Problem("deadlock", f"{text}: {'; '.join(stuck)}.")]
         failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
         if failed:
             return [Problem("error", _cause(failed))]
@@ -208,7 +230,7 @@ class Check:
         busiest, total = max(sent) / nbytes, sum(sent) / nbytes
         if sends is not None and max(sent) > sends(size) * nbytes + _HEADERS:
             rank = sent.index(max(sent))
-            text = f"rank {rank} sends {busiest:.2f} times the tensor, more than {sends(size):.2f}."
+            text = f"rank {rank} sends {busiest:.2f} times the tensor; {sends(size):.2f} is enough."
             yield Problem("too-much-sent", text)
         most = self.sends(size)
         if sends is None and sum(sent) > most * nbytes + _HEADERS * size:
@@ -268,6 +290,16 @@ def _ops(given: object) -> list[Op]:
     if not ops or not all(op in OPS for op in ops):
         raise UsageError(f"ops is {given!r}; give a list of some of {', '.join(OPS)}.")
     return ops
+
+
+def _until_stuck(calls: Iterable[list[Outcome]]) -> list[list[Outcome]]:
+    """Return the outcomes of the calls up to the first that does not end."""
+    found: list[list[Outcome]] = []
+    for outcomes in calls:
+        found.append(outcomes)
+        if any(one.stuck for one in outcomes):
+            break
+    return found
 
 
 def _called(call: Call, case: Case, world: World, *, may_lack_mean: bool) -> Result:

@@ -1,29 +1,31 @@
 """Compares the results of a call on all ranks with the exact ones, and yields problems."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from samestep.base.units import counted
 from samestep.testing.cases import Case, reduced, tolerance
 
 CODES: Mapping[str, str] = {
     "deadlock": "ranks wait for each other",
     "error": "a rank raised an error",
-    "too-much-sent": "ranks send more bytes than needed",
     "wrong-return": "the function did not return one tensor for each rank",
     "wrong-form": "the result has another shape or type",
-    "wrong-values": "the result differs from the exact one",
     "only-zeros": "the result is zero",
     "own-input": "the result is the rank's own input",
     "sum-for-mean": "the result is the sum instead of the mean",
     "mean-for-sum": "the result is the mean instead of the sum",
-    "assumes-contiguous": "the result is wrong for tensors that are not contiguous",
-    "different-bits": "ranks have results of different bits",
+    "wrong-values": "the result differs from the exact one",
     "input-changed": "the function changed a tensor that it must only read",
+    "different-bits": "ranks have results of different bits",
+    "too-much-sent": "ranks send more bytes than needed",
+    "assumes-contiguous": "the result is wrong for tensors that are not contiguous",
 }
+"""Meaning of each code, the gravest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,42 @@ class Problem:
 
     code: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """All problems of one code.
+
+    Args:
+        code: one of `CODES`.
+        text: of the first problem: the number of ranks, the call, and what is wrong.
+        ranks: smallest number of ranks with such a problem.
+        count: number of such problems.
+    """
+
+    code: str
+    text: str
+    ranks: int
+    count: int
+
+
+def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
+    """Return one fault for each code, the gravest first.
+
+    Args:
+        problems: each with the number of ranks and the call in words, by number of ranks.
+    """
+    found: dict[str, Fault] = {}
+    for ranks, call, problem in problems:
+        first = Fault(
+            code=problem.code,
+            text=f"on {counted(ranks, 'rank')}, {call}: {problem.text}",
+            ranks=ranks,
+            count=0,
+        )
+        earlier = found.get(problem.code, first)
+        found[problem.code] = replace(earlier, count=earlier.count + 1)
+    return [found[code] for code in CODES if code in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,6 +180,8 @@ def _serve(
         outcome = _run(task, world)
         alarm.cancel()
         pipe.send_bytes(pickle.dumps(outcome))
+        if outcome.error:  # ends the connections, so that no rank waits for this one
+            return
 
 
 def _run(task: Task, world: World) -> Outcome:

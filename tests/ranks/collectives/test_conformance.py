@@ -41,14 +41,22 @@ def test_schedules(collective, name):
     # The cost of a gather is in sizes of its result: the tensors of all ranks.
     tensors = {"gather": lambda size: size, "all_gather": lambda size: size}.get(collective, lambda size: 1)
 
-    check(algorithms[name], range(1, 9), sends=lambda size: cost(size).sent * tensors(size))
+    sends = {"sends": lambda size: cost(size).sent * tensors(size)}
+    check(algorithms[name], range(1, 9), any_layout=True, **sends)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
 def test_back_end_of_threads(collective):
     check, algorithms = KIT[collective]
 
-    check(algorithms["native"], [1, 2, 5])
+    check(algorithms["native"], [1, 2, 5], any_layout=True)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
+def test_shared_memory_of_one_rank_does_nothing_as_the_others_do(collective):
+    check, algorithms = KIT[collective]
+
+    check(algorithms["shared_memory"], [1], any_layout=True)
 
 
 def test_sending_more_than_the_given_volume_is_reported_with_the_measured_one():

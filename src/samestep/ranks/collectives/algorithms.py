@@ -34,12 +34,12 @@ def native(world: World) -> World:
 
 
 def shared_memory(world: World) -> World:
-    """Return `world` if its collectives use shared memory.
+    """Return `world` if its collectives use shared memory, or if it has one rank.
 
     Raises:
         UsageError: they do not.
     """
-    if not isinstance(world, OneHostWorld):
+    if world.place.size > 1 and not isinstance(world, OneHostWorld):
         raise UsageError(
             "shared_memory takes a world of "
             "samestep.ranks.collectives.shared_memory_world.on_one_host(world), "

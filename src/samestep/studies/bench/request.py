@@ -30,6 +30,7 @@ class Request:
         rounds: rounds of each size; None for as many as fit into `seconds`.
         seconds: time for each size, without the checks.
         timeout_s: timeout of one block of calls of an algorithm.
+        own: ``FILE:FUNCTION`` of a user's all-reduce to measure beside the others; empty for none.
     """
 
     collective: str
@@ -39,8 +40,11 @@ class Request:
     rounds: int | None = None
     seconds: float = 2.0
     timeout_s: float = 30.0
+    own: str = ""
 
     def __post_init__(self) -> None:
+        if self.own and self.collective != "all_reduce":
+            raise UsageError("--with is for all-reduce, the only collective that takes a function.")
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype {self.dtype!r} is none of {', '.join(DTYPES)}.")
         if self.rounds is not None and self.rounds < 1:

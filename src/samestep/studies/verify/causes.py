@@ -24,6 +24,7 @@ from samestep.studies.verify.sample_causes import (
 )
 from samestep.studies.verify.value_causes import (
     averaging,
+    buffers,
     divergence,
     learning_rate,
     mean_of_means,
@@ -81,7 +82,7 @@ def _of_values(
     same = comparison.until_samples_differ(of_samples)
     if of_rates:
         same = same.until_rates_differ(of_rates[0].step or 0)
-    found = _first(same, scale, mean_of_means, unknown)
+    found = _first(same, scale, mean_of_means, buffers, unknown)
     return [] if found is None else [found]
 
 

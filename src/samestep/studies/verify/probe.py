@@ -174,6 +174,7 @@ class Probe(Listener):
         self._step.samples.extend(keys)
         if id(module) not in self._modules:
             self._modules[id(module)] = module
+            self.facts.buffers += sketch(one for one in module.buffers() if not one.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(
                 isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()

@@ -78,6 +78,7 @@ class Facts:
         stream: a digest of the random state at the first of these draws.
         augmented: whether data sets drew random numbers in fetching a sample.
         repeated_epochs: number of training epochs that a `DistributedSampler` shuffled like an earlier one.
+        buffers: sketch of the buffers of all trained models, at the first training call of each.
         wrapped: whether models were called through DistributedDataParallel.
         compressed: name of a communication hook that rounds or approximates gradients; empty without one.
         listed: folders that were listed in another order than on rank 0.
@@ -101,6 +102,7 @@ class Facts:
     stream: int = 0
     augmented: bool = False
     repeated_epochs: int = 0
+    buffers: list[float] = field(default_factory=list)
     wrapped: bool = False
     compressed: str = ""
     listed: list[str] = field(default_factory=list)

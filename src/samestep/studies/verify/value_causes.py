@@ -138,6 +138,21 @@ def mean_of_means(comparison: Comparison) -> Finding | None:
     )
 
 
+def buffers(comparison: Comparison) -> Finding | None:
+    """Find ranks that start with different buffers, if values differ from those of one worker."""
+    if comparison.first is None:
+        return None
+    first, *others = [np.array(trace.facts.buffers) for trace in comparison.run.traces]
+    if not any(one.shape == first.shape and relative(one, first) > _EQUAL for one in others):
+        return None
+    return comparison.finding(
+        "buffers-differ-at-start",
+        "the ranks start with different buffers, the tensors of the model that are not trained. Broadcast "
+        "rank 0's (model.buffers()) like the parameters, or draw them from one seed.",
+        comparison.first.step,
+    )
+
+
 def unknown(comparison: Comparison) -> Finding | None:
     """Find the first deviation, of whatever cause."""
     first = comparison.first

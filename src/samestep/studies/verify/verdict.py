@@ -14,6 +14,7 @@ OrderCause: TypeAlias = Literal["other-order", "other-samples", "folder-order", 
 RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
+    "buffers-differ-at-start",
     "replicas-diverge",
     "never-averaged",
     "accumulation-not-averaged",

@@ -204,6 +204,16 @@ def test_a_fault_is_named(cause, change):
     assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
 
 
+def test_different_buffers_are_named_only_if_values_differ():
+    def facts(rank):
+        return {"buffers": [float(rank)] * 16}
+
+    changed = run(2, change=lambda _, step: other_gradient(step), facts=facts)
+    assert found(changed) == ["buffers-differ-at-start"]
+    assert found(run(2, facts=facts)) == []
+    assert found(run(2, change=lambda _, step: other_gradient(step))) == ["gradient"]
+
+
 def test_a_fault_of_a_serial_script_is_that_of_samestep():
     native = run(2, change=scaled(2))
     serial = replace(run(2, change=scaled(2), share=lambda _, samples: samples), is_replicated=True)

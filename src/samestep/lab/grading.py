@@ -1,0 +1,153 @@
+"""Grades solutions of the exercises: functions by conformance checks, training scripts by a verification."""
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samestep.base.errors import UsageError
+from samestep.base.units import counted
+from samestep.lab.exercises import EXERCISES, serial_path
+from samestep.studies.verify.verdict import Finding, Report
+from samestep.testing import (
+    Check,
+    check_all_gather,
+    check_all_reduce,
+    check_broadcast,
+    check_gather,
+    check_reduce,
+    check_reduce_scatter,
+    check_scatter,
+)
+from samestep.testing.judge import Fault
+from samestep.testing.own_function import load_functions, parsed
+
+Verify = Callable[[Path, Path, Sequence[int]], Report]
+"""Compares a script with a serial one, on these numbers of workers."""
+
+CHECKS: Mapping[str, Check] = {
+    "broadcast": check_broadcast,
+    "gather": check_gather,
+    "reduce": check_reduce,
+    "all_reduce": check_all_reduce,
+    "ring_all_reduce": check_all_reduce,
+    "all_gather": check_all_gather,
+    "scatter": check_scatter,
+    "reduce_scatter": check_reduce_scatter,
+}
+"""The check of a function, by its name."""
+_FAULTY_NOTES = ("several-writers", "module-keys")
+"""Notes of a verification that are faults of a solution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """The result of one function, or of one script.
+
+    Args:
+        name: of the function or the file.
+        ranks: numbers of ranks it ran on.
+        faults: what is wrong, the gravest first; empty if the solution is right.
+        remarks: of a script that is right: differences that are legitimate.
+    """
+
+    name: str
+    ranks: Sequence[int]
+    faults: Sequence[Fault]
+    remarks: Sequence[str] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the solution is right."""
+        return not self.faults
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the grade as ``samestep lab grade --json`` prints it."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: float = 10.0) -> list[Grade]:
+    """Grade each function of `file` that is named as a collective, or the file as a training script.
+
+    It is a script if it defines no such function, or if its serial script is beside it.
+
+    Args:
+        file: the file.
+        ranks: numbers of ranks to run it on.
+        verify: compares a script with its serial one.
+        timeout_s: seconds after which a call of a function is a deadlock.
+
+    Raises:
+        UsageError: the file cannot be read, or it is a script without a serial one beside it.
+    """
+    tree = parsed(file)
+    defined = (one for one in tree.body if isinstance(one, ast.FunctionDef))
+    functions = {one.name: one for one in defined if one.name in CHECKS}
+    if not functions or serial_path(file).is_file():
+        return [_graded_script(file, tree, ranks, verify)]
+    unfinished = [name for name, function in functions.items() if _is_unfinished(function)]
+    complete = [name for name in functions if name not in unfinished]
+    loaded = load_functions(file, complete) if complete else []
+    grades = {
+        name: Grade(name=name, ranks=ranks, faults=[_gap(f"{name} has a gap.", ranks)]) for name in unfinished
+    }
+    for name, function in zip(complete, loaded, strict=True):
+        grades[name] = _graded_function(name, function, file, ranks, timeout_s)
+    return [grades[name] for name in functions]
+
+
+def _is_unfinished(function: ast.FunctionDef) -> bool:
+    return any(isinstance(one, ast.Raise) and "NotImplementedError" in ast.dump(one) for one in function.body)
+
+
+def _gap(text: str, ranks: Sequence[int]) -> Fault:
+    return Fault(code="unfinished", text=text, ranks=min(ranks), count=1)
+
+
+def _graded_function(
+    name: str, function: Callable[..., object], file: Path, ranks: Sequence[int], timeout_s: float
+) -> Grade:
+    sends = _ring_volume if name == "ring_all_reduce" else None
+    faults = CHECKS[name].faults(function, ranks, sends=sends, timeout_s=timeout_s)
+    short = [replace(one, text=one.text.replace(str(file), file.name)) for one in faults]
+    return Grade(name=name, ranks=ranks, faults=short)
+
+
+def _ring_volume(ranks: int) -> float:
+    """Return how many times the tensor each rank of a ring sends."""
+    return 2 * (ranks - 1) / ranks
+
+
+def _graded_script(file: Path, tree: ast.Module, ranks: Sequence[int], verify: Verify) -> Grade:
+    serial = serial_path(file)
+    if not serial.is_file():
+        functions = ", ".join(one.function for one in EXERCISES.values() if one.function)
+        raise UsageError(
+            f"{file} defines none of {functions}, and there is no {serial.name} beside it to compare a "
+            "training script with; samestep lab start writes both."
+        )
+    if "init_process_group" not in ast.dump(tree):
+        text = "the script has no process group yet: every rank would train alone."
+        return Grade(name=file.name, ranks=ranks, faults=[_gap(text, ranks)])
+    findings = verify(file, serial, ranks).all_findings
+    wrong = [one for one in findings if _is_fault(one)]
+    codes = dict.fromkeys(one.cause for one in wrong)
+    faults = [_fault([one for one in wrong if one.cause == code]) for code in codes]
+    remarks = [_text(one) for one in findings if one.gravity == "exception"]
+    return Grade(name=file.name, ranks=ranks, faults=faults, remarks=remarks)
+
+
+def _is_fault(finding: Finding) -> bool:
+    return finding.gravity in ("fault", "inconclusive") or finding.cause in _FAULTY_NOTES
+
+
+def _fault(findings: Sequence[Finding]) -> Fault:
+    """Return one fault for findings of one cause."""
+    first = findings[0]
+    return Fault(code=first.cause, text=_text(first), ranks=first.workers, count=len(findings))
+
+
+def _text(finding: Finding) -> str:
+    place = "" if finding.place is None else f", line {finding.place[1]}"
+    return f"on {counted(finding.workers, 'rank')}{place}: {finding.message}"

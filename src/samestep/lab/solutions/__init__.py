@@ -1,0 +1,1 @@
+"""Solutions of the exercises in plain PyTorch, from whose fenced gaps the starter files are made."""

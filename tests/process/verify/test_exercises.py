@@ -1,0 +1,43 @@
+"""Training scripts of the exercises: the solutions pass on 1 to 5 ranks, the wrong ones are named by code."""
+
+import pytest
+
+from gallery_exercises.manifest import SCRIPTS
+from samestep.lab.exercises import EXERCISES, serial, serial_path, solution
+from samestep.lab.grading import grade_file
+
+
+@pytest.fixture
+def graded(verifier, tmp_path):
+    def graded(exercise, text, ranks):
+        script = tmp_path / "mine.py"
+        script.write_text(text)
+        serial_path(script).write_text(serial(solution(exercise)))
+
+        def verify(script, against, ranks):
+            return verifier.verify(
+                script, against=against, workers=ranks, steps=None, hang_s=20.0, as_json=False
+            )
+
+        (result,) = grade_file(script, ranks, verify=verify)
+        return result
+
+    return graded
+
+
+@pytest.mark.parametrize("name", [name for name, one in EXERCISES.items() if not one.function])
+def test_a_solution_passes(graded, name):
+    result = graded(name, solution(name), [1, 2, 3, 4, 5])
+
+    assert (result.faults, result.remarks) == ([], [])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_wrong_script_is_named(graded, name):
+    exercise, right, wrong, *codes = SCRIPTS[name]
+    text = solution(exercise)
+    assert text.count(right) == 1
+    result = graded(exercise, text.replace(right, wrong), [2])
+
+    assert [fault.code for fault in result.faults] == codes
+    assert {fault.ranks for fault in result.faults} == {2}

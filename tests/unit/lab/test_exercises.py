@@ -1,0 +1,101 @@
+"""Starter files and serial scripts are made from the solutions."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
+from samestep.base.errors import UsageError
+from samestep.cli.lab_exercises import rank_counts, start
+from samestep.lab.exercises import EXERCISES, serial, solution, starter, write_starter
+from samestep.lab.grading import CHECKS, grade_file
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_starter_is_valid_without_the_solution_and_without_samestep(name):
+    text = starter(solution(name))
+
+    assert ast.parse(text)
+    assert text != solution(name)
+    assert not any(word in text for word in ("samestep", ">>>", "<<<", "# |"))
+
+
+@pytest.mark.parametrize("name", [name for name, one in EXERCISES.items() if not one.function])
+def test_a_serial_script_calls_nothing_of_torch_distributed(name):
+    calls = [
+        ast.unparse(one.func)
+        for one in ast.walk(ast.parse(serial(solution(name))))
+        if isinstance(one, ast.Call)
+    ]
+
+    assert "torch.save" in calls
+    assert not [call for call in calls if call.startswith("dist.")]
+
+
+def test_functions_of_exercises_have_a_check():
+    assert {one.function for one in EXERCISES.values() if one.function} <= set(CHECKS)
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_an_untouched_starter_is_unfinished(name, tmp_path):
+    path, *others = write_starter(name, tmp_path / "new")
+    (grade,) = grade_file(path, [1, 2], verify=None)
+
+    assert [one.exists() for one in others] == [True] * (not EXERCISES[name].function)
+    assert [fault.code for fault in grade.faults] == ["unfinished"]
+    with pytest.raises(UsageError):  # not overwritten
+        write_starter(name, tmp_path / "new")
+
+
+def test_the_command_writes_a_script_and_its_serial_script(tmp_path, capsys):
+    start("six-steps", tmp_path)
+
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"six_steps.py", "six_steps_serial.py"}
+    assert str(tmp_path / "six_steps.py") in capsys.readouterr().err
+
+
+def test_an_unknown_exercise_is_refused(tmp_path):
+    with pytest.raises(UsageError):
+        write_starter("scatter", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["def broadcast(", "@missing\ndef broadcast(tensor): ...", "print(1)", "\0", None]
+)
+def test_a_file_that_cannot_be_graded_is_refused_in_one_line(text, tmp_path):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        grade_file(path, [2], verify=None)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("1-5", [1, 2, 3, 4, 5]), ("4,2", [2, 4]), ("3", [3])])
+def test_ranks(text, sizes):
+    assert rank_counts(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-2", "5-1", "1-9", "a", "1-", "-1", "1,,2", "99999999999"])
+def test_wrong_ranks_are_refused(text):
+    with pytest.raises(UsageError):
+        rank_counts(text)
+
+
+def test_the_guide_lists_all_exercises_and_the_codes_of_all_mistakes():
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "exercises.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| .* \|$", page, re.MULTILINE)
+    mistakes = page.partition("\n## What is found\n")[2]
+    codes = {
+        code
+        for row in re.findall(r"^\| .* \| (`.*`) \|$", mistakes, re.MULTILINE)
+        for code in re.findall(r"`(.*?)`", row)
+    }
+
+    assert rows == list(EXERCISES)
+    assert codes == {code for one in FUNCTIONS.values() for code in one} | {
+        code for _, _, _, *named in SCRIPTS.values() for code in named
+    }
