@@ -18,7 +18,7 @@ PROGRAM = SOURCE / "testing" / "gpu"
 """A program that tests all rooms on GPUs, and is in no room's way: no module imports it."""
 PICTURE = Path(__file__).parent / "images" / "rooms.svg"
 ROOMS = (
-    *("cli", "studies", "run", "training", "autopilot", "observe", "parallel"),
+    *("cli", "lab", "studies", "run", "training", "autopilot", "observe", "parallel"),
     *("testing", "launch", "ranks", "hooks", "launchers", "base"),
 )
 _ROW, _CELL, _NAME, _PARTS, _TOP = 30, 26, 92, 372, 74

@@ -1,0 +1,1 @@
+"""Experiments that answer the questions of tutorials on distributed training by measurements."""
