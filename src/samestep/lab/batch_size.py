@@ -4,17 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 from samestep.lab.experiment import Outcome, Setup, Table, interval_text, mean_and_half
-from samestep.lab.training_runs import image_sets, train_each
+from samestep.lab.training_runs import SUBSET, image_sets, train_each
 from samestep.training.recipes.resolve import LR_SCALES, batch_per_worker
 from samestep.training.settings import Settings
 
-SEEDS, EPOCHS, BATCH, RATE = 3, 4, 64, 0.02
+SEEDS, EPOCHS, BATCH, RATE = 3, 3, 64, 0.02
+ONE = "one worker"
 
 
 def variants(workers: int, *, epochs: int) -> dict[str, Settings]:
     """Return the settings of each variant."""
     found = {
-        "one worker": Settings(epochs=epochs, batch_size=BATCH, lr=RATE),
+        ONE: Settings(epochs=epochs, batch_size=BATCH, lr=RATE),
         "global batch kept": Settings(epochs=epochs, batch_size=BATCH, lr=RATE),
     }
     for scale in LR_SCALES:
@@ -25,16 +26,14 @@ def variants(workers: int, *, epochs: int) -> dict[str, Settings]:
     return found
 
 
-def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = 4000) -> Outcome:
+def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SUBSET) -> Outcome:
     """Run the experiment."""
     sets, chosen = image_sets(setup, samples), variants(setup.workers, epochs=epochs)
     values: dict[str, dict[str, Any]] = {}
-    serial = [replace(chosen.pop("one worker"), seed=seed) for seed in range(seeds)]
-    each = [replace(settings, seed=seed) for settings in chosen.values() for seed in range(seeds)]
-    results = [*setup.ranks(train_each, 1, sets, serial)[0]]
-    results += setup.ranks(train_each, setup.workers, sets, each)[0]
-    for number, (name, settings) in enumerate(variants(setup.workers, epochs=epochs).items()):
-        runs = results[number * seeds : (number + 1) * seeds]
+    for name, settings in chosen.items():
+        size = 1 if name == ONE else setup.workers
+        each = [replace(settings, seed=seed) for seed in range(seeds)]
+        runs = setup.ranks(train_each, size, sets, each)[0]
         values[name] = {
             "batch_size": settings.batch_size,
             "lr": settings.lr,

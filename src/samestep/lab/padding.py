@@ -77,7 +77,7 @@ def run(setup: Setup, *, epochs: int = 1, samples: int = 1000) -> Outcome:
         )
         for one in found
     ]
-    own, counted_twice = right.float().mean().item(), max(one["total"] for one in found) - len(right)
+    own, counted_twice = int(right.sum()) / len(right), max(one["total"] for one in found) - len(right)
     worst = max(abs(one["accuracy"] - own) for one in found if one["evaluation"] == "padded")
     sizes = {one["workers"]: one["of_10000"] for one in found if one["evaluation"] == "padded"}
     head = ("workers", "evaluation", "right", "accuracy", "of 10,000 samples", "on each rank")

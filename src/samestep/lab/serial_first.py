@@ -31,7 +31,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "channels_last": {"channels_last": True},
     "bf16 autocast": {"precision": "bf16"},
     "torch.compile": {"compile": True},
-    "all three": {"channels_last": True, "precision": "bf16", "compile": True},
 }
 ROUNDS, STEPS, BATCH = 5, 3, 64
 
@@ -108,7 +107,7 @@ def on_rank(
 
 
 def run(
-    setup: Setup, *, model: str = "resnet9:32", changes: tuple[str, ...] = (*CHANGES,), rounds: int = ROUNDS
+    setup: Setup, *, model: str = "resnet9:16", changes: tuple[str, ...] = (*CHANGES,), rounds: int = ROUNDS
 ) -> Outcome:
     """Run the experiment."""
     problem = Problem(model=model, batch_per_worker=BASE.batch_size, shape=(3, 32, 32))

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
 from samestep.lab.experiment import Outcome, Setup, Table, interval_text, mean_and_half
-from samestep.lab.training_runs import image_sets, pixels
+from samestep.lab.training_runs import SUBSET, image_sets, pixels
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.protocol import World
 from samestep.training.models.registry import build
 
-SEEDS, EPOCHS, BATCH, RATE = 5, 8, 64, 0.05
+SEEDS, EPOCHS, BATCH, RATE = 5, 5, 64, 0.05
 Data = tuple[Tensor, Tensor]
 
 
@@ -55,7 +55,7 @@ def on_rank(
     ]
 
 
-def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = 4000) -> Outcome:
+def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SUBSET) -> Outcome:
     """Run the experiment."""
     train_set, test_set = image_sets(setup, samples)
     models = []

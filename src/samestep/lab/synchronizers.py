@@ -13,15 +13,15 @@ from samestep.studies.bench.text import step_answer
 SECONDS = 20.0
 
 
-def on_rank(world: World, seconds: float) -> list[StepRow]:
+def on_rank(world: World, problem: Problem, seconds: float) -> list[StepRow]:
     """Return the figures of each synchronizer that these ranks can run."""
     names = [name for name in ways_here(world) if name != ALONE]
-    return measure(world, Problem(), names, seconds=seconds)
+    return measure(world, problem, names, seconds=seconds)
 
 
-def run(setup: Setup, *, seconds: float = SECONDS) -> Outcome:
+def run(setup: Setup, *, problem: Problem | None = None, seconds: float = SECONDS) -> Outcome:
     """Run the experiment."""
-    found = setup.ranks(on_rank, setup.workers, seconds)[0]
+    found = setup.ranks(on_rank, setup.workers, problem or Problem(), seconds)[0]
     rows = [
         (
             row.sync,

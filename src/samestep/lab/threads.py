@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from samestep.base.machine.description import cpu_share
-from samestep.base.units import seconds_text
+from samestep.base.units import counted, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.protocol import World
 from samestep.studies.bench.figures import quartiles
@@ -72,8 +72,8 @@ def run(setup: Setup, *, rounds: int = ROUNDS, steps: int = STEPS) -> Outcome:
     return Outcome(
         tables=[Table(head=("threads", "in all", "rule", "step", "quartiles"), rows=rows)],
         measured=(
-            f"{setup.workers} ranks on {cores} cores are fastest with {best} threads each; with {worst} a "
-            f"step takes {ratio:.2f} times as long as with the share of {share}."
+            f"{setup.workers} ranks on {cores} cores are fastest with {counted(best, 'thread')} each; with "
+            f"{worst} a step takes {ratio:.2f} times as long as with the share of {share}."
         ),
         values={"cores": cores, "share": share, "threads": values},
     )

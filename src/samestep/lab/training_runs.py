@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from samestep.base.errors import UsageError
 from samestep.lab.experiment import Setup
 from samestep.ranks.world.protocol import World
 from samestep.training.data.image_set import ImageSet
@@ -14,15 +15,22 @@ from samestep.training.loop.training_loop import Training
 from samestep.training.models.registry import build
 from samestep.training.settings import Settings
 
-SUBSET = 4000
+SUBSET = 2000
 """Maximum number of training samples."""
 
 
 def image_sets(setup: Setup, samples: int = SUBSET) -> tuple[ImageSet, ImageSet]:
-    """Return the first training samples, at most `samples`, and all test samples."""
+    """Return the first training samples, at most `samples`, and all test samples.
+
+    Raises:
+        UsageError: there is no such data set, or it does not fit into memory.
+    """
     train_set, test_set = (load(setup.data, split, data_dir=setup.data_dir) for split in ("train", "test"))
-    assert isinstance(train_set, ImageSet)
-    assert isinstance(test_set, ImageSet)
+    if not isinstance(train_set, ImageSet) or not isinstance(test_set, ImageSet):
+        raise UsageError(
+            f"--data {setup.data} is read from files; use digits, mnist, fashion-mnist or cifar10, which fit "
+            "into memory."
+        )
     return train_set.subset(min(samples, len(train_set))), test_set
 
 

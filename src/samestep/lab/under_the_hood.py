@@ -141,7 +141,8 @@ def run(setup: Setup, *, model: str = "resnet18", batch: int = 8, steps: int = S
         measured=(
             f"Backward hid {share:.0%} of the communication of {len(ranks[0]['buckets'])} buckets, on the "
             f"rank with the least; {exposed:.1f} ms at its end were exposed, of a step of "
-            f"{max(one['end'] for one in values):.1f} ms. This is one step; the times of another one differ."
+            f"{max(one['end'] for one in values):.1f} ms. From sent to "
+            "done includes waiting for the slowest rank; another step has other times."
         ),
         values={"ranks": values},
         charts=[
