@@ -92,7 +92,8 @@ def run(setup: Setup) -> Outcome:
     size = setup.workers
     schedules = {f"all-reduce, {one.name}": (_all_reduce(one), one.chunks(size)) for one in _ALL_REDUCES}
     schedules |= {name: (hops, size if cut else 1) for name, (hops, cut) in _OTHERS.items()}
-    traces, costs = [], {}
+    traces: list[Table] = []
+    costs: dict[str, Any] = {}
     for name, (hops, chunks) in schedules.items():
         rounds = rounds_of([hops(rank, size) for rank in range(size)])
         sent = [0.0] * size

@@ -40,7 +40,7 @@ def on_rank(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {"gradient": model.parameter.grad.item()}
     for op in ("sum", "mean"):
         combined = model.parameter.grad.clone()
-        world.all_reduce(combined, op=op)  # type: ignore[arg-type]
+        world.all_reduce(combined, op=op)
         found[op] = model.step(combined)
     for sync in ("bucketed", *(["ddp"] if isinstance(world, ProcessGroupWorld) else [])):
         own = OneParameter()

@@ -43,18 +43,18 @@ def right_answers(setup: Setup, *, epochs: int, samples: int) -> torch.Tensor:
     images, labels = pixels(test_set)
     model = training.learner.model.eval()
     with torch.inference_mode():
-        scores = torch.cat([model(part) for part in images.split(1000)])
+        scores = torch.cat([model(part) for part in torch.split(images, 1000)])
     return scores.argmax(1) == labels
 
 
 def run(setup: Setup, *, epochs: int = 1, samples: int = 1000) -> Outcome:
     """Run the experiment."""
     right = right_answers(setup, epochs=epochs, samples=samples)
-    found = []
+    found: list[dict[str, Any]] = []
     for size in sorted({2, 3, 7, setup.workers}):
         for name, draw in (("padded", padded), ("exact", exact)):
             parts = [right[part] for part in draw(len(right), size)]
-            correct, total = (int(sum(map(one, parts))) for one in (torch.Tensor.sum, len))
+            correct, total = sum(int(part.sum()) for part in parts), sum(map(len, parts))
             counts = [len(part) for part in draw(PUBLISHED, size)]
             found.append(
                 {

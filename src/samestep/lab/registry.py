@@ -80,7 +80,7 @@ _ALL = (
         does="It trains with and without set_epoch, from the same weights, with several seeds.",
         expect=(
             "The article (tutorial 002) reports 1 to 4 points more with a new order, from five runs of each; "
-            " on small data the difference can be below the spread between seeds."
+            "on small data the difference can be below the spread between seeds."
         ),
         why=(
             "With one order, the same samples are always together in a batch. Accuracy also differs between "
@@ -200,6 +200,41 @@ _ALL = (
             "the same with Tree."
         ),
         least=2,
+    ),
+    Experiment(
+        name="restart",
+        question="What happens when a worker is killed in the middle of a training?",
+        does="It trains twice, and kills a worker of the second training after its first checkpoint.",
+        expect="All workers start again, resume from the last checkpoint, and end with the same weights.",
+        why=(
+            "The other ranks cannot go on without the gradients of the killed one, so all restart. A "
+            "checkpoint holds the place in the order of the samples too, and so no step is lost or repeated. "
+            "With srun alone, a new job has to resume from the checkpoint."
+        ),
+        trains=True,
+    ),
+    Experiment(
+        name="launchers",
+        question="Is a training slower under one launcher than under another?",
+        does="It runs the same training under each launcher that works here, by samestep scale --compare.",
+        expect="Equal speed within the interval, if the workers have equal threads and cores.",
+        why=(
+            "A launcher sets variables and ends; it takes no part in a step. The course (tutorial 000) saw "
+            "torchrun 5 to 25 % slower without a known cause. Threads and cores differ: torchrun sets "
+            "OMP_NUM_THREADS to 1, and srun binds each task to its cores. The page about launchers has more."
+        ),
+        trains=True,
+    ),
+    Experiment(
+        name="strong-scaling",
+        question="How much faster are more workers at the same global batch?",
+        does="It measures steps on 1, 2, 4 ... workers with samestep scale, several runs of each.",
+        expect="A speedup below the number of workers, and none with more workers than cores.",
+        why=(
+            "Each worker computes a smaller part of the batch, while communication and fixed costs stay. "
+            "samestep scale with --out writes the page with plots and causes; on GPUs, give -n 1,2,4,8."
+        ),
+        trains=True,
     ),
 )
 

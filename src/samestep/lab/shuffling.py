@@ -31,14 +31,14 @@ def trained(
         for epoch in range(epochs):
             if new_order:
                 sampler.set_epoch(epoch)
-            for part in torch.tensor(list(sampler)).split(BATCH // place.size):
+            for part in torch.split(torch.tensor(list(sampler)), BATCH // place.size):
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(images[part]), labels[part])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     model.eval()
     with torch.inference_mode():
-        answers = torch.cat([model(part).argmax(1) for part in test_images.split(1000)])
+        answers = torch.cat([model(part).argmax(1) for part in torch.split(test_images, 1000)])
     return (answers == test_labels).double().mean().item()
 
 

@@ -30,7 +30,7 @@ class Recorder:
     """When the gradient of each parameter was complete."""
     buckets: list[dict[str, Any]] = field(default_factory=list)
 
-    def hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(self, _: object, bucket: Any) -> torch.futures.Future[Tensor]:
         """Average a bucket over the ranks, and note when; torch calls this in backward."""
         buffer = bucket.buffer()
         record = {
@@ -53,7 +53,7 @@ def on_rank(world: World, problem: Problem, steps: int) -> dict[str, Any]:
     """Return the instants of the last of some steps."""
     trainee, recorder = Trainee(problem, world), Recorder(world.place.size)
     for parameter in trainee.model.parameters():
-        parameter.register_post_accumulate_grad_hook(
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda one: recorder.ready.__setitem__(one, time.perf_counter())
         )
     model = DistributedDataParallel(trainee.model, bucket_cap_mb=BUCKET_MB)
@@ -99,7 +99,9 @@ def run(setup: Setup, *, model: str = "resnet18", batch: int = 8, steps: int = S
     problem = Problem(model=model, batch_per_worker=batch)
     ranks = setup.ranks(on_rank, setup.workers, problem, steps)
     start = min(one["begin"] for one in ranks)
-    rows, lines, values = [], {}, []
+    values: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    lines: dict[str, list[Span]] = {}
     for rank, one in enumerate(ranks):
         spans = [(bucket["sent"], bucket["done"]) for bucket in one["buckets"]]
         hidden, total = covered(spans, one["computed"])

@@ -18,7 +18,7 @@ Drawn = list[list[int]]
 def _torch(*, shuffle: bool, new_order: bool) -> Callable[[int, int], Drawn]:
     def drawn(rank: int, size: int) -> Drawn:
         samples: Any = range(SAMPLES)
-        sampler = DistributedSampler(samples, size, rank, shuffle=shuffle)
+        sampler: Any = DistributedSampler(samples, size, rank, shuffle=shuffle)
         epochs = []
         for epoch in range(EPOCHS):
             if new_order:
