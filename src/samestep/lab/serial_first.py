@@ -32,7 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bf16 autocast": {"precision": "bf16"},
     "torch.compile": {"compile": True},
 }
-ROUNDS, STEPS, BATCH = 5, 3, 64
+ROUNDS, STEPS, BATCH = 3, 2, 64
 
 
 class Samples(Dataset[Any]):
