@@ -1,4 +1,4 @@
-"""Defines what an experiment is, what it runs on, and what it returns."""
+"""Defines experiments, the ranks and data that they run on, and their outcomes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Ranks: TypeAlias = Callable[..., list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an experiment runs on."""
+    """The ranks and the data of an experiment."""
 
     workers: int
     ranks: Ranks

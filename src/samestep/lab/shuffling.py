@@ -13,6 +13,7 @@ from samestep.lab.training_runs import SUBSET, image_sets, pixels
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.protocol import World
 from samestep.training.models.registry import build
+from samestep.training.settings import Settings
 
 SEEDS, EPOCHS, BATCH, RATE = 5, 5, 64, 0.05
 Data = tuple[Tensor, Tensor]
@@ -57,6 +58,7 @@ def on_rank(
 
 def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SUBSET) -> Outcome:
     """Run the experiment."""
+    Settings(epochs=epochs, batch_size=BATCH, lr=RATE).check_workers(setup.workers)
     train_set, test_set = image_sets(setup, samples)
     models = []
     for seed in range(seeds):

@@ -51,6 +51,7 @@ def test_the_page_of_an_experiment_is_written(tmp_path, capsys):
         ["ring", "-n", "1"],
         ["backends", "-n", "0"],
         ["padding", "--data", "nonsense"],
+        ["shuffling", "-n", "65"],
         ["backends", "--page", "/dev/null/page.html"],
     ],
 )
