@@ -11,7 +11,7 @@ import typer
 from samestep.base.console import log
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, option
+from samestep.cli.options.declare import RESULTS_PANEL, option
 from samestep.lab.experiment import Experiment, Setup
 from samestep.lab.registry import EXPERIMENTS, check_workers
 from samestep.lab.text import listing, outcome_page, outcome_record, outcome_text
@@ -35,9 +35,7 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
     def command(
         *,
         workers: launch.WorkerCount = None,
-        data: Annotated[
-            str, option("NAME", "Data set of experiments that train; see samestep data list.", DATA_PANEL)
-        ] = "digits",
+        data: results.Data = None,
         data_dir: results.DataDir = None,
         as_json: results.AsJson = False,
         page: Annotated[Path | None, option("FILE", "Write a page with figures too.", RESULTS_PANEL)] = None,
@@ -48,7 +46,7 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
         check_workers(experiment, size)
         if page is not None:
             refuse_unwritable("--page", page.parent)
-        outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data, data_dir=data_dir))
+        outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
         if as_json:
             print(json_line(outcome_record(experiment, outcome, workers=size)).rstrip())
         else:
