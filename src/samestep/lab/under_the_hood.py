@@ -30,7 +30,11 @@ class Recorder:
     """When the gradient of each parameter was complete."""
     buckets: list[dict[str, Any]] = field(default_factory=list)
 
-    def hook(self, _: object, bucket: Any) -> torch.futures.Future[Tensor]:
+    def hook(
+        self,
+        _: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
         """Average a bucket over the ranks, and note when; torch calls this in backward."""
         buffer = bucket.buffer()
         record = {
