@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from samestep.base.units import rate_text
-from samestep.lab.experiment import Outcome, Setup, Table, interval_text, mean_and_half
+from samestep.lab.experiment import Outcome, Setup, Table, interval_text
 from samestep.lab.training_runs import SUBSET, image_sets, train_each
 from samestep.training.settings import Settings
 
@@ -40,14 +40,14 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
         )
         for name, one in values.items()
     ]
-    (full, _), (half_mean, _) = (mean_and_half(speeds[name]) for name in ("fp32", "bf16"))
+    ratios = [half / full for half, full in zip(speeds["bf16"], speeds["fp32"], strict=True)]
     return Outcome(
         tables=[
             Table(head=("precision", "accuracy", "speed, slowest - fastest run"), rows=rows),
             Table(head=("Apex", "meaning", "--precision here"), rows=LEVELS),
         ],
         measured=(
-            f"On this device bf16 trains at {half_mean / full:.2f} times the speed of fp32 "
+            f"On this device bf16 trains at {interval_text(ratios)} times the speed of fp32 "
             f"({seeds} seeds, {epochs} epochs of {len(sets[0]):,} samples)."
         ),
         values=values,
