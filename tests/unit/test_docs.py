@@ -17,6 +17,7 @@ from samestep.base.record import provenance
 from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.cli.main import VERBS, application
+from samestep.lab.registry import EXPERIMENTS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
@@ -88,6 +89,12 @@ def test_every_module_of_a_folder_that_is_listed_whole_is_in_the_reference(page,
     listed = re.findall(rf"^::: samestep\.{re.escape(folder)}\.(\w+)$", text, re.MULTILINE)
     modules = [path.stem for path in (ROOT / "src" / "samestep").joinpath(*folder.split(".")).glob("*.py")]
     assert sorted([*listed, "__init__"]) == sorted(modules)
+
+
+def test_every_experiment_is_in_the_page_about_the_lab():
+    rows = [f"| `{one.name}` | {one.question} | {one.workers} |" for one in EXPERIMENTS.values()]
+
+    assert "\n".join(rows) in (DOCS / "guide" / "lab.md").read_text()
 
 
 def test_every_public_name_has_its_place_in_the_reference():

@@ -19,6 +19,7 @@ VERBS: Mapping[str, str] = {
     "report": "Write a page about a run, a comparison of runs, or a scaling study.",
     "train": "Train a built-in recipe on N workers, or resume a run.",
     "bench": "Measure the time of collectives and of training steps.",
+    "lab": "Run experiments that answer the questions of tutorials on distributed training.",
     "submit": "Write a job for Slurm or MPI, submit it, and follow it.",
     "data": "List, fetch and check data sets.",
     "doctor": "Report what is detected here and from which variables, and find problems.",

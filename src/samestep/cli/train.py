@@ -89,10 +89,7 @@ def train(
         str | None,
         option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
     ] = None,
-    data: Annotated[
-        str | None,
-        option("NAME", "Another data set; samestep data list prints the names.", DATA_PANEL),
-    ] = None,
+    data: results.Data = None,
     data_dir: results.DataDir = None,
     subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None,
     out: Annotated[

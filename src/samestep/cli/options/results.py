@@ -9,6 +9,9 @@ from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PAN
 from samestep.studies.report.write import refuse_unwritable
 
 AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
+Data = Annotated[
+    str | None, option("NAME", "Another data set; samestep data list prints the names.", DATA_PANEL)
+]
 DataDir = Annotated[Path | None, option("DIR", "Folder of the data set.", DATA_PANEL)]
 MODEL = option("NAME", "convnet, resnet9, resnet18 ... resnet152.", TRAINING_PANEL)
 BATCH_PER_WORKER = option(

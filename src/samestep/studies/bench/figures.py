@@ -90,7 +90,7 @@ def figures(
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=busbw,
         limit_share=busbw * median(copying) / nbytes,
-        spread_s=_quartiles(times),
+        spread_s=quartiles(times),
     )
 
 
@@ -103,7 +103,8 @@ def slowest(times: Sequence[Sequence[float]]) -> list[float]:
     return [max(of_round) for of_round in zip(*times, strict=True)]
 
 
-def _quartiles(times: Sequence[float]) -> tuple[float, float]:
+def quartiles(times: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the third quartile; the value itself if there is one only."""
     if len(times) < 2:
         return times[0], times[0]
     low, _, high = quantiles(times, n=4, method="inclusive")

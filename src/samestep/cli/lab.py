@@ -1,0 +1,69 @@
+"""Implements ``samestep lab``, which runs experiments that answer the questions of tutorials."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.base.console import log
+from samestep.base.record import json_line
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import RESULTS_PANEL, option
+from samestep.lab.experiment import Experiment, Setup
+from samestep.lab.registry import EXPERIMENTS, check_workers
+from samestep.lab.text import listing, outcome_page, outcome_record, outcome_text
+from samestep.studies.report.write import refuse_unwritable, write_text
+
+_EXERCISES = "samestep.cli.lab_exercises"
+
+lab = typer.Typer(help="Run experiments that answer the questions of tutorials by measurements.")
+
+
+@lab.callback(invoke_without_command=True)
+def list_experiments(context: typer.Context) -> None:
+    """List the experiments with the questions that they answer; samestep lab NAME runs one."""
+    if context.invoked_subcommand is None:
+        print(listing())
+
+
+def command_for(experiment: Experiment) -> Callable[..., None]:
+    """Return the command that runs one experiment."""
+
+    def command(
+        *,
+        workers: launch.WorkerCount = None,
+        data: results.Data = None,
+        data_dir: results.DataDir = None,
+        as_json: results.AsJson = False,
+        page: Annotated[Path | None, option("FILE", "Write a page with figures too.", RESULTS_PANEL)] = None,
+    ) -> None:
+        from samestep.launch.local.spawn import spawn
+
+        size = experiment.workers if workers is None else workers
+        check_workers(experiment, size)
+        if page is not None:
+            refuse_unwritable("--page", page.parent)
+        outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
+        if as_json:
+            print(json_line(outcome_record(experiment, outcome, workers=size)).rstrip())
+        else:
+            print(outcome_text(experiment, outcome))
+        if page is not None:
+            log(f"page: {write_text(page, outcome_page(experiment, outcome, workers=size))}")
+
+    command.__doc__ = f"""{experiment.question}
+
+    {experiment.does} {experiment.expect} -n is {experiment.workers} by default.
+    """
+    return command
+
+
+for _one in EXPERIMENTS.values():
+    lab.command(_one.name, short_help=_one.question)(command_for(_one))
+if find_spec(_EXERCISES) is not None:
+    _exercises = import_module(_EXERCISES)
+    for _name in ("start", "grade"):
+        lab.command(_name)(getattr(_exercises, _name))

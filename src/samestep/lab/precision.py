@@ -1,0 +1,54 @@
+"""Trains in each precision with several seeds, and lists the old names O0 to O3."""
+
+from dataclasses import replace
+
+from samestep.base.units import rate_text
+from samestep.lab.experiment import Outcome, Setup, Table, interval_text
+from samestep.lab.training_runs import SUBSET, image_sets, train_each
+from samestep.training.settings import Settings
+
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16-true")
+LEVELS = (
+    ("O0", "float32 everywhere", "fp32"),
+    ("O1", "float16 in matrix products, by autocast; float32 weights; the loss is scaled", "fp16"),
+    ("O2", "float16 weights with a float32 master copy; the loss is scaled", "fp16 (the nearest)"),
+    ("O3", "float16 everywhere", "bf16-true (16 bits everywhere; float16 weights overflow)"),
+)
+"""The names of NVIDIA's Apex, what they meant, and the precision here."""
+SEEDS, EPOCHS = 3, 2
+
+
+def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SUBSET) -> Outcome:
+    """Run the experiment."""
+    sets = image_sets(setup, samples)
+    base = Settings(epochs=epochs, batch_size=64, lr=0.02)
+    chosen = [replace(base, precision=name, seed=seed) for seed in range(seeds) for name in PRECISIONS]
+    results = setup.ranks(train_each, setup.workers, sets, chosen)[0]
+    values = {
+        name: {
+            "accuracies": [one["accuracy"] for one in results[number :: len(PRECISIONS)]],
+            "samples_per_second": [one["samples_per_second"] for one in results[number :: len(PRECISIONS)]],
+        }
+        for number, name in enumerate(PRECISIONS)
+    }
+    speeds = {name: one["samples_per_second"] for name, one in values.items()}
+    rows = [
+        (
+            name,
+            interval_text(one["accuracies"], scale=100, unit=" %"),
+            f"{rate_text(min(speeds[name]), 'samples')} - {rate_text(max(speeds[name]), 'samples')}",
+        )
+        for name, one in values.items()
+    ]
+    ratios = [half / full for half, full in zip(speeds["bf16"], speeds["fp32"], strict=True)]
+    return Outcome(
+        tables=[
+            Table(head=("precision", "accuracy", "speed, slowest - fastest run"), rows=rows),
+            Table(head=("Apex", "meaning", "--precision here"), rows=LEVELS),
+        ],
+        measured=(
+            f"On this device bf16 trains at {interval_text(ratios)} times the speed of fp32 "
+            f"({seeds} seeds, {epochs} epochs of {len(sets[0]):,} samples)."
+        ),
+        values=values,
+    )

@@ -1,0 +1,77 @@
+"""Experiments that run commands of samestep: their arguments, and what they make of the results."""
+
+import pytest
+
+from samestep.base.errors import WorkerFailed
+from samestep.lab import launchers, strong_scaling
+from samestep.lab.commands import parsed
+from samestep.lab.experiment import Setup
+
+SETUP = Setup(workers=4, ranks=list)
+
+
+def point(workers, rate, **changes):
+    ends = {"samples_per_second_low": None, "samples_per_second_high": None}
+    common = {"speedup": rate / 100, "efficiency": rate / 100 / workers, "oversubscribed": False}
+    return {"workers": workers, "samples_per_second": rate, **ends, **common, **changes}
+
+
+def study(points):
+    return {"points": points, "verdict": {"manager": "A.", "comparisons": ["B."]}, "notes": ["C."]}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The arguments of each command, which returns the study in `calls.study`."""
+
+    class Calls(list):
+        study = study([])
+
+    made = Calls()
+    monkeypatch.setattr(strong_scaling, "json_of", lambda arguments: made.append(arguments) or made.study)
+    return made
+
+
+@pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_workers_are_powers_of_2_and_the_largest_number(most, counts):
+    assert strong_scaling.numbers_of_workers(most) == counts
+
+
+def test_strong_scaling_measures_each_number_of_workers(calls):
+    calls.study = study([point(1, 100.0), point(4, 300.0)])
+
+    outcome = strong_scaling.run(SETUP, steps=7, repeats=2)
+
+    (arguments,) = calls
+    assert arguments[:6] == ["scale", "digits", "-n", "1,2,4", "--scaling", "strong"]
+    assert arguments[6:10] == ["--steps", "7", "--repeats", "2"]
+    assert [one["speedup"] for one in outcome.values["points"]] == [1.0, 3.0]
+    assert [row[:4] for row in outcome.tables[0].rows] == [
+        ("1", "100", "1.00", "1.00"),
+        ("4", "300", "3.00", "0.75"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [({}, ["samestep", "torchrun"]), ({"SLURM_JOB_ID": "7"}, ["samestep", "torchrun", "srun"])],
+)
+def test_srun_is_compared_in_an_allocation(calls, monkeypatch, variables, names):
+    monkeypatch.setattr(launchers.env, "snapshot", lambda: variables)
+    monkeypatch.setattr(launchers.shutil, "which", lambda name: f"/usr/bin/{name}")
+    calls.study = study([point(4, 9.0, variant=f"launcher={name}", runs=[9.0], threads=1) for name in names])
+
+    values = launchers.run(SETUP).values
+
+    assert calls[0][4:6] == ["--compare", f"launcher={','.join(names)}"]
+    assert list(values) == names
+
+
+@pytest.mark.parametrize(("code", "out", "err"), [(1, "{}", "a\nb\n"), (0, "", ""), (3, "", "")])
+def test_a_command_that_fails_is_an_error(code, out, err):
+    with pytest.raises(WorkerFailed):
+        parsed(["scale"], code, out, err)
+
+
+def test_the_last_line_of_a_command_is_its_result():
+    assert parsed(["scale"], 0, 'a line\n{"x": 1}\n', "") == {"x": 1}
