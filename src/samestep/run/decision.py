@@ -362,7 +362,9 @@ def _script_text(decision: Decision) -> str:
 def _serial_text(decision: Decision, script: ScriptKind) -> str:
     """Return how a serial script runs."""
     if not decision.is_replicated:
-        return "is a serial script"
+        misplaced = decision.size == 1 and "-n" in decision.job.program.args
+        note = " (`-n` after the script name was passed to the script; put it before)" if misplaced else ""
+        return f"is a serial script{note}"
     if script.evidence is None:
         return "is a serial script; its models' calls are split across workers"
     return (

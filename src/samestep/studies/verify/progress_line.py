@@ -60,6 +60,10 @@ class Shown:
         self.line.show(step.index, self.length.total(optimizers))
         return self.length.is_reached(step, optimizers=optimizers)
 
+    def total(self, optimizers: int) -> int | None:
+        """See `RunLength`."""
+        return self.length.total(optimizers)
+
 
 @contextmanager
 def progress_line(title: str) -> Iterator[ProgressLine]:
