@@ -20,7 +20,7 @@ def test_one_run_gets_its_page_and_its_headline(tmp_path, capsys):
 def test_several_runs_get_one_page_together(tmp_path, capsys):
     folders = [str(run_folder(tmp_path / name)) for name in ("one", "two")]
     page = tmp_path / "both.html"
-    assert run_command(["report", *folders, "--out", str(page), "--json"]) == 0
+    assert run_command(["report", *folders, "--page", str(page), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["page"] == str(page)
     assert list(said["runs"]) == ["one", "two"]
@@ -30,7 +30,7 @@ def test_several_runs_get_one_page_together(tmp_path, capsys):
 def test_what_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys):
     for arguments in (
         ["report", str(tmp_path)],
-        ["report", str(run_folder(tmp_path / "run")), "--out", "/nowhere/x"],
+        ["report", str(run_folder(tmp_path / "run")), "--page", "/nowhere/x"],
     ):
         assert run_command(arguments) == 2
         err = capsys.readouterr().err

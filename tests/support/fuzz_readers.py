@@ -210,7 +210,7 @@ def _csv():
 
 
 def _report(folder, name):
-    return command("report", folder / name, "--out", folder / "page.html")
+    return command("report", folder / name, "--page", folder / "page.html")
 
 
 @cache
@@ -289,7 +289,7 @@ def _wrong_clocked(draw):
 
 
 def _read_clocked(folder):
-    return command("report", folder / "1", folder / "2", "--out", folder / "page.html")
+    return command("report", folder / "1", folder / "2", "--page", folder / "page.html")
 
 
 @cache

@@ -14,6 +14,7 @@ from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.progress_bar import progress_bar
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text, check_seconds
+from samestep.cli.main import flowing
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.cli.options.settings import as_arguments
@@ -46,7 +47,7 @@ class Duration:
     """The options of the duration of a measurement."""
 
     seconds: Annotated[float, option("S", "Seconds to measure (a collective: each size).")] = 2.0
-    timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0
+    hang_timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Output(results.Output):
             )
 
 
-_STEP_DURATION = Duration(seconds=60.0, timeout=120.0)
+_STEP_DURATION = Duration(seconds=60.0, hang_timeout=120.0)
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
@@ -102,6 +103,7 @@ def command_for(collective: str) -> Callable[..., None]:
         ] = None,
         duration: Duration,
         output: Output,
+        quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     ) -> None:
         request = Request(
             collective=collective,
@@ -110,7 +112,7 @@ def command_for(collective: str) -> Callable[..., None]:
             dtype=dtype,
             rounds=rounds,
             seconds=duration.seconds,
-            timeout_s=duration.timeout,
+            timeout_s=duration.hang_timeout,
             own=own or "",
         )
         output.check_for(request)
@@ -157,6 +159,7 @@ def step(
     ] = None,
     duration: Duration = _STEP_DURATION,
     as_json: results.AsJson = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
 ) -> None:
     """Measure training steps with each gradient synchronizer, interleaved.
 
@@ -168,7 +171,7 @@ def step(
     if unknown := next((name for name in names if name not in SYNCS), None):
         raise UsageError(f"--sync {unknown!r} is not one of {', '.join(SYNCS)}.")
     check_seconds("--seconds", duration.seconds)
-    check_seconds("--timeout", duration.timeout)
+    check_seconds("--hang-timeout", duration.hang_timeout)
     decision = _decide(start)
     from samestep.studies.bench.synchronizers import Problem
 
@@ -182,8 +185,13 @@ def step(
 
 for _name in COLLECTIVES:
     _spelled = _name.replace("_", "-")
-    bench.command(_spelled, short_help=f"Measure {_spelled}.")(command_for(_name))
-bench.command("step", short_help="Measure training steps with each gradient synchronizer.")(step)
+    _command = command_for(_name)
+    bench.command(_spelled, help=flowing(_command.__doc__), short_help=f"Measure {_spelled}.")(_command)
+bench.command(
+    "step",
+    help=flowing(step.__doc__),
+    short_help="Measure training steps with each gradient synchronizer.",
+)(step)
 
 
 def _decide(start: launch.Workers) -> Decision:
@@ -269,8 +277,11 @@ def _measure_steps(
         names = chosen_synchronizers(world, names)
         if not names:  # on every rank; rank 0 has logged the reason
             raise typer.Exit(2)
-        end = partial(exit_on_timeout, place=world.place, timeout_s=duration.timeout)
-        with progress_bar(None, shown=world.place.is_main) as done, Limit(duration.timeout, end) as limit:
+        end = partial(exit_on_timeout, place=world.place, timeout_s=duration.hang_timeout)
+        with (
+            progress_bar(None, shown=world.place.is_main) as done,
+            Limit(duration.hang_timeout, end) as limit,
+        ):
             rows = measure(
                 world,
                 problem,

@@ -10,7 +10,10 @@ from typing import Any
 import typer
 
 from samestep import __version__
+from samestep.base import env
 from samestep.base.errors import INTERRUPTED, Error, WorkerFailed, one_line
+from samestep.cli.help_order import common_first
+from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -30,6 +33,9 @@ Each verb is a function, or an application of several commands, with its name in
 ``SETTINGS`` there holds the settings of its context.
 """
 
+_SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_name}
+_COMPLETE = "_SAMESTEP_COMPLETE"
+"""Variable by which a shell asks for the words that complete a command."""
 _SHORT = 100
 """Length from which an argument is compared as a whole with a file name that is too long."""
 
@@ -50,15 +56,20 @@ def run_command(arguments: Sequence[str]) -> int:
     The exit code is 0 for success, 2 for wrong input (nothing was started), and 1 or that of a worker for a
     later failure.
     """
-    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb in VERBS and not {"--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
+    words = arguments or completed_words(env.snapshot())
+    verb = next((argument for argument in words if not argument.startswith("-")), None)
+    if (
+        arguments and verb in VERBS and not {"-h", "--help", "--clean"}.intersection(arguments)
+    ):  # doctor lists what it removes
         _remove_dead_folders()
     try:
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
+        common_first(getattr(command, "commands", {}))
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
-        return _complain(error.format_message(), hint=_help_of(verb), code=2)
+        answer = answer_to(getattr(error, "option_name", None) or "", arguments)
+        return _complain(answer or error.format_message(), hint=_help_of(verb), code=2)
     except WorkerFailed as error:  # its message holds the worker's traceback
         print(f"samestep: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -79,26 +90,44 @@ def application(verb: str | None) -> typer.Typer:
 
     ``samestep --help`` needs their names, and importing all of them is slow.
     """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(pretty_exceptions_enable=False, context_settings=_SETTINGS)
     app.callback(invoke_without_command=True)(_samestep)
     for name, summary in VERBS.items():
         if name == verb:
             module = import_module(f"samestep.cli.{name}")
-            settings: dict[str, Any] = getattr(module, "SETTINGS", {})
+            settings: dict[str, Any] = {**_SETTINGS, **getattr(module, "SETTINGS", {})}
             function = getattr(module, name)
             if isinstance(function, typer.Typer):
                 app.add_typer(function, name=name, short_help=summary)
             else:
-                app.command(name, help=None, short_help=summary, context_settings=settings)(function)
+                text = flowing(function.__doc__)
+                app.command(name, help=text, short_help=summary, context_settings=settings)(function)
         else:
             app.command(name, short_help=summary)(_not_loaded)
     return app
 
 
+def flowing(text: str | None) -> str:
+    r"""Return the text of a command in lines that a terminal of any width breaks itself.
+
+    >>> flowing("A sentence.\n\n    Two\n    lines.")
+    'A sentence.\n\nTwo lines.'
+    """
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+def completed_words(environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the words after the program's name that a shell asks to complete, if it asks."""
+    if _COMPLETE not in environment:
+        return ()
+    line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]
+
+
 def _samestep(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
-    local_rank: int | None = typer.Option(None, "--local-rank", "--local_rank", hidden=True),  # noqa: ARG001
+    local_rank: int | None = typer.Option(None, "--local-rank", hidden=True),  # noqa: ARG001
 ) -> None:
     """Run PyTorch training on N workers, with the steps and the result of one."""
     # torch.distributed.launch passes --local-rank to each program; LOCAL_RANK has the same value.

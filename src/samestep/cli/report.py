@@ -39,7 +39,7 @@ def report(
         bool, switch("Compare numbers of workers: speedup and efficiency.", "", "--scaling")
     ] = False,
     worth: results.Worth = None,
-    out: Annotated[
+    page: Annotated[
         Path | None,
         option(
             "FILE",
@@ -56,15 +56,15 @@ def report(
     """
     output.check()
     if scaling or is_about_scaling(paths):
-        _report_study(paths, output, worth=worth, out=out)
+        _report_study(paths, output, worth=worth, page=page)
         return
     if worth is not None:
         raise UsageError("--worth needs a comparison of numbers of workers; add --scaling.")
     runs = [read_run(path) for path in paths]
     if len(runs) == 1:
-        page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
+        path = write_text(page or paths[0] / NAME, run_page.render(runs[0]))
     else:
-        page = write_text(out or Path(NAME), run_comparison.render(runs))
+        path = write_text(page or Path(NAME), run_comparison.render(runs))
     if output.figures is not None:
         log(write_figures(charts(runs), output.figures))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
@@ -72,27 +72,27 @@ def report(
         found = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
-        print(json_line({"page": str(page), "runs": headlines, "hints": found}).rstrip())
+        print(json_line({"page": str(path), "runs": headlines, "hints": found}).rstrip())
         return
     for name, words in headlines.items():
         print(words if len(headlines) == 1 else f"{name}: {words}")
-    print(f"page: {page}")
+    print(f"page: {path}")
 
 
 def _report_study(
-    paths: list[Path], output: results.Output, *, worth: float | None, out: Path | None
+    paths: list[Path], output: results.Output, *, worth: float | None, page: Path | None
 ) -> None:
     study = study_of(paths, bar=worth)
-    page = write_study_page(study, out or _beside(paths))
+    path = write_study_page(study, page or _beside(paths))
     if output.figures is not None:
         log(write_figures(study_charts(study), output.figures))
     if output.as_json:
-        print(json_line({"page": str(page), "study": study_as_json(study)}).rstrip())
+        print(json_line({"page": str(path), "study": study_as_json(study)}).rstrip())
         return
     if is_study(paths[0]):
         study = seen_from_here(study, _folder(paths[0]))
     print(study_text(study, terminal_width()))
-    print(f"\npage: {page}")
+    print(f"\npage: {path}")
 
 
 def _beside(paths: list[Path]) -> Path:

@@ -1,5 +1,6 @@
 """Implements ``samestep run``, which runs a program on N workers."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,18 +9,31 @@ import typer
 
 from samestep.autopilot.script.options import Options
 from samestep.base import env
-from samestep.base.console import log
+from samestep.base.console import inform, log
+from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import workers_per_node
 from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch
 from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, grouped, option, switch
+from samestep.cli.options.defaults import Config
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
 from samestep.cli.options.serial import Mode, checked_mode, with_options
 from samestep.cli.options.settings import with_flags_of
-from samestep.launch.job import Job, Logs, Std
+from samestep.cli.other_names import own_name
+from samestep.launch.job import Job, Logs, Program, Std
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
-from samestep.run.decision import banner, decide, dry_run_lines, with_binding, with_checks, with_scratch
+from samestep.launch.source.flags import flags_of
+from samestep.run.decision import (
+    banner,
+    decide,
+    dry_run_lines,
+    oversubscription,
+    source_file,
+    with_binding,
+    with_checks,
+    with_scratch,
+)
 from samestep.run.execution import execute
 from samestep.run.rerun import fix_hash_seed, rerun_in_allocation
 from samestep.run.scale_hint import scale_hint
@@ -27,11 +41,11 @@ from samestep.run.scale_hint import scale_hint
 SETTINGS: Mapping[str, Any] = {
     # Everything after the program belongs to the program, even if it resembles an option of samestep.
     "allow_interspersed_args": False,
-    # torchrun takes its flags with dashes and with underscores.
-    "token_normalize_func": lambda name: name.replace("_", "-"),
 }
 
 _OUTPUT = "Output"
+_COUNTS = ("workers", "nproc-per-node", "nnodes")
+"""Options with numbers of workers, which are often typed after the program."""
 
 
 @grouped
@@ -69,6 +83,8 @@ def run(
     no_python: Annotated[
         bool, switch("The program is an executable of any kind.", "", "--no-python")
     ] = False,
+    config: Config = None,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     dry_run: launch.DryRun = False,
     scratch: Annotated[
         Path | None,
@@ -118,6 +134,7 @@ def run(
         role=rendezvous.role,
         monitor_interval_s=rendezvous.monitor_interval,
     )
+    _refuse_misplaced(job.program)
     check_writable(logs)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
@@ -142,9 +159,38 @@ def run(
         return
     if decision.is_main:
         for line in banner(decision):
-            log(line)
+            inform(line)
+        if config is not None:
+            inform(f"options that are not given are read from {config}")
+        if warning := oversubscription(decision):
+            log(warning)
     code = execute(decision)
     if code == 0 and (hint := scale_hint(decision)):
-        log(hint)
+        inform(hint)
     # Without this the interpreter takes 0.4 s to unload torch.
     leave(code)
+
+
+def _refuse_misplaced(program: Program) -> None:
+    """Refuse a number of workers after the program, if the program does not read it.
+
+    Raises:
+        UsageError: there is one; the message shows the command that is probably meant.
+    """
+    file, roots = source_file(program) if program.kind != "executable" else (None, [])
+    words = [word.partition("=")[0] for word in program.args]
+    given = [
+        at for at, word in enumerate(words) if word in ("-n", "--workers") or own_name(word[2:]) in _COUNTS
+    ]
+    if not given or file is None or program.target == "samestep":
+        return
+    its, word = flags_of(file, roots=roots), words[given[0]]
+    if its.parser is None and not its.reads_argv and not {word, word.replace("_", "-")} & set(its.literal):
+        flag = [one for one in program.args[given[0] : given[0] + 2] if one != "--"]
+        flag = flag[:1] if "=" in flag[0] else flag
+        rest = shlex.join([*program.args[: given[0]], *program.args[given[0] + len(flag) :]])
+        what = f"{'-m ' if program.kind == 'module' else ''}{shlex.quote(program.target)} {rest}".rstrip()
+        raise UsageError(
+            f"{word} after {program.target} is passed to {program.target}, which has no such option. "
+            f"Put it before: samestep run {shlex.join(flag)} {what}"
+        )

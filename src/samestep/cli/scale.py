@@ -17,6 +17,7 @@ from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.cli.options.serial import Mode
 from samestep.cli.options.settings import as_arguments, given, with_flags_of
+from samestep.cli.other_names import dashed
 from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
 from samestep.launch.submit.site_defaults import (
     SITE_PANEL,
@@ -42,11 +43,13 @@ SETTINGS: Mapping[str, Any] = {
     "allow_interspersed_args": True,
     # Options that scale does not have belong to the script, or to train.
     "ignore_unknown_options": True,
+    # Other names of options belong to them as well.
+    "token_normalize_func": dashed,
 }
 
 _SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
 _JOB_PANELS = (_JOBS, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
-_WITH_COLLECT = ("--collect", "--worth", "--figures", "--json")
+_WITH_COLLECT = ("--collect", "--worth", "--figures", "--json", "--quiet")
 """Options that do not change how a study is measured."""
 
 
@@ -87,7 +90,7 @@ class StudyJobs:
 
 @grouped
 @with_flags_of(Options, only=OF_SERIAL)
-@with_flags_of(SlurmSite, modules="--load-module")
+@with_flags_of(SlurmSite)
 def scale(
     context: typer.Context,
     target: Annotated[
@@ -134,6 +137,7 @@ def scale(
         Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", RESULTS_PANEL)
     ] = None,
     output: results.Output,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     dry_run: launch.DryRun = False,
     submission: StudyJobs,
     **settings: Any,
@@ -214,7 +218,7 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs, output: result
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
-        flag = max(one.opts, key=len)
+        flag = "-n" if "-n" in one.opts else max(one.opts, key=len)
         if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
             continue
         if submission.collect is not None and flag not in _WITH_COLLECT:

@@ -13,6 +13,7 @@ from samestep.cli.main import application
 from samestep.cli.options import launch
 from samestep.cli.options.serial import OF_ALL, SPLIT, not_serial
 from samestep.cli.options.settings import given
+from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
 from samestep.launchers.binding import checked as checked_binding
@@ -100,7 +101,7 @@ class Target:
             return
         after = list(words[at + 1 :])
         after = after[: after.index("--")] if "--" in after else after
-        own = [name for name in (word.partition("=")[0] for word in after) if name in flags]
+        own = [name for name in (word.partition("=")[0] for word in after) if dashed(name) in flags]
         for name, why in self._claimed(own):
             of = "train" if self.kind == "recipe" else "the script"
             module = "-m " if self.kind == "module" else ""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from samestep.base import env
-from samestep.base.console import log
+from samestep.base.console import inform, log
 from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
@@ -83,6 +83,7 @@ def slurm(
     ] = None,
     dry_run: launch.DryRun = False,
     detach: launch.Detach = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     **settings: Any,
 ) -> int:
     """Write a Slurm job, submit it, and follow its state and its log to the end.
@@ -140,6 +141,7 @@ def mpi(
     job_name: JobName = None,
     dry_run: launch.DryRun = False,
     detach: launch.Detach = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     **settings: Any,
 ) -> int:
     """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
@@ -189,8 +191,18 @@ def mpi(
 
 
 submit = typer.Typer(help="Write the job for Slurm or MPI, submit it, and follow it to its end.")
-submit.command("slurm", context_settings=dict(SETTINGS), short_help="Submit a Slurm job.")(slurm)
-submit.command("mpi", context_settings=dict(SETTINGS), short_help="Start a job with Open MPI or MPICH.")(mpi)
+submit.command(
+    "slurm",
+    help=main.flowing(slurm.__doc__),
+    context_settings=dict(SETTINGS),
+    short_help="Submit a Slurm job.",
+)(slurm)
+submit.command(
+    "mpi",
+    help=main.flowing(mpi.__doc__),
+    context_settings=dict(SETTINGS),
+    short_help="Start a job with Open MPI or MPICH.",
+)(mpi)
 
 
 def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None]:
@@ -265,7 +277,7 @@ def _follow(job: FollowedJob, *, detach: bool) -> int:
         print(job.number)
         return 0
     try:
-        return follow(job, log=log, show=_print)
+        return follow(job, log=inform, show=_print)
     except KeyboardInterrupt:
         log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
         return INTERRUPTED

@@ -1,6 +1,7 @@
 """Implements ``samestep train``, which trains a built-in recipe on N workers."""
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.base.console import log
-from samestep.base.errors import Error, Preempted, UsageError
+from samestep.base.console import inform, log
+from samestep.base.errors import INTERRUPTED, Error, Preempted, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
@@ -96,6 +97,7 @@ def train(
         Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)
     ] = None,
     output: results.Output,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     recording: launch.Clock,
     **settings: Any,
 ) -> None:
@@ -203,6 +205,8 @@ def _start(
         if not _has_finished(resolved):
             raise
         code, why = error.exit_code, str(error).strip().partition("\n")[0]
+    if code == INTERRUPTED:
+        _log_continuation(resolved)
     if code and _has_finished(resolved):
         log(f"the training has finished, see {resolved.out / 'result.json'}; then a worker failed. {why}")
         return 0
@@ -217,7 +221,7 @@ def _log_settings(decision: Decision, resolved: "ResolvedConfig") -> None:
     settings, workers = resolved.settings, decision.size
     for line in (resolved.label, settings.advice(workers), settings.about_exact(workers)):
         if line is not None:
-            log(line)
+            inform(line)
 
 
 def _work(
@@ -252,6 +256,7 @@ def _work(
     except KeyboardInterrupt:
         if decision.size == 1:  # with several workers the launcher logs it
             log(f"ended by signal {SIGINT:d}.")
+            _log_continuation(resolved)
         raise
     except Preempted as stopped:
         if world.place.is_main:
@@ -261,6 +266,12 @@ def _work(
         if not finished:
             raise
         log(f"the training has finished; then this worker failed: {_line(error)}")
+
+
+def _log_continuation(resolved: "ResolvedConfig") -> None:
+    """Log the command that continues a training which Ctrl-C has ended, if there is something to continue."""
+    if resolved.weights is None and (resolved.out / "config.toml").is_file():
+        log(f"to continue from the last checkpoint: samestep train --resume {shlex.quote(str(resolved.out))}")
 
 
 def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
-from samestep.base.console import log
+from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import owned_folder
@@ -72,6 +72,7 @@ def verify(
     mode: Mode = "auto",
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
     as_json: results.AsJson = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     **settings: Any,
 ) -> int:
     """Check that a script takes the same steps on several workers as on one.
@@ -136,7 +137,7 @@ def _report(
             scratch=scratch,
             options=options,
             watch=partial(_watch, limit_s=hang_timeout),
-            tell=log,
+            tell=inform,
         ).run()
 
 

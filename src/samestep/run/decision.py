@@ -310,6 +310,19 @@ def headline(decision: Decision) -> str:
     return f"{counted(decision.size, 'worker')} {where}{each}"
 
 
+def oversubscription(decision: Decision) -> str:
+    """Return a warning if this node has fewer cores than the workers that start on it, or an empty text."""
+    if not isinstance(decision.plan, Spawn) or decision.starts_workers_alone:
+        return ""
+    workers, usable = decision.plan.local, cpu_share().usable
+    if workers <= usable:
+        return ""
+    return (
+        f"warning: {workers} workers share {counted(usable, 'usable core')}, so they wait for each other and "
+        f"are slower than {counted(usable, 'worker')}. Give -n {usable}, or more cores or nodes."
+    )
+
+
 def dry_run_lines(decision: Decision) -> list[str]:
     """Return the whole decision as lines."""
     job = decision.job

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from samestep.base import env
-from samestep.base.console import log
+from samestep.base.console import inform, log
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.place import Place
@@ -30,7 +30,15 @@ from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at, values_beside
 from samestep.launchers.binding import bind
 from samestep.launchers.compute_threads import guess_sharing, thread_variables
-from samestep.run.decision import TRAINS_ALONE, Decision, decide, filled, headline, with_binding
+from samestep.run.decision import (
+    TRAINS_ALONE,
+    Decision,
+    decide,
+    filled,
+    headline,
+    oversubscription,
+    with_binding,
+)
 from samestep.run.rerun import rerun_in_allocation
 from samestep.run.worker_wrappers import monitor, wrapper
 
@@ -58,7 +66,9 @@ def decide_own(job: Job, *, threads: int | None = None, bind: str = "none") -> D
 def start_own(decision: Decision, arguments: Sequence[str]) -> int:
     """Start the workers of a verb's own job with `arguments`, and return the exit code of the run."""
     if decision.is_main:
-        log(headline(decision))
+        inform(headline(decision))
+        if warning := oversubscription(decision):
+            log(warning)
     program = replace(decision.job.program, args=tuple(arguments))
     return execute(replace(decision, job=replace(decision.job, program=program)))
 

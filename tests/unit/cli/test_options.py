@@ -7,12 +7,13 @@ from typer.main import get_command
 from samestep.cli.main import VERBS, application
 
 OTHER_MEANINGS = {
-    "-n": "a number, or for scale and verify several",
+    "--workers": "a number, or for scale and verify several",
     "--algorithm": "of a script's gradients, of a recipe's, or for bench several to measure",
+    "--config": "of a training, or of the options of run",
+    "--hang-timeout": "for bench of a call, which always ends",
     "--batch-norm": "of a script, or of a recipe",
-    "--module": "for run, verify and scale a Python module, for submit an environment module",
     "--nproc-per-node": "for run a number or a word, for scale a maximum",
-    "--out": "of a run, of a study, or of a page",
+    "--out": "of a run, or of a study",
     "--scaling": "for scale the kind, for report a switch",
     "--seed": "of a training, or of the order of runs",
     "--steps": "optimizer steps to compare, or to measure",

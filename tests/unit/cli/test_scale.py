@@ -133,7 +133,7 @@ def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, m
 def test_the_options_that_train_and_scale_share_are_these():
     shared = {
         *("--algorithm", "--batch-norm", "--bind", "--hang-timeout", "--threads"),  # passed on
-        *("--figures", "--json", "--out"),  # of the study; those of a run are discarded
+        *("--figures", "--json", "--out", "--quiet", "--workers"),  # of the study, not of a run
     }
     flags = [
         {flag for one in command.params for flag in one.opts if flag.startswith("--")}

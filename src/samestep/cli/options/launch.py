@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from samestep.base import env
+from samestep.base.console import be_quiet
 from samestep.base.errors import UsageError
 from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
@@ -22,8 +23,22 @@ GpusPerNode = Annotated[int, option("G", "GPUs of each node, one for each worker
 Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", "", "--detach")]
 DryRun = Annotated[bool, switch("Print what would be started, and start nothing.", "", "--dry-run")]
 
-WorkerCount = Annotated[int | None, option("N", "Number of workers, on all nodes.", WORKERS_PANEL, "-n")]
-WorkerCounts = Annotated[str, option("N,..", "Numbers of workers, such as 1,2,4.", WORKERS_PANEL, "-n")]
+
+def _be_quiet(quiet: bool) -> bool:
+    if quiet:
+        be_quiet()
+    return quiet
+
+
+Quiet = Annotated[
+    bool, option("", "Print only results, warnings and errors.", "", "--quiet", callback=_be_quiet)
+]
+WorkerCount = Annotated[
+    int | None, option("N", "Number of workers, on all nodes.", WORKERS_PANEL, "-n", "--workers")
+]
+WorkerCounts = Annotated[
+    str, option("N,..", "Numbers of workers, such as 1,2,4.", WORKERS_PANEL, "-n", "--workers")
+]
 Threads = Annotated[
     int | None,
     option(

@@ -14,9 +14,7 @@ from samestep.cli.options.declare import option
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def with_flags_of(
-    *kinds: type, only: Collection[str] = (), defaults: bool = False, **spelled: str
-) -> Callable[[Verb], Verb]:
+def with_flags_of(*kinds: type, only: Collection[str] = (), defaults: bool = False) -> Callable[[Verb], Verb]:
     """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
 
     Args:
@@ -24,14 +22,13 @@ def with_flags_of(
         only: the names of the settings that have a flag; by default all.
         defaults: whether a flag that is not given has the default of its setting; otherwise it is None, so
             that the value of the recipe or of the site holds.
-        spelled: other spellings of flags, by the names of their settings.
     """
 
     def decorate(verb: Verb) -> Verb:
         own = inspect.signature(verb, eval_str=True)
         named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         made = [
-            _parameter(one, get_type_hints(kind)[one.name], spelled.get(one.name), defaults=defaults)
+            _parameter(one, get_type_hints(kind)[one.name], defaults=defaults)
             for kind in kinds
             for one in fields(kind)
             if one.metadata and (not only or one.name in only)
@@ -73,14 +70,14 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _parameter(one: Field[Any], kind: Any, spelled: str | None, *, defaults: bool) -> inspect.Parameter:
+def _parameter(one: Field[Any], kind: Any, *, defaults: bool) -> inspect.Parameter:
     about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
     if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
         about = f"{about} One of {', '.join(choices)}."
     name = flag(one.name)
     kind = _kind(kind)
     usual = f"{name}/--no-{name[2:]}" if kind is bool else name
-    names = [spelled] if spelled else one.metadata["names"] or [usual]
+    names = one.metadata["names"] or [usual]
     made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(

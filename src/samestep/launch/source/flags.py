@@ -54,6 +54,7 @@ class Flags:
 
     literal: Mapping[str, Path]  # flags in the source, each with its file
     parser: Evidence | None  # first call that defines further, unknown flags; None if there is none
+    reads_argv: bool = False  # whether it reads ``sys.argv`` itself
 
 
 def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
@@ -66,6 +67,7 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
     """
     literal: dict[str, Path] = {}
     uses: list[Evidence] = []
+    reads_argv = False
     own = {script.parent.name}
     modules = list(user_modules(script, roots))
     reached = reached_nodes(modules, main=script)
@@ -73,11 +75,14 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
         own |= {file.stem, file.parent.name}
         nodes = reached[file]
         for node in nodes:
+            reads_argv |= isinstance(node, ast.Attribute) and node.attr == "argv"
+            reads_argv |= isinstance(node, ast.alias) and node.name == "argv"
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _FLAGS.fullmatch(text):
                 literal |= dict.fromkeys(text.removesuffix("=").split("/"), file)
         uses += [Evidence(file, line, name) for name, line in used_names(nodes, Names(tree))]
-    return Flags(literal, next((use for use in uses if _defines_flags(use.name, own)), None))
+    parser = next((use for use in uses if _defines_flags(use.name, own)), None)
+    return Flags(literal, parser, reads_argv=reads_argv)
 
 
 def _defines_flags(name: str, own: set[str]) -> bool:

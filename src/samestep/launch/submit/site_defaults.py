@@ -28,7 +28,7 @@ class Software:
     """The software of a job."""
 
     modules: tuple[str, ...] = _text(
-        "Environment module to load; repeatable.", SOFTWARE_PANEL, "NAME", "--module", default=()
+        "Environment module to load; repeatable.", SOFTWARE_PANEL, "NAME", "--load-module", default=()
     )
     venv: str = _text("Virtual environment to activate.", SOFTWARE_PANEL, "DIR")
     container: str = _text("Container image of the workers.", SOFTWARE_PANEL, "IMAGE")
@@ -84,7 +84,7 @@ class SlurmSite(Software):
         default=None, about="Cores of each worker.", panel=SIZE_PANEL, metavar="C", least=1
     )
     mem: str = _text("Memory of each node, such as 64G.", SIZE_PANEL, "SIZE")
-    time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time", "-t")
+    time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time")
     partition: str = _text("Partition to run in.", SITE_PANEL, "NAME", "--partition", "-p")
     account: str = _text("Account to charge.", SITE_PANEL, "NAME", "--account", "-A")
     reservation: str = _text("Reservation to run in.", SITE_PANEL, "NAME")

@@ -52,7 +52,7 @@ class Request:
         if not 0 < self.seconds <= LONGEST_S:
             raise UsageError(f"--seconds {self.seconds:g} is not a valid time; give seconds, such as 2.")
         if not 0 < self.timeout_s <= LONGEST_S:
-            raise UsageError(f"--timeout {self.timeout_s:g} is not a timeout; give seconds, such as 30.")
+            raise UsageError(f"--hang-timeout {self.timeout_s:g} is not a timeout; give seconds, such as 30.")
 
 
 def sizes_of(sizes: str | None, least: str | None, most: str | None) -> tuple[int, ...]:

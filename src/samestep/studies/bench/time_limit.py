@@ -68,7 +68,7 @@ def exit_on_timeout(what: str, *, place: Place, timeout_s: float) -> NoReturn:
     if place.is_main:
         log(
             f"error: {what} did not end within {timeout_s:g} s, so the ranks wait for each other. If this is "
-            "expected, raise --timeout."
+            "expected, raise --hang-timeout."
         )
     else:
         time.sleep(1)

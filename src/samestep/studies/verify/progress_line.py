@@ -3,10 +3,12 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from samestep.base.console import is_quiet
+from samestep.base.units import seconds_text
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.trace import Step
 
@@ -21,19 +23,29 @@ class ProgressLine:
     Args:
         file: descriptor of the terminal; None for no line.
         title: begins the line.
+        clock: returns the time in seconds.
     """
 
     file: int | None
     title: str
-    _shown_s: float = field(init=False, default=0.0)
+    clock: Callable[[], float] = time.monotonic
+    _shown_s: float = field(init=False, default=float("-inf"))
+    _began_s: float | None = field(init=False, default=None)
+    """Time at the end of the first step."""
 
-    def show(self, step: int) -> None:
-        """Show the number of a finished step, from 0."""
-        if self.file is None or time.monotonic() - self._shown_s < _PAUSE_S:
+    def show(self, step: int, total: int | None = None) -> None:
+        """Show the number of a finished step, from 0, and the time left if the `total` is known."""
+        now = self.clock()
+        self._began_s = now if self._began_s is None else self._began_s
+        if self.file is None or now - self._shown_s < _PAUSE_S:
             return
-        self._shown_s = time.monotonic()
+        self._shown_s = now
+        of = f" of {total}" if total else ""
+        if total and step:
+            left_s = (now - self._began_s) / step * (total - step - 1)
+            of += f", about {seconds_text(round(left_s))} left"
         with suppress(OSError):  # a closed terminal stops no run
-            os.write(self.file, f"\r{self.title}: step {step + 1}\x1b[K".encode())
+            os.write(self.file, f"\r{self.title}: step {step + 1}{of}\x1b[K".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +57,12 @@ class Shown:
 
     def is_reached(self, step: Step, *, optimizers: int) -> bool:
         """See `RunLength`."""
-        self.line.show(step.index)
+        self.line.show(step.index, self.length.total(optimizers))
         return self.length.is_reached(step, optimizers=optimizers)
+
+    def total(self, optimizers: int) -> int | None:
+        """See `RunLength`."""
+        return self.length.total(optimizers)
 
 
 @contextmanager
@@ -55,7 +71,7 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
 
     It shows nothing unless stderr is a terminal.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or is_quiet():
         yield ProgressLine(None, title)
         return
     file = os.dup(2)

@@ -28,6 +28,9 @@ class RunLength(Protocol):
             optimizers: number of optimizers that have stepped.
         """
 
+    def total(self, optimizers: int) -> int | None:
+        """Return the number of steps with this number of optimizers; None if it is unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepsOfEach:
@@ -37,7 +40,11 @@ class StepsOfEach:
 
     def is_reached(self, step: Step, *, optimizers: int) -> bool:
         """See `RunLength`."""
-        return step.index + 1 >= self.steps * max(1, optimizers)
+        return step.index + 1 >= self.total(optimizers)
+
+    def total(self, optimizers: int) -> int:
+        """See `RunLength`."""
+        return self.steps * max(1, optimizers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,12 @@ class StepsOfAll:
 
     def is_reached(self, step: Step, *, optimizers: int) -> bool:
         """See `RunLength`."""
+        return step.index + 1 >= self.total(optimizers)
+
+    def total(self, optimizers: int) -> int:
+        """See `RunLength`."""
         del optimizers
-        return step.index + 1 >= self.steps
+        return self.steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +91,9 @@ class UntilEvaluated:
         if made >= MOST_STEPS or (self._epoch is not None and made >= self._needed(self._epoch)):
             return True
         return made >= LEAST_STEPS_OF_SLOW_SCRIPTS and elapsed_s >= self.limit_s
+
+    def total(self, optimizers: int) -> None:
+        """See `RunLength`."""
 
     def _needed(self, epoch: int) -> int:
         """Return the number of steps of a run that has reached its second epoch."""

@@ -30,7 +30,7 @@ def test_sizes_that_contradict_each_other_are_refused(asked, named):
         ({"rounds": 0}, "--rounds 0"),
         ({"seconds": 0.0}, "--seconds 0"),
         ({"seconds": float("nan")}, "--seconds nan"),
-        ({"timeout_s": 0.0}, "--timeout 0"),
+        ({"timeout_s": 0.0}, "--hang-timeout 0"),
     ],
 )
 def test_invalid_requests_are_refused(fields, named):

@@ -216,13 +216,13 @@ def test_runs_of_the_same_name_are_named_by_their_paths(tmp_path, monkeypatch, c
     runs = [read_run(folder) for folder in folders]
     assert names(runs) == [str(folders[0]), str(folders[1]), "other"]
     assert str(folders[1]) in Outline(run_comparison.render(runs)).texts
-    verb.report(folders, out=tmp_path / "all.html", as_json=True)
+    verb.report(folders, page=tmp_path / "all.html", as_json=True)
     report = json.loads(capsys.readouterr().out)
     assert list(report["runs"]) == list(report["hints"]) == names(runs)
 
 
 def test_json_shows_the_codes_of_hints(tmp_path, capsys):
-    verb.report([run_folder(tmp_path / "run", data=0.01)], out=tmp_path / "page.html", as_json=True)
+    verb.report([run_folder(tmp_path / "run", data=0.01)], page=tmp_path / "page.html", as_json=True)
     (found,) = json.loads(capsys.readouterr().out)["hints"].values()
     assert [hint["code"] for hint in found] == ["waiting-for-data"]
 
@@ -231,7 +231,7 @@ def test_each_run_is_read_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(read, "_toml", lambda path: asked.append(path.parent) or {})
     folders = [run_folder(tmp_path / name) for name in ("one", "two")]
-    verb.report(folders, out=tmp_path / "both.html", as_json=True)
+    verb.report(folders, page=tmp_path / "both.html", as_json=True)
     assert asked == folders
 
 

@@ -115,7 +115,7 @@ def test_with_the_library_each_chart_is_svg_pdf_and_png(tmp_path, saved):
 def test_report_saves_the_charts_of_runs_and_of_studies(tmp_path, no_library, capsys):
     run = run_folder(tmp_path / "run")
     verb.report([run], figures=tmp_path / "run-figures")
-    verb.report([run, run], out=tmp_path / "both.html", figures=tmp_path / "both-figures")
+    verb.report([run, run], page=tmp_path / "both.html", figures=tmp_path / "both-figures")
     write_study(tmp_path / "study.json", study())
     verb.report([tmp_path / "study.json"], figures=tmp_path / "study-figures", as_json=True)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-from samestep.base.console import log
+from samestep.base.console import inform, log
 from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.progress_bar import progress_bar
 from samestep.base.signals import held, interruptible
@@ -100,14 +100,14 @@ def finish(
     ended = 0
     request = frame.request
     each = f"{request.steps} steps each, after {request.warm_up} warm-up steps"
-    log(f"{in_words(request)}: {counted(len(trials), 'run')}, {each}")
+    inform(f"{in_words(request)}: {counted(len(trials), 'run')}, {each}")
     with held():  # signals wait, so that measurements are written whenever and however often they come
         try:
             with interruptible(), _progress(len(trials)) as begin:
                 for outcome in runner.run(trials, begin):
                     outcomes.append(outcome)
                     why = _reason(outcome, request.folder) if outcome.error else _result(trials, outcomes)
-                    log(f"{outcome.trial.in_words()}: {why}")
+                    (log if outcome.error else inform)(f"{outcome.trial.in_words()}: {why}")
         except KeyboardInterrupt:
             if not outcomes and not continues:
                 _remove(trials)
@@ -171,6 +171,6 @@ def _progress(total: int) -> Iterator[Report]:
             begun += 1
             advance(what)
             if not sys.stderr.isatty():
-                log(f"run {begun} of {total}: {what}")
+                inform(f"run {begun} of {total}: {what}")
 
         yield begin

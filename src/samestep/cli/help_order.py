@@ -1,0 +1,38 @@
+"""Puts the options that most users need before the others in ``--help``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+COMMON = {
+    "run": (
+        *("workers", "nproc_per_node", "module", "explain", "sanitize", "count"),
+        *("max_restarts", "log_dir", "config", "quiet", "dry_run"),
+    ),
+    "verify": ("workers", "steps", "against", "module", "as_json", "quiet"),
+    "scale": (
+        *("workers", "scaling", "compare", "module", "steps", "repeats", "submit"),
+        *("worth", "out", "figures", "as_json", "quiet", "dry_run"),
+    ),
+    "train": (
+        *("workers", "fast", "epochs", "batch_size", "lr", "seed", "exact", "precision"),
+        *("data", "data_dir", "resume", "config", "out", "as_json", "quiet"),
+    ),
+}
+"""The parameters of the options that come first, by verb; the others keep the headings of their topics."""
+
+
+def common_first(commands: Mapping[str, Any]) -> None:
+    """Put the common options of each command first, in one panel without a topic.
+
+    Args:
+        commands: the commands of the application by name; those that are not loaded have no options.
+    """
+    for verb, names in COMMON.items():
+        options = {one.name: one for one in commands[verb].params} if verb in commands else {}
+        common = [options.pop(name) for name in names if name in options]
+        for one in common:
+            one.rich_help_panel = None
+        if common:
+            arguments = [one for one in options.values() if one.param_type_name == "argument"]
+            others = [one for one in options.values() if one.param_type_name != "argument"]
+            commands[verb].params = [*arguments, *common, *others]

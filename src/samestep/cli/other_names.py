@@ -1,0 +1,82 @@
+"""Lists the names that torchrun, Accelerate and others give to options, and samestep's own names for them."""
+
+from collections.abc import Iterable
+
+SAME = {
+    "num-processes": "workers",
+    "nproc": "nproc-per-node",  # torchrun takes a name that is cut short
+    "num-machines": "nnodes",
+    "machine-rank": "node-rank",
+    "main-process-ip": "master-addr",
+    "main-process-port": "master-port",
+    "learning-rate": "lr",
+    "num-epochs": "epochs",
+    "num-train-epochs": "epochs",
+    "max-epochs": "epochs",
+    "per-device-train-batch-size": "batch-per-worker",
+    "gradient-accumulation-steps": "accumulate",
+    "max-grad-norm": "clip-norm",
+    "mixed-precision": "precision",
+    "num-workers": "loader-workers",
+    "output-dir": "out",
+    "resume-from-checkpoint": "resume",
+}
+"""Other names of options, each with samestep's name; both have the same meaning."""
+
+_IS_FOUND = "samestep finds it by itself; leave it out"
+_NOT_HERE = "samestep has data parallelism only; start this script with accelerate launch"
+ANSWERS = {
+    "--local-addr": f"{_IS_FOUND}, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to a network interface",
+    "--use-env": "the workers always have LOCAL_RANK; leave it out",
+    "--start-method": "workers are started as torchrun starts them; leave it out",
+    "--multi-gpu": "each worker uses a GPU where there is one; leave it out, and give -n",
+    "--cpu": "give --device cpu",
+    "--gpu-ids": "set CUDA_VISIBLE_DEVICES",
+    "--config-file": "give --config FILE with samestep's own options",
+    "--dynamo-backend": "samestep train has --compile",
+    "--use-deepspeed": _NOT_HERE,
+    "--use-fsdp": _NOT_HERE,
+    "--use-megatron-lm": _NOT_HERE,
+    "--timeout": "give --hang-timeout SECONDS, or for a job --time",
+    "--output": "give --out",
+    "--out": "give --page FILE for a page",
+    "--module": "it is for Python modules; give --load-module for an environment module",
+    "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
+}
+"""Options that samestep does not have, each with what to do."""
+
+
+def dashed(name: str) -> str:
+    """Return a name of an option with dashes, because torchrun takes its names with dashes and underscores.
+
+    >>> dashed("nproc_per_node")
+    'nproc-per-node'
+    """
+    return name.replace("_", "-")
+
+
+def own_name(name: str) -> str:
+    """Return samestep's name of an option; both names have no dashes before them.
+
+    >>> own_name("num_processes"), own_name("hang_timeout")
+    ('workers', 'hang-timeout')
+    """
+    return SAME.get(dashed(name), dashed(name))
+
+
+def answer_to(option: str, arguments: Iterable[str]) -> str | None:
+    """Return what to do instead of giving an option that a command does not have, if it is known.
+
+    Args:
+        option: the option, by samestep's name if it has one.
+        arguments: the whole command, which may have another name of the option.
+    """
+    if option in ANSWERS:
+        return f"there is no {option}: {ANSWERS[option]}."
+    names = (word.partition("=")[0] for word in arguments)
+    given = next(
+        (name for name in names if name != option and f"--{own_name(name.strip('-'))}" == option), ""
+    )
+    if not given:
+        return None
+    return f"there is no {given}, which is {option} of other commands of samestep; leave it out."

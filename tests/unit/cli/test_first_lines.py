@@ -1,0 +1,73 @@
+"""What ``run`` and ``train`` print before they start, and refuse to start."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from samestep.base import console
+from samestep.cli.main import run_command
+from samestep.run import decision as decisions
+from samestep.run.decision import oversubscription
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Run ``samestep run --dry-run`` on a script with the given text; return the exit code and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(text, *arguments):
+        (tmp_path / "train.py").write_text(text)
+        code = run_command(["run", "--dry-run", "train.py", *arguments])
+        return code, capsys.readouterr().err.splitlines()
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["-n", "2"], "samestep run -n 2 train.py"),
+        (["--num_processes", "2"], "samestep run --num_processes 2 train.py"),
+        (["--x", "--nproc_per_node=2", "y"], "samestep run --nproc_per_node=2 train.py --x y"),
+    ],
+)
+def test_a_number_of_workers_after_the_script_is_answered(refused, arguments, meant):
+    code, lines = refused("import torch\n", *arguments)
+
+    assert code == 2
+    (line,) = lines
+    assert line.endswith(meant)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import argparse, torch\nargparse.ArgumentParser().add_argument('-n')\n",
+        "import sys, torch\nprint(sys.argv)\n",
+        "from sys import argv\n",
+        "import fire, torch\nfire.Fire(print)\n",
+    ],
+)
+def test_a_script_with_its_own_option_is_started(refused, text):
+    assert refused(text, "-n", "2") == (0, [])
+
+
+def test_more_workers_than_cores_are_one_line(monkeypatch, tmp_path, capsys):
+    made = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    monkeypatch.setattr("samestep.cli.run.dry_run_lines", lambda decision: made.append(decision) or [])
+    run_command(["run", "--dry-run", "-n", "4", "train.py"])
+    monkeypatch.setattr(decisions, "cpu_share", lambda: SimpleNamespace(usable=3))
+
+    assert "-n 3" in oversubscription(made[0])
+    monkeypatch.setattr(decisions, "cpu_share", lambda: SimpleNamespace(usable=4))
+    assert oversubscription(made[0]) == ""
+
+
+def test_quiet_prints_errors_only(monkeypatch, capsys):
+    monkeypatch.setenv("SAMESTEP_QUIET", "1")
+    console.inform("the usual course")
+    console.log("an error")
+
+    assert capsys.readouterr().err == "samestep: an error\n"

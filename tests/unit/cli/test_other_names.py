@@ -1,0 +1,86 @@
+"""Names of options that other launchers have are accepted, or answered with samestep's own."""
+
+import pytest
+from typer.main import get_command
+
+from samestep.cli import help_order
+from samestep.cli.main import VERBS, application, run_command
+from samestep.cli.other_names import ANSWERS, SAME, answer_to, own_name
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-n", "2"],
+        ["--workers", "2"],
+        ["--num_processes", "2"],
+        ["--num-processes=2"],
+        ["--nproc_per_node", "2"],
+        ["--nproc=2"],
+    ],
+)
+def test_the_number_of_workers_has_one_meaning(capsys, script, flags):
+    assert run_command(["run", "--dry_run", *flags, script]) == 0
+    assert "2 worker" in capsys.readouterr().out
+
+
+def flags_of(verb):
+    command = get_command(application(verb)).commands[verb]
+    commands = getattr(command, "commands", {verb: command}).values()
+    return {flag for one in commands for param in one.params for flag in param.opts}
+
+
+def test_every_other_name_is_of_an_option_that_exists():
+    every = set().union(*map(flags_of, VERBS))
+
+    assert {f"--{name}" for name in SAME.values()} <= every
+    assert not {f"--{name}" for name in SAME} & every
+    assert [own_name(name.replace("-", "_")) for name in SAME] == list(SAME.values())
+
+
+def test_the_common_options_exist():
+    for verb, names in help_order.COMMON.items():
+        command = get_command(application(verb)).commands[verb]
+        assert set(names) <= {one.name for one in command.params}
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["train", "--local_addr", "x"], "GLOO_SOCKET_IFNAME"),
+        (["run", "--use_fsdp", "a.py"], "accelerate"),
+        (["verify", "--learning_rate", "1", "a.py"], "--learning_rate"),
+        (["submit", "slurm", "-t", "3", "a.py"], "--time "),
+        (["submit", "slurm", "--module", "gcc", "a.py"], "--load-module"),
+        (["report", "--out", "x", "y"], "--page"),
+        (["bench", "step", "--timeout", "4"], "--hang-timeout"),
+    ],
+)
+def test_an_option_that_a_verb_does_not_have_is_answered(capsys, command, named):
+    assert run_command(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+def test_only_known_names_have_an_answer():
+    assert answer_to("--splitt", ["run", "--splitt"]) is None
+    assert all(answer_to(name, []) for name in ANSWERS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_short_help(capsys, verb):
+    assert run_command([verb, "-h"]) == 0
+    assert "-h" in capsys.readouterr().out
+
+
+def test_the_common_options_come_first(capsys):
+    run_command(["train", "-h"])
+    text = capsys.readouterr().out
+    assert text.index("│ --epochs") < text.index("│ --max-restarts")

@@ -1,0 +1,64 @@
+"""A project's own defaults of options come from ``--config`` or from its ``pyproject.toml``."""
+
+import pytest
+
+from samestep.cli.main import run_command
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run ``samestep run --dry-run`` in a project; return its exit code, stdout and stderr."""
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    (tmp_path / "deep" / "train.py").write_text("import torch\n")
+
+    def command(*arguments, project="", config=""):
+        (tmp_path / "pyproject.toml").write_text(project)
+        (tmp_path / "deep" / "own.toml").write_text(config)
+        code = run_command(["run", "--dry-run", *arguments, "train.py"])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+PROJECT = "[project]\nname = 'a'\n[tool.samestep]\nworkers = 3\nmax-restarts = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [((), 3), (("-n", "2"), 2), (("--config", "own.toml"), 4), (("--config=own.toml", "--workers=1"), 1)],
+)
+def test_a_flag_overrides_a_file_and_config_overrides_the_project(run, arguments, found):
+    code, out, _ = run(*arguments, project=PROJECT, config="num_processes = 4\n")
+
+    assert code == 0
+    assert f"{found} worker" in out
+    assert ("restarts: up to 2" in out) is ("own.toml" not in " ".join(arguments))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ("wrokers = 2", ("'wrokers'", "'workers'")),
+        ("hang-timeout = 'soon'", ("hang-timeout", "'soon'")),
+        ("workers = true", ("workers", "True")),
+        ("count = 1", ("count", "true or false")),
+        ("workers = {a = 1}", ("workers", "'a'")),
+        ("master-port = 1.5", ("master-port", "1.5")),
+        ("workers = ", ("own.toml",)),
+        ("program = 'x'", ("'program'",)),
+        ("split = 'lodaer'", ("'lodaer'", "loader")),
+    ],
+)
+def test_a_wrong_file_is_one_line(run, config, named):
+    code, out, err = run("--config", "own.toml", config=config)
+
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert all(one in line for one in named)
+
+
+def test_a_project_without_defaults_is_left_alone(run):
+    assert run(project="[tool.other]\nx = 1\n")[0] == 0
+    assert run(project="not toml")[0] == 0
+    assert run(project="[tool.samestep]\nx = ")[0] == 2
