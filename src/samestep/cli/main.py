@@ -29,6 +29,9 @@ Each verb is a function, or an application of several commands, with its name in
 ``SETTINGS`` there holds the settings of its context.
 """
 
+_ON_ANY_SYSTEM = "report"
+"""The verb that only reads and writes files; the others need Linux (fork, /proc, shared memory, affinity)."""
+
 _SHORT = 100
 """Length from which an argument is compared as a whole with a file name that is too long."""
 
@@ -50,8 +53,11 @@ def run_command(arguments: Sequence[str]) -> int:
     later failure.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb in VERBS and not {"--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
-        _remove_dead_folders()
+    if verb in VERBS and "--help" not in arguments:
+        if sys.platform != "linux" and verb != _ON_ANY_SYSTEM:
+            return _complain(_needs_linux(verb), code=2)
+        if sys.platform == "linux" and "--clean" not in arguments:  # doctor lists what it removes
+            _remove_dead_folders()
     try:
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
@@ -105,6 +111,15 @@ def _samestep(
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def _needs_linux(verb: str) -> str:
+    system = {"win32": "Windows", "darwin": "macOS"}.get(sys.platform, sys.platform)
+    instead = "WSL 2 or a container" if system == "Windows" else "a container or a virtual machine"
+    return (
+        f"samestep {verb} needs Linux, and this is {system}. Start it in {instead}; "
+        f"samestep {_ON_ANY_SYSTEM} works here."
+    )
 
 
 def _remove_dead_folders() -> None:
