@@ -42,7 +42,7 @@ def drawn(count: int, *, seed: int) -> TensorDataset:
     patterns = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=generator)
-    return TensorDataset(0.3 * patterns[labels] + torch.randn(count, 3, 32, 32, generator=generator), labels)
+    return TensorDataset(0.5 * patterns[labels] + torch.randn(count, 3, 32, 32, generator=generator), labels)
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     stem = nn.Conv2d(3, 16, 3, padding=1)
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
     model = nn.Sequential(stem, *blocks, *head).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = DataLoader(train_set, batch_size=64, shuffle=True)
 
     for epoch in range(options.epochs):
