@@ -12,7 +12,7 @@ from support.forked_commands import samestep, scale
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/start.md", "docs/quickstart.md")
 QUICK = {"scale": ("--steps=2", "--warm-up=1", "--repeats=1", "--oversubscribe")}
-"""Options that shorten a command, and change figures only."""
+"""Options that shorten a command, and change figures only; the last value of an option counts."""
 _HASH = re.compile("[0-9a-f]{64}")
 _NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?"
 
@@ -55,7 +55,7 @@ def test_a_shown_output_is_printed(words, tmp_path, monkeypatch):
     _, verb, *rest = shlex.split(words)
     command = scale if verb == "scale" else samestep
 
-    ended = command(*(() if verb == "scale" else (verb,)), *QUICK.get(verb, ()), *rest)
+    ended = command(*(() if verb == "scale" else (verb,)), *rest, *QUICK.get(verb, ()))
 
     assert ended.code == 0, ended.err
     printed = ended.out.splitlines() if verb in ("verify", "scale") else (ended.err + ended.out).splitlines()
