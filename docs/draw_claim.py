@@ -1,8 +1,8 @@
 """Draws the README's picture: the losses of one script on 1, 2 and 4 workers, and the speedup.
 
-    python docs/draw_claim.py --measure    runs the script on this machine, some minutes; writes docs/images/claim.json
-    python docs/draw_claim.py              writes docs/images/claim.svg from that file
-    python docs/draw_claim.py --check      exits with 1 if the picture is out of date
+python docs/draw_claim.py --measure    runs the script, some minutes; writes docs/images/claim.json
+python docs/draw_claim.py              writes docs/images/claim.svg from that file
+python docs/draw_claim.py --check      exits with 1 if the picture is out of date
 """
 
 import json
@@ -10,11 +10,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from datetime import date
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from samestep.studies.report.drawing import HEIGHT, WIDTH
+from samestep.studies.report.drawing import WIDTH
 from samestep.studies.report.line_charts import LineChart, PointChart
 from samestep.studies.report.scales import DataPoint
 
@@ -34,24 +34,27 @@ _LETTERS = 1.3
 
 
 def measured() -> dict[str, Any]:
-    """Run the script on each number of workers, and a scaling study of it; return losses and speedups."""
-    losses = {}
+    """Return the losses and the rates on each number of workers."""
     with tempfile.TemporaryDirectory() as folder:
-        for workers in WORKERS:
-            out = _samestep(folder, "run", "-n", str(workers), "--threads", "1", str(ROOT / SCRIPT), "--samples", "6144")
-            losses[str(workers)] = [float(loss) for loss in _LOSS.findall(out)]
-        numbers = ",".join(map(str, WORKERS))
-        study = json.loads(_samestep(folder, "scale", "-n", numbers, *_STUDY.split(), str(ROOT / SCRIPT)))
-    machine = study["machine"]
+        return {"script": SCRIPT, "losses": losses(folder), **rates(folder)}
+
+
+def losses(folder: str) -> dict[str, list[float]]:
+    """Run the script on each number of workers, and return the loss of each step."""
+    options = ("--threads", "1", str(ROOT / SCRIPT), "--samples", "6144")
+    runs = {str(n): _samestep(folder, "run", "-n", str(n), *options) for n in WORKERS}
+    return {n: [float(loss) for loss in _LOSS.findall(out)] for n, out in runs.items()}
+
+
+def rates(folder: str) -> dict[str, Any]:
+    """Return the points of a scaling study of the script, with its day and machine."""
+    numbers = ",".join(map(str, WORKERS))
+    study = json.loads(_samestep(folder, "scale", "-n", numbers, *_STUDY.split(), str(ROOT / SCRIPT)))
+    machine, points = study["machine"], study["points"] + study["one_process"]
     return {
-        "script": SCRIPT,
-        "date": date.today().isoformat(),  # noqa: DTZ011: the day of the measurement where it is made
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": {name: machine[name][0] for name in ("processor", "node_processors", "torch")},
-        "losses": losses,
-        "points": [
-            {name: one[name] for name in ("workers", "threads", *_RATES)}
-            for one in study["points"] + study["one_process"]
-        ],
+        "points": [{name: one[name] for name in ("workers", "threads", *_RATES)} for one in points],
     }
 
 

@@ -28,7 +28,11 @@ def commands() -> Iterator[tuple[str, str, list[Any]]]:
         below = getattr(command, "commands", {})
         yield f"samestep {verb}", summary, [] if below else _visible(command)
         for name, one in below.items():
-            yield f"samestep {verb} {name}", (one.help or one.short_help or "").split("\n\n")[0], _visible(one)
+            yield (
+                f"samestep {verb} {name}",
+                (one.help or one.short_help or "").split("\n\n")[0],
+                _visible(one),
+            )
 
 
 def _visible(command: Any) -> list[Any]:

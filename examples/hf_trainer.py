@@ -1,6 +1,7 @@
 """Trains a tiny BERT with the Trainer of Transformers, on the steps of one device.
 
-Run it with ``python examples/hf_trainer.py``, or on two workers with ``samestep run -n 2 examples/hf_trainer.py``.
+Run it with ``python examples/hf_trainer.py``, or on two workers with
+``samestep run -n 2 examples/hf_trainer.py``.
 """
 
 import torch
@@ -27,7 +28,7 @@ def main() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     arguments = TrainingArguments(
         output_dir="out",
-        per_device_train_batch_size=16,  # under `samestep run` without --mode native, this is the global batch
+        per_device_train_batch_size=16,  # the global batch, unless --mode native is given
         num_train_epochs=2,
         learning_rate=1e-3,
         logging_steps=4,

@@ -1,8 +1,8 @@
 """Trains a small residual network on images of ten classes; a plain PyTorch script for one device.
 
 Run it with ``python examples/image_classification.py``, or on two workers with
-``samestep run -n 2 examples/image_classification.py``. ``--data DIR`` reads CIFAR-10 (its binary version, not compressed)
-instead of drawing images.
+``samestep run -n 2 examples/image_classification.py``. ``--data DIR`` reads CIFAR-10 (its binary version, not
+compressed) instead of drawing images.
 """
 
 import argparse

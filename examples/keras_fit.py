@@ -1,6 +1,7 @@
 """Trains a Keras model with the torch backend.
 
-Run it with ``python examples/keras_fit.py``, or on two workers with ``samestep run -n 2 examples/keras_fit.py``.
+Run it with ``python examples/keras_fit.py``, or on two workers with
+``samestep run -n 2 examples/keras_fit.py``.
 """
 
 import os

@@ -99,7 +99,11 @@ def test_an_example_gives_its_serial_output_on_two_workers(script, words, digits
 
 def test_the_list_of_examples_is_complete():
     listed = set(re.findall(r"`([\w/]+\.(?:py|yml)|\w+/)`", (EXAMPLES / "README.md").read_text()))
-    there = {path.name for path in EXAMPLES.glob("*.py")} | {"slurm_project/", "workflows/verify.yml", "tutorial/"}
+    there = {path.name for path in EXAMPLES.glob("*.py")} | {
+        "slurm_project/",
+        "workflows/verify.yml",
+        "tutorial/",
+    }
 
     assert listed == there
 

@@ -1,4 +1,4 @@
-"""On macOS and Windows, which are simulated, commands that start workers are refused; help and `report` work."""
+"""On macOS and Windows, which are simulated, verbs that start workers are refused; `report` works."""
 
 import subprocess
 import sys
@@ -12,8 +12,17 @@ LACKING = {
     "darwin": ((), ("os.sched_getaffinity", "os.sched_setaffinity", "os.memfd_create")),
     "win32": (
         ("fcntl", "resource", "pwd", "grp", "termios"),
-        ("os.fork", "os.sched_getaffinity", "os.killpg", "os.getuid", "os.geteuid", "os.register_at_fork")
-        + tuple(f"signal.SIG{name}" for name in ("KILL", "USR1", "USR2", "HUP", "CHLD", "URG", "ALRM", "CONT")),
+        (
+            *(
+                "os.fork",
+                "os.sched_getaffinity",
+                "os.killpg",
+                "os.getuid",
+                "os.geteuid",
+                "os.register_at_fork",
+            ),
+            *(f"signal.SIG{name}" for name in ("KILL", "USR1", "USR2", "HUP", "CHLD", "URG", "ALRM", "CONT")),
+        ),
     ),
 }
 """Modules and names that Python lacks on each system."""

@@ -64,7 +64,11 @@ def test_version_and_citation_are_those_of_the_code(built):
 
     assert told["Version"] == samestep.__version__
     assert f"\nversion: {samestep.__version__}\n" in citation
-    assert re.search(rf"^## \[{samestep.__version__}\] - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert re.search(
+        rf"^## \[{samestep.__version__}\] - \d{{4}}-\d\d-\d\d$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.MULTILINE,
+    )
 
 
 def test_the_installed_wheel_trains_on_two_workers(built, tmp_path):
@@ -78,7 +82,9 @@ def test_the_installed_wheel_trains_on_two_workers(built, tmp_path):
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
     origin = run(python, "-c", "import samestep; print(samestep.__file__)")
-    ended = run(tmp_path / "venv/bin/samestep", "train", "digits", "-n", 2, "--epochs", 1, "--out", tmp_path / "run")
+    ended = run(
+        tmp_path / "venv/bin/samestep", "train", "digits", "-n", 2, "--epochs", 1, "--out", tmp_path / "run"
+    )
 
     assert Path(origin.stdout.strip()).is_relative_to(tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""Outputs that the README and the first pages show are those of the commands, up to figures that differ by machine."""
+"""Outputs that the README and the first pages show are those of the commands, up to machines' figures."""
 
 import re
 import shlex
@@ -45,7 +45,12 @@ def missing(shown, printed):
     return None
 
 
-COMMANDS = {words: lines for page in PAGES for words, lines in blocks(page).items() if lines and "--exact" not in words}
+COMMANDS = {
+    words: lines
+    for page in PAGES
+    for words, lines in blocks(page).items()
+    if lines and "--exact" not in words
+}
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -33,7 +33,9 @@ def rank(index: Path, query: str) -> list[str]:
             for number, one in enumerate(counts):
                 length = 1 - _B + _B * one.total() / mean
                 scores[number] += (
-                    _BOOSTS[name] * rarity * one[word] * (_K1 + 1) / (one[word] + _K1 * length) if one[word] else 0
+                    _BOOSTS[name] * rarity * one[word] * (_K1 + 1) / (one[word] + _K1 * length)
+                    if one[word]
+                    else 0
                 )
     order = sorted(range(len(documents)), key=lambda number: -scores[number])
     pages = [documents[number]["location"].partition("#")[0] for number in order if scores[number]]

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from samestep import __version__
-from samestep.base.errors import INTERRUPTED, Error, WorkerFailed, one_line
+from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -53,12 +53,8 @@ def run_command(arguments: Sequence[str]) -> int:
     later failure.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb in VERBS and "--help" not in arguments:
-        if sys.platform != "linux" and verb != _ON_ANY_SYSTEM:
-            return _complain(_needs_linux(verb), code=2)
-        if sys.platform == "linux" and "--clean" not in arguments:  # doctor lists what it removes
-            _remove_dead_folders()
     try:
+        _prepare(verb, arguments)
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
@@ -111,6 +107,17 @@ def _samestep(
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
+    """Remove what dead processes left, or refuse a verb that does not work on this system."""
+    if verb not in VERBS or "--help" in arguments:
+        return
+    if sys.platform == "linux":
+        if "--clean" not in arguments:  # doctor lists what it removes
+            _remove_dead_folders()
+    elif verb != _ON_ANY_SYSTEM:
+        raise UsageError(_needs_linux(verb))
 
 
 def _needs_linux(verb: str) -> str:
