@@ -47,16 +47,15 @@ def losses(folder: str) -> dict[str, list[float]]:
 
 
 def rates(folder: str) -> dict[str, Any]:
-    """Return the points of a scaling study at the numbers of workers with a core each, its day and machine."""
+    """Run a scaling study of the script, at the numbers of workers that have a core each."""
     cores = len(os.sched_getaffinity(0))
     numbers = ",".join(str(n) for n in WORKERS if n <= cores)
-    return of_study(
-        json.loads(_samestep(folder, "scale", "-n", numbers, *_STUDY.split(), str(ROOT / SCRIPT)))
-    )
+    words = ("-n", numbers, *_STUDY.split(), str(ROOT / SCRIPT))
+    return of_study(json.loads(_samestep(folder, "scale", *words)))
 
 
 def of_study(study: dict[str, Any]) -> dict[str, Any]:
-    """Return what the picture shows of a study."""
+    """Return the rates of a study, with its time and machine."""
     machine, measured_at = study["machine"], study["points"] + study["one_process"]
     return {
         "date": study["created"],

@@ -20,7 +20,7 @@ _NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?"
 def blocks(page):
     """Return the commands that a page shows and the lines below each."""
     text = re.sub(r"(?m)^```.*$", "", (ROOT / page).read_text())
-    shown = re.findall(r"(?m)^(?:    )?\$ (samestep .+)\n((?:(?:    )?(?!\$).+\n)*)", text)
+    shown = re.findall(r"(?m)^(?:    )?\$ (samestep .+)\n((?:(?:    )?(?!\s*\$).+\n)*)", text)
     return {words: [line.removeprefix("    ") for line in lines.splitlines()] for words, lines in shown}
 
 
@@ -63,8 +63,11 @@ def test_a_shown_output_is_printed(words, tmp_path, monkeypatch):
     ended = command(*(() if verb == "scale" else (verb,)), *rest, *QUICK.get(verb, ()))
 
     assert ended.code == 0, ended.err
+    shown = COMMANDS[words]
+    if verb == "scale":  # whether there are intervals, and which baseline is faster, differs by run
+        shown = [" ".join([*line.split()[:3], "..."]) for line in shown if line != "..."]
     printed = ended.out.splitlines() if verb in ("verify", "scale") else (ended.err + ended.out).splitlines()
-    assert missing(COMMANDS[words], printed) is None, ended.out + ended.err
+    assert missing(shown, printed) is None, ended.out + ended.err
 
 
 def test_a_line_that_is_not_printed_is_found():
