@@ -67,7 +67,7 @@ def test_a_command_that_starts_workers_is_refused_in_one_line(system, verb, tmp_
 
 
 @pytest.mark.parametrize("system", LACKING)
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("run", "--help")])
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("report", "--help")])
 def test_help_works(system, words, tmp_path):
     ended = command(system, *words, folder=tmp_path)
 

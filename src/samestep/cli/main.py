@@ -111,10 +111,10 @@ def _samestep(
 
 def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
     """Remove what dead processes left, or refuse a verb that does not work on this system."""
-    if verb not in VERBS or "--help" in arguments:
+    if verb not in VERBS:
         return
     if sys.platform == "linux":
-        if "--clean" not in arguments:  # doctor lists what it removes
+        if not {"--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
             _remove_dead_folders()
     elif verb != _ON_ANY_SYSTEM:
         raise UsageError(_needs_linux(verb))
