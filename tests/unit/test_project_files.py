@@ -1,4 +1,4 @@
-"""Files that other programs read (workflows, containers, citation) are readable, and name files that exist."""
+"""Files that other programs read (workflows, containers, citation) are readable and name existing files."""
 
 import re
 from pathlib import Path
