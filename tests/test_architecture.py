@@ -314,3 +314,8 @@ for kind in nn.Module.__subclasses__():
     kind.forward = None
 """
     assert len(list(patches_of(ast.parse(patches)))) == 13
+
+
+@pytest.mark.parametrize("script", ["draw_claim.py", "list_commands.py"])
+def test_the_picture_of_the_readme_and_the_command_reference_are_up_to_date(script):
+    subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], check=True)

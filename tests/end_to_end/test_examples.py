@@ -1,6 +1,7 @@
 """The examples run as their first lines say, and the twins print the same losses."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from support import commands
 from support.forked_commands import samestep
+from support.hosted import difference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -67,3 +69,44 @@ def test_messages_arrive_down_the_line_and_round_the_ring(workers, total):
         f"{workers} ranks: down the line {total}, round the ring {total}",
         "all of them know it: True",
     ]
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "digits"),
+    [
+        # Rounding grows with the steps, and faster where batch norm or a second network follows.
+        ("image_classification.py", ["--samples", 192], 3),
+        ("gpt.py", [], 3),
+        ("gan.py", [], 3),
+        ("lbfgs.py", [], 6),
+        ("slurm_project/train.py", [], 4),
+    ],
+)
+def test_an_example_gives_its_serial_output_on_two_workers(script, words, digits, tmp_path, monkeypatch):
+    printed = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        ended = samestep("run", "-n", workers, EXAMPLES / script, *words)
+        assert ended.code == 0, ended.err
+        printed.append(ended.out)
+
+    assert printed[0].count("\n") >= 3
+    assert difference(*printed, digits=digits) is None, printed
+    assert " split" in ended.err
+
+
+def test_the_list_of_examples_is_complete():
+    listed = set(re.findall(r"`([\w/]+\.(?:py|yml)|\w+/)`", (EXAMPLES / "README.md").read_text()))
+    there = {path.name for path in EXAMPLES.glob("*.py")} | {
+        "slurm_project/",
+        "workflows/verify.yml",
+        "tutorial/",
+    }
+
+    assert listed == there
+
+
+def test_the_job_of_the_slurm_project_is_a_script_of_bash():
+    subprocess.run(["bash", "-n", EXAMPLES / "slurm_project" / "job.sh"], check=True)

@@ -21,6 +21,7 @@ ONE_DEVICE = (
     "lightning_trainer",
     "transformers_trainer",
 )
+EXAMPLES = [ROOT / "examples" / f"{name}.py" for name in ("hf_trainer", "lightning_module", "keras_fit")]
 TIMES = (re.compile(r"_(runtime|per_second)'"),)
 """Lines of which parts are times."""
 
@@ -51,9 +52,10 @@ def results(text):
     return "".join(line for line in text.splitlines(keepends=True) if not TIMES[0].search(line))
 
 
-@pytest.mark.parametrize("name", ONE_DEVICE)
-def test_a_script_of_a_library_on_one_device_gives_the_serial_output(run, name):
-    script = GALLERY / f"{name}.py"
+@pytest.mark.parametrize(
+    "script", [*(GALLERY / f"{name}.py" for name in ONE_DEVICE), *EXAMPLES], ids=lambda script: script.stem
+)
+def test_a_script_of_a_library_on_one_device_gives_the_serial_output(run, script):
     serial = run("serial", script)
     assert serial.code == 0, serial.err
 

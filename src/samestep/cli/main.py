@@ -11,7 +11,7 @@ import typer
 
 from samestep import __version__
 from samestep.base import env
-from samestep.base.errors import INTERRUPTED, Error, WorkerFailed, one_line
+from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
 from samestep.cli.help_order import common_first
 from samestep.cli.other_names import answer_to, own_name
 
@@ -36,6 +36,9 @@ Each verb is a function, or an application of several commands, with its name in
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_name}
 _COMPLETE = "_SAMESTEP_COMPLETE"
 """Variable by which a shell asks for the words that complete a command."""
+
+_ON_ANY_SYSTEM = "report"
+"""The verb that only reads and writes files; the others need Linux (fork, /proc, shared memory, affinity)."""
 _SHORT = 100
 """Length from which an argument is compared as a whole with a file name that is too long."""
 
@@ -58,11 +61,9 @@ def run_command(arguments: Sequence[str]) -> int:
     """
     words = arguments or completed_words(env.snapshot())
     verb = next((argument for argument in words if not argument.startswith("-")), None)
-    if (
-        arguments and verb in VERBS and not {"-h", "--help", "--clean"}.intersection(arguments)
-    ):  # doctor lists what it removes
-        _remove_dead_folders()
     try:
+        if arguments:  # otherwise a shell asks for completions
+            _prepare(verb, arguments)
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
         common_first(getattr(command, "commands", {}))
@@ -135,6 +136,26 @@ def _samestep(
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
+    """Remove what dead processes left, or refuse a verb that does not work on this system."""
+    if verb not in VERBS:
+        return
+    if sys.platform == "linux":
+        if not {"-h", "--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
+            _remove_dead_folders()
+    elif verb != _ON_ANY_SYSTEM:
+        raise UsageError(_needs_linux(verb))
+
+
+def _needs_linux(verb: str) -> str:
+    system = {"win32": "Windows", "darwin": "macOS"}.get(sys.platform, sys.platform)
+    instead = "WSL 2 or a container" if system == "Windows" else "a container or a virtual machine"
+    return (
+        f"samestep {verb} needs Linux, and this is {system}. Start it in {instead}; "
+        f"samestep {_ON_ANY_SYSTEM} works here."
+    )
 
 
 def _remove_dead_folders() -> None:

@@ -1,0 +1,91 @@
+"""The wheel and the source archive: their metadata, and an installation of the wheel that trains."""
+
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from email.parser import Parser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import samestep
+from support.commands import environment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(400)
+
+
+def run(*command, **variables):
+    plain = environment(**variables)
+    plain.pop("PYTHONPATH", None)  # only the installed package is found
+    return subprocess.run([*map(str, command)], env=plain, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the wheel, which is built from the source archive, and that archive."""
+    folder = tmp_path_factory.mktemp("dist")
+    ended = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+def metadata(wheel):
+    with ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def test_the_index_accepts_both(built):
+    ended = run(sys.executable, "-m", "twine", "check", "--strict", *built, NO_COLOR="1")
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("PASSED") == 2
+
+
+def test_the_description_has_only_absolute_links_and_they_lead_to_files(built):
+    text = metadata(built[0]).get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+
+    assert len(links) > 10
+    for link in links:
+        owner, _, path = link.partition("/main/")
+        assert owner.startswith("https://")
+        assert owner.endswith(("/blob", "/raw"))
+        assert (ROOT / path).exists()
+
+
+def test_version_and_citation_are_those_of_the_code(built):
+    told = metadata(built[0])
+    citation = (ROOT / "CITATION.cff").read_text()
+
+    assert told["Version"] == samestep.__version__
+    assert f"\nversion: {samestep.__version__}\n" in citation
+    assert re.search(
+        rf"^## \[{samestep.__version__}\] - \d{{4}}-\d\d-\d\d$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.MULTILINE,
+    )
+
+
+def test_the_installed_wheel_trains_on_two_workers(built, tmp_path):
+    """No dependency is installed: the new environment finds those of this one behind its own packages."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
+    assert run(*pip, built[0]).returncode == 0
+    # addsitedir would run the .pth file of the editable installation; a plain path does not.
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+
+    origin = run(python, "-c", "import samestep; print(samestep.__file__)")
+    ended = run(
+        tmp_path / "venv/bin/samestep", "train", "digits", "-n", 2, "--epochs", 1, "--out", tmp_path / "run"
+    )
+
+    assert Path(origin.stdout.strip()).is_relative_to(tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run" / "result.json").exists()
