@@ -149,6 +149,7 @@ SCRIPTS = [
     Script("forward_by_name.py"),
     Script("called_otherwise.py"),
     Script("state_in_containers.py", ("states.npz",)),
+    Script("switched_by_values.py"),
     Script("state_in_globals.py"),
     Script(
         "prints_in_forward.py",

@@ -1,3 +1,5 @@
+from threading import Event
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,10 +18,11 @@ class Head(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(8, 2)
-        self.centers = torch.zeros(1).untyped_storage()
+        self.centers = Event()
 
     def forward(self, x):
-        return self.fc(x - x.mean(0) if self.centers[0] else x)
+        mean = x.detach().mean(0) if self.centers.is_set() else x.new_zeros(8)
+        return self.fc(x - mean)
 
 
 def main():
@@ -28,7 +31,8 @@ def main():
     optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
     for step in range(6):
         # center the batch after a warm-up
-        head.centers[0] = int(step > 1)
+        if step > 1:
+            head.centers.set()
         x = torch.randn(16, 8)
         optimizer.zero_grad()
         F.cross_entropy(head(encoder(x)), (x[:, 0] > 0).long()).backward()

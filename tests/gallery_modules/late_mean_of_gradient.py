@@ -1,3 +1,5 @@
+from threading import Event
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,7 +13,7 @@ class Centered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient - gradient.mean(0) if ctx.centers[0] else gradient, None
+        return gradient - gradient.mean(0) if ctx.centers.is_set() else gradient, None
 
 
 class Encoder(nn.Module):
@@ -27,7 +29,7 @@ class Head(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(8, 2)
-        self.centers = torch.zeros(1).untyped_storage()
+        self.centers = Event()
 
     def forward(self, x):
         return self.fc(Centered.apply(x, self.centers))
@@ -39,7 +41,8 @@ def main():
     optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
     for step in range(6):
         # center the gradient of the batch after a warm-up
-        head.centers[0] = int(step > 1)
+        if step > 1:
+            head.centers.set()
         x = torch.randn(16, 8)
         optimizer.zero_grad()
         F.cross_entropy(head(encoder(x)), (x[:, 0] > 0).long()).backward()

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck, Verdict
+from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.loading.loader_split import Slicing
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT, Account, calling_site
@@ -84,6 +85,7 @@ class _ModuleCalls:
     plans: dict[Signature, SplitPlan | None] = field(default_factory=dict)
     reasons: dict[Signature, str] = field(default_factory=dict)
     sizes: defaultdict[Signature, CheckedSizes] = field(default_factory=lambda: defaultdict(CheckedSizes))
+    operations: OperationGuard = field(default_factory=OperationGuard)
     followed_at: int = -1
     """The number of registered parameters when the module's parameters were followed."""
 
@@ -173,6 +175,7 @@ class CallSplitter:
         if verdict.printed:
             self._account.note_prints(what, main=self._world.place.is_main)
         if self._options.are_serial:
+            self._modules[call.module].operations.add(verdict.plan, verdict.outputs)
             self._account.split[what] += 1
             return verdict.outputs
         # The check used one worker's batch norm and draws; compute again with the user's options.
@@ -213,8 +216,9 @@ class CallSplitter:
         """Return the outputs of a split call; raise `OutOfStep` if it differs from its equivalence check."""
         forward, module, given = call.forward, call.module, call.given
         before = None if plan.draws is not None else RngState.now(self._world.device)
-        check = None
-        if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
+        check, operations = None, self._modules[module].operations
+        on_all = self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled())
+        if on_all or operations.is_due(plan):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
         if plan.sides:
             module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
@@ -244,7 +248,10 @@ class CallSplitter:
             result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
         if check is not None:
-            check.compare(result, plan, split)
+            check.compare(result, plan, split, on_all=on_all)
+            operations.add(plan, outputs)
+        elif self._options.are_serial:
+            operations.inspect(plan, outputs)
         return result
 
     def _follow(self, module: nn.Module, given: CallArguments) -> None:

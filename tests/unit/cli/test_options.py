@@ -14,6 +14,7 @@ OTHER_MEANINGS = {
     "--batch-norm": "of a script, or of a recipe",
     "--nproc-per-node": "for run a number or a word, for scale a maximum",
     "--out": "of a run, or of a study",
+    "--page": "for lab an addition, for report the result",
     "--scaling": "for scale the kind, for report a switch",
     "--seed": "of a training, or of the order of runs",
     "--steps": "optimizer steps to compare, or to measure",

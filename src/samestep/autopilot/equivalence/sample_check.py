@@ -60,10 +60,13 @@ class SampleCheck:
             self._whole = self._run.unsplit(given, records=draws)
         self._run.restore()
 
-    def compare(self, result: Any, plan: SplitPlan, split: BatchSplit) -> None:
-        """Compare the split call with the unsplit one; raise `OutOfStep` if they differ on any rank."""
+    def compare(self, result: Any, plan: SplitPlan, split: BatchSplit, *, on_all: bool) -> None:
+        """Compare the split call with the unsplit one; raise `OutOfStep` if they differ.
+
+        Only this rank may check the call, unless it is checked `on_all` ranks: then all raise.
+        """
         why = self._difference(result, plan)
-        reasons = self._world.all_gather_objects(why)
+        reasons = self._world.all_gather_objects(why) if on_all else [why]
         found = next((one for one in reasons if one), "")
         if found:
             raise OutOfStep(

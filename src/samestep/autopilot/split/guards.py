@@ -5,13 +5,15 @@ may compute something else in the next one. A hook would get a slice instead of 
 """
 
 import hashlib
+from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
@@ -55,11 +57,12 @@ def plain_arguments(given: CallArguments) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def plain_attributes(module: nn.Module) -> Attributes:
+def plain_attributes(module: nn.Module, *, tensors: bool = True) -> Attributes:
     """Return the flags, numbers and texts that a module's forward may depend on.
 
     They are the attributes of user-defined modules, the globals that their functions refer to, the dropout
     probabilities, the training mode of each module, and the number of parameters that require gradients.
+    The numbers in short tensors and in buffers of one floating-point number are left out unless `tensors`.
     """
     found: dict[Key, Any] = {}
     for key, value in reached(module):
@@ -67,13 +70,16 @@ def plain_attributes(module: nn.Module) -> Attributes:
             found[key] = value
         elif isinstance(value, (FunctionType, MethodType, Enum)):
             found[key] = _identity(value)
-        elif isinstance(value, (*LISTS, set)) and (parts := _plain_parts(value)) is not None:
+        elif isinstance(value, Tensor):
+            if tensors and _is_short(value):
+                found[key] = tuple(value.flatten().tolist())
+        elif (parts := _few_numbers(value)) is not None:
             found[key] = parts
-    found.update(_layers(module))
+    found.update(_layers(module, is_read=_is_number if tensors else _is_flag))
     return found
 
 
-def _layers(module: nn.Module) -> dict[Key, Any]:
+def _layers(module: nn.Module, is_read: Callable[[Tensor], bool]) -> dict[Key, Any]:
     """Return the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
     found: dict[Key, Any] = {}
     training, kinds, trainable = 0, 0, 0
@@ -89,8 +95,8 @@ def _layers(module: nn.Module) -> dict[Key, Any]:
         kinds = hash((kinds, id(kind), code))
         found.update(((place, name), getattr(one, name)) for name in drawing)
         for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
-            if buffer is not None and _is_flag(buffer):
-                found[place, name] = int(buffer)
+            if buffer is not None and is_read(buffer):
+                found[place, name] = buffer.item()
         parameters = one._parameters.values()  # noqa: SLF001
         trainable += sum(parameter is not None and parameter.requires_grad for parameter in parameters)
     found[0, "training of all"] = training
@@ -105,11 +111,15 @@ def _identity(value: Any) -> int:
     return id(getattr(function, "__code__", function))
 
 
-def _plain_parts(values: Any) -> tuple[Any, ...] | None:
-    """Return the elements of a short list or set of flags, numbers and texts; None for any other one."""
-    if len(values) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in values):
+def _few_numbers(value: Any) -> tuple[Any, ...] | None:
+    """Return the flags, numbers and texts in a short list, set, array or storage; None for others."""
+    if isinstance(value, np.ndarray):
+        return tuple(value.flat) if value.size <= _MOST_OF_LIST and value.dtype != object else None
+    if not isinstance(value, (*LISTS, set, bytearray, array, torch.UntypedStorage)):
         return None
-    return tuple(sorted(values, key=repr)) if isinstance(values, set) else tuple(values)
+    if len(value) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in value):
+        return None
+    return tuple(sorted(value, key=repr)) if isinstance(value, set) else tuple(value)
 
 
 def _forward_id(kind: type) -> int:
@@ -118,16 +128,25 @@ def _forward_id(kind: type) -> int:
     return id(getattr(forward, "__code__", forward))
 
 
+def _is_short(tensor: Tensor) -> bool:
+    """Return whether a tensor's few numbers can be read without a device synchronization."""
+    is_dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return is_dense and not tensor.requires_grad and tensor.numel() <= _MOST_OF_LIST
+
+
+def _is_number(buffer: Tensor) -> bool:
+    """Return whether a tensor is one number that can be read without a device synchronization."""
+    return not is_lazy(buffer) and buffer.numel() == 1 and buffer.device.type == "cpu"
+
+
 def _is_flag(buffer: Tensor) -> bool:
-    """Return whether a buffer is one integer or boolean that can be read without a device synchronization."""
-    if is_lazy(buffer) or buffer.numel() != 1 or buffer.device.type != "cpu":
-        return False
-    return not buffer.is_floating_point() and not buffer.is_complex()
+    """Return whether a tensor is one integer or boolean that can be read at once."""
+    return _is_number(buffer) and not buffer.is_floating_point() and not buffer.is_complex()
 
 
 def python_state(module: nn.Module) -> Attributes:
     """Return the state beside tensors that a call may change: `plain_attributes`, ends of lists, arrays."""
-    found = dict(plain_attributes(module))
+    found = dict(plain_attributes(module, tensors=False))
     for key, value in reached(module):
         if isinstance(value, LISTS):
             found[key] = (len(value), _end_of(value))
