@@ -18,7 +18,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
     worst = max(found, key=lambda one: (id(one) not in own, one.value))
     cause: Cause
     if id(worst) in own:
-        cause, why = "local-print", "rank 0 prints the loss of its own shard, and what is in the same line."
+        cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.is_replicated:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
     else:

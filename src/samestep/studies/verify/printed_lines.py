@@ -35,6 +35,8 @@ _SUFFIX = re.compile(r"[mu]?s|mem")
 _UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
 _UNITS_BEHIND = re.compile(r"h|min")
 """Units that are also words: directly behind the number."""
+_COUNTER = re.compile(r"#/#|#of#")
+"""The number of a batch and the number of batches, in the shape of a line."""
 _MOST_DIGITS = 18
 """Digits of the longest integer that counts something."""
 _VARIES = 0.01
@@ -100,25 +102,42 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
 
 
 def progress_shapes(found: Sequence[PrintedNumber], reference: RunRecord) -> frozenset[str]:
-    """Return the shapes of lines that rank 0 prints of its own share while it trains, not as results.
+    """Return the shapes of lines that rank 0 prints of its own share as its progress, not as results.
 
-    They have the loss of a step, at least one of them precedes no step with an evaluation, and there are more
-    of them than epochs.
+    Lines of training have the loss of a step, at least one of them precedes no step with an evaluation, and
+    there are more of them than epochs, or they count epochs and batches: ``[1/3][4/10]``. Lines of evaluation count its batches, ``[3/10]``, and one evaluation
+    has several.
     """
     epochs = -(-reference.steps // max(1, reference.first_epoch()))
     counts, training = Counter(line.shape for line in _lines(reference)), _lines_of_training(reference)
     of_loss = {one.shape for one in found if one.is_own_loss and one.usual in training}
-    return frozenset(shape for shape in of_loss if counts[shape] > epochs)
+    of_training = frozenset(
+        shape for shape in of_loss if counts[shape] > epochs or len(_COUNTER.findall(shape)) > 1
+    )
+    return of_training | _shapes_of_evaluation(reference)
 
 
 def _lines_of_training(run: RunRecord) -> set[str]:
     """Return the lines that rank 0 prints between two steps without an evaluation between them."""
-    text, start, found = run.facts.printed, 0, set()
+    return {line for text, evaluated in _printed_before_steps(run) if not evaluated for line in text}
+
+
+def _shapes_of_evaluation(run: RunRecord) -> frozenset[str]:
+    """Return the shapes of lines that count batches, and of which one evaluation prints several."""
+    found: set[str] = set()
+    for lines, evaluated in _printed_before_steps(run):
+        counts = Counter(_line(text).shape for text in lines if evaluated)
+        found.update(shape for shape, count in counts.items() if count > 1 and _COUNTER.search(shape))
+    return frozenset(found)
+
+
+def _printed_before_steps(run: RunRecord) -> Iterator[tuple[list[str], bool]]:
+    """Yield the lines that rank 0 prints before each step and at the end, and if it evaluates there."""
+    text, start = run.facts.printed, 0
     for step in run.traces[0].steps:
-        if not step.evaluated:
-            found |= set(text[start : step.printed].splitlines())
+        yield text[start : step.printed].splitlines(), bool(step.evaluated)
         start = step.printed
-    return found
+    yield text[start:].splitlines(), True
 
 
 def has_fractions(run: RunRecord) -> bool:

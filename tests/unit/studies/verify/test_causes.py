@@ -472,6 +472,25 @@ def test_a_line_of_progress_with_the_loss_of_a_share_is_an_exception_and_a_resul
         assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
 
 
+def test_lines_that_count_the_batches_of_an_evaluation_are_progress_and_its_result_is_not():
+    def prints(*lines):
+        return lambda _: {"printed": "".join(f"{line}\n" for line in lines)}
+
+    def progress(accuracy, batches=2):
+        return [f"Test: [{batch}/9] accuracy {accuracy + batch / 100:.4f}" for batch in range(1, 1 + batches)]
+
+    for before, after, expected in (
+        ([*progress(0.5), "accuracy 0.8000"], [*progress(0.6), "accuracy 0.8000"], "local-print"),
+        ([*progress(0.5), "accuracy 0.8000"], [*progress(0.6), "accuracy 0.7000"], "local-metric"),
+        (progress(0.5, batches=1), progress(0.6, batches=1), "local-metric"),  # an epoch and its result?
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(*lines), jitter=jitter)
+            for size, lines, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
 @pytest.mark.parametrize("is_divided", [True, False])
 def test_the_same_batches_in_fewer_backwards_per_rank_are_the_same_step(is_divided):
     def parts(backwards):
