@@ -105,8 +105,8 @@ def progress_shapes(found: Sequence[PrintedNumber], reference: RunRecord) -> fro
     """Return the shapes of lines that rank 0 prints of its own share as its progress, not as results.
 
     Lines of training have the loss of a step, at least one of them precedes no step with an evaluation, and
-    there are more of them than epochs, or they count epochs and batches: ``[1/3][4/10]``. Lines of evaluation count its batches, ``[3/10]``, and one evaluation
-    has several.
+    there are more of them than epochs, or they count epochs and batches: ``[1/3][4/10]``. Lines of evaluation
+    count its batches, ``[3/10]``, and one evaluation has several.
     """
     epochs = -(-reference.steps // max(1, reference.first_epoch()))
     counts, training = Counter(line.shape for line in _lines(reference)), _lines_of_training(reference)
