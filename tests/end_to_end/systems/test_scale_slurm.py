@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from support.commands import finish
+
 SCALE = (sys.executable, "-m", "samestep", "scale")
 FEW = ("--steps", 3, "--warm-up", 1, "--repeats", 1, "--out", "study")
 
@@ -126,13 +128,14 @@ def test_what_does_not_fit_an_allocation_is_refused_before_anything_runs(slurm, 
     assert not (here / "study").exists()
 
 
+@pytest.mark.timeout(240)
 def test_a_study_is_submitted_as_jobs_and_collected_later(slurm, here):
     flags = ("--submit", "slurm", "--partition", "main", "--detach")
     sent = slurm.run(*SCALE, "train.py", "-n", "1,2,3,4", *FEW, *flags, folder=here)
     assert sent.code == 0, sent.err
     assert len(sent.out.split()) == 4 + 3  # and one process with the cores of 2, 3 and 4 workers
 
-    done = slurm.run(*SCALE, "--collect", "study", folder=here)
+    done = finish(slurm.start(*SCALE, "--collect", "study", folder=here), deadline_s=180)
 
     assert done.code == 0, done.err
     assert points(here) == [(1, 1, 12), (2, 1, 12), (3, 1, 12), (4, 1, 12)]
