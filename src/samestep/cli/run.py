@@ -134,7 +134,8 @@ def run(
         role=rendezvous.role,
         monitor_interval_s=rendezvous.monitor_interval,
     )
-    _refuse_misplaced(job.program)
+    if start.workers is None:  # otherwise a second number is meant for the program
+        _refuse_misplaced(job.program)
     check_writable(logs)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
