@@ -59,10 +59,10 @@ def test_the_description_has_only_absolute_links_and_they_lead_to_files(built):
 
 
 def test_version_and_citation_are_those_of_the_code(built):
-    told = metadata(built[0])
+    described = metadata(built[0])
     citation = (ROOT / "CITATION.cff").read_text()
 
-    assert told["Version"] == samestep.__version__
+    assert described["Version"] == samestep.__version__
     assert f"\nversion: {samestep.__version__}\n" in citation
     assert re.search(
         rf"^## \[{samestep.__version__}\] - \d{{4}}-\d\d-\d\d$",

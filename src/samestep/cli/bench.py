@@ -14,7 +14,7 @@ from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.progress_bar import progress_bar
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text, check_seconds
-from samestep.cli.main import flowing
+from samestep.cli.help_text import flowing
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.cli.options.settings import as_arguments

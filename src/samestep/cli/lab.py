@@ -1,8 +1,6 @@
 """Implements ``samestep lab``, which runs experiments that answer the questions of tutorials."""
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +8,13 @@ import typer
 
 from samestep.base.console import log
 from samestep.base.record import json_line
+from samestep.cli.lab_exercises import grade, start
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, option
 from samestep.lab.experiment import Experiment, Setup
 from samestep.lab.registry import EXPERIMENTS, check_workers
 from samestep.lab.text import listing, outcome_page, outcome_record, outcome_text
 from samestep.studies.report.write import refuse_unwritable, write_text
-
-_EXERCISES = "samestep.cli.lab_exercises"
 
 lab = typer.Typer(help="Run experiments that answer the questions of tutorials by measurements.")
 
@@ -63,7 +60,5 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
 
 for _one in EXPERIMENTS.values():
     lab.command(_one.name, short_help=_one.question)(command_for(_one))
-if find_spec(_EXERCISES) is not None:
-    _exercises = import_module(_EXERCISES)
-    for _name in ("start", "grade"):
-        lab.command(_name)(getattr(_exercises, _name))
+for _command in (start, grade):
+    lab.command()(_command)

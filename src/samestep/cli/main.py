@@ -12,7 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
-from samestep.cli.help_order import common_first
+from samestep.cli.help_text import common_first, flowing
 from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
@@ -106,15 +106,6 @@ def application(verb: str | None) -> typer.Typer:
         else:
             app.command(name, short_help=summary)(_not_loaded)
     return app
-
-
-def flowing(text: str | None) -> str:
-    r"""Return the text of a command in lines that a terminal of any width breaks itself.
-
-    >>> flowing("A sentence.\n\n    Two\n    lines.")
-    'A sentence.\n\nTwo lines.'
-    """
-    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
 def completed_words(environment: Mapping[str, str]) -> Sequence[str]:

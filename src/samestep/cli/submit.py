@@ -14,6 +14,7 @@ from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
+from samestep.cli.help_text import flowing
 from samestep.cli.options import launch
 from samestep.cli.options.declare import WORKERS_PANEL, option, switch
 from samestep.cli.options.settings import with_flags_of
@@ -193,13 +194,13 @@ def mpi(
 submit = typer.Typer(help="Write the job for Slurm or MPI, submit it, and follow it to its end.")
 submit.command(
     "slurm",
-    help=main.flowing(slurm.__doc__),
+    help=flowing(slurm.__doc__),
     context_settings=dict(SETTINGS),
     short_help="Submit a Slurm job.",
 )(slurm)
 submit.command(
     "mpi",
-    help=main.flowing(mpi.__doc__),
+    help=flowing(mpi.__doc__),
     context_settings=dict(SETTINGS),
     short_help="Start a job with Open MPI or MPICH.",
 )(mpi)

@@ -54,7 +54,7 @@ class Experiment:
     name: str
     question: str
     does: str
-    """What it does, in one sentence."""
+    """The actions of the experiment, in one sentence."""
     expect: str
     """The expected result."""
     why: str

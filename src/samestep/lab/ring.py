@@ -12,9 +12,10 @@ from torch import Tensor
 from samestep.base.units import bytes_text, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.collectives.all_reduce import NAIVE, RING
-from samestep.ranks.world.protocol import RelayedWorld, Work, World
+from samestep.ranks.world.protocol import World
 from samestep.studies.bench.figures import quartiles
 from samestep.studies.bench.interleaving import timed_interleaved
+from samestep.testing.checks import CountingWorld
 
 SIZES = (4 << 10, 4 << 20)
 SECONDS = 2.0
@@ -22,26 +23,13 @@ _SMALLEST = 1 << 10
 """Bytes from which messages are counted; those below check that the calls agree."""
 
 
-class CountingWorld(RelayedWorld):
-    """World that counts the bytes of the tensors that this rank sends."""
+class CountingTensors(CountingWorld):
+    """World that counts the bytes of the tensors that this rank sends, without small messages."""
 
-    sent = 0
-
-    def send(self, tensor: Tensor, dst: int) -> None:
-        """See `World.send`."""
-        self._count(tensor)
-        super().send(tensor, dst)
-
-    def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
-    ) -> Work:
-        """See `World.exchange`."""
-        if send is not None:
-            self._count(send)
-        return super().exchange(send, receive, dst=dst, src=src)
-
-    def _count(self, tensor: Tensor) -> None:
-        self.sent += tensor.nbytes if tensor.nbytes >= _SMALLEST else 0
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor that is sent."""
+        if tensor.nbytes >= _SMALLEST:
+            super().count(tensor)
 
 
 def whole_tensor_ring(world: World, tensor: Tensor) -> None:
@@ -76,7 +64,7 @@ def on_rank(world: World, seconds: float) -> dict[str, dict[str, Any]]:
     generator = torch.Generator().manual_seed(world.place.rank)
     numbers = torch.randn(SIZES[-1] // 4, generator=generator)
     for name, way in WAYS.items():
-        counting, tensor = CountingWorld(world), numbers.clone()
+        counting, tensor = CountingTensors(world), numbers.clone()
         way(counting, tensor)
         digest = sha256(tensor.numpy().tobytes()).hexdigest()
         found[name] = {"sent": counting.sent / tensor.nbytes, "digest": digest, "seconds": {}}

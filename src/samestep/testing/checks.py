@@ -45,7 +45,7 @@ class CountingWorld(RelayedWorld):
 
     def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self._count(tensor)
+        self.count(tensor)
         super().send(tensor, dst)
 
     def exchange(
@@ -53,10 +53,11 @@ class CountingWorld(RelayedWorld):
     ) -> Work:
         """See `World.exchange`."""
         if send is not None:
-            self._count(send)
+            self.count(send)
         return super().exchange(send, receive, dst=dst, src=src)
 
-    def _count(self, tensor: Tensor) -> None:
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor that is sent."""
         self.sent += tensor.nbytes
         self.messages += 1
 

@@ -1,4 +1,4 @@
-"""What ``run`` and ``train`` print before they start, and refuse to start."""
+"""The lines that ``run`` and ``train`` print first, and the commands that they refuse to start."""
 
 from types import SimpleNamespace
 

@@ -3,7 +3,7 @@
 import pytest
 from typer.main import get_command
 
-from samestep.cli import help_order
+from samestep.cli import help_text
 from samestep.cli.main import VERBS, application, run_command
 from samestep.cli.other_names import ANSWERS, SAME, answer_to, own_name
 
@@ -46,7 +46,7 @@ def test_every_other_name_is_of_an_option_that_exists():
 
 
 def test_the_common_options_exist():
-    for verb, names in help_order.COMMON.items():
+    for verb, names in help_text.COMMON.items():
         command = get_command(application(verb)).commands[verb]
         assert set(names) <= {one.name for one in command.params}
 

@@ -58,15 +58,13 @@ class OverlayLayer:
 
     def _make_like(self, path: str, own: str) -> None:
         """Create a folder with the attributes of the one at `path`."""
-        draft = _draft(own)
-        os.mkdir(draft)
-        self._lookup.read(path, lambda where: shutil.copystat(where, draft), follow=False)
-        try:
+        with self._lookup.locked():  # a rename would replace the folder of another process while it is empty
+            if is_actual_folder(own):
+                return
+            draft = _draft(own)
+            os.mkdir(draft)
+            self._lookup.read(path, lambda where: shutil.copystat(where, draft), follow=False)
             os.rename(draft, own)
-        except OSError:  # another process with this overlay has made it, and has written files to it
-            if not is_actual_folder(own):
-                raise
-            os.rmdir(draft)
 
     def _own_place(self, entry: Entry) -> str:
         return join(self.own_folder(entry.folder.path), entry.name)

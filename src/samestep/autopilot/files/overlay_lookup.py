@@ -10,9 +10,11 @@ copied, it holds three kinds of marks, which forked processes of the rank find t
 """
 
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -144,6 +146,13 @@ class OverlayLookup:
         """Invalidate the cached folders, here and in forked processes of this rank."""
         with open(self._changes, "ab") as file:
             file.write(b".")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude the other processes with this overlay, which the script may have forked, from a block."""
+        with open(self._changes, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def entry_at(self, text: str, *, follow: bool = True) -> Entry:
         """Return the entry at an absolute path; raise `OSError` if a folder in it does not exist."""

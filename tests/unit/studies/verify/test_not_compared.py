@@ -1,4 +1,4 @@
-"""What neither run records is not compared, and proves nothing if it is all."""
+"""Results that neither run records are not compared, and without any the verdict is inconclusive."""
 
 from dataclasses import replace
 

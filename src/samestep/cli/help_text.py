@@ -1,4 +1,4 @@
-"""Puts the options that most users need before the others in ``--help``."""
+"""Prepares the texts of ``--help``: lines that flow, and the options that most users need first."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,3 +36,12 @@ def common_first(commands: Mapping[str, Any]) -> None:
             arguments = [one for one in options.values() if one.param_type_name == "argument"]
             others = [one for one in options.values() if one.param_type_name != "argument"]
             commands[verb].params = [*arguments, *common, *others]
+
+
+def flowing(text: str | None) -> str:
+    r"""Return the text of a command in lines that a terminal of any width breaks itself.
+
+    >>> flowing("A sentence.\n\n    Two\n    lines.")
+    'A sentence.\n\nTwo lines.'
+    """
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
