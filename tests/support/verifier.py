@@ -14,6 +14,9 @@ from pathlib import Path
 
 from support.process_pool import fork_server
 
+SHORT_HANG_S = 4.0
+"""For scripts that hang: seconds after which their runs are ended."""
+
 
 class Verifier:
     """Verifies scripts in a process of its own, or in a new one after a script that took too long.
@@ -67,14 +70,14 @@ def report_on(
     steps=8,
     against=None,
     device="auto",
-    hang_s=3.0,
+    hang_s=20.0,
     as_json=True,
 ):
     """Return the report on a script; the arguments are the command's.
 
     Args:
         as_json: whether to return the report's JSON, not the report.
-        hang_s: ends runs that hang after so many seconds; a right script needs longer on a busy machine.
+        hang_s: ends runs that hang after so many seconds; a busy machine delays ranks that do not hang.
     """
     from samestep.autopilot.script.options import DEFAULTS
     from samestep.cli.verify import _kind, _watch

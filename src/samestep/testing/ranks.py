@@ -3,7 +3,6 @@
 import multiprocessing
 import pickle
 import platform
-import sys
 import threading
 import time
 import traceback
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from samestep.base.owned_folders import owned_folder
 from samestep.base.package import PACKAGE
 from samestep.base.place import Place
+from samestep.base.thread_frames import frames_of
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
@@ -74,10 +74,10 @@ def on_threads(task: Task, size: int, *, timeout_s: float) -> list[Outcome]:
     runner.join(2 * timeout_s)
     if not runner.is_alive():
         return outcomes
-    frames = sys._current_frames()  # noqa: SLF001 - the one way to see other threads
+    stacks = [frames_of(threads.get(rank)) for rank in range(size)]
     return [
-        Outcome(stuck=_where(frames[threads[rank]])) if threads.get(rank) in frames else outcome
-        for rank, outcome in enumerate(outcomes)
+        Outcome(stuck=_where(stack)) if stack else outcome
+        for stack, outcome in zip(stacks, outcomes, strict=True)
     ]
 
 
@@ -172,8 +172,7 @@ def _serve(
     for task in tasks:
 
         def send_stuck() -> None:
-            frame = sys._current_frames()[main]  # noqa: SLF001 - the one way to see other threads
-            pipe.send_bytes(pickle.dumps(Outcome(stuck=_where(frame))))
+            pipe.send_bytes(pickle.dumps(Outcome(stuck=_where(frames_of(main)))))
 
         alarm = threading.Timer(timeout_s, send_stuck)
         alarm.start()
@@ -194,17 +193,16 @@ def _run(task: Task, world: World) -> Outcome:
         return Outcome(error=f"{type(error).__name__}: {error}{at}")
 
 
-def _where(frame: FrameType | None) -> str:
+def _where(frames: Sequence[FrameType]) -> str:
     """Return the innermost line outside of samestep, torch and Python, and the collective it calls."""
     called = ""
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        if "/torch/distributed/" in frame.f_code.co_filename and frame.f_code.co_name != "wrapper":
+    for frame in frames:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if not _is_library(file):
+            return f"{called}at {file}:{line}: {getline(file, line).strip()}"
+        if "/torch/distributed/" in file and frame.f_code.co_name != "wrapper":
             called = f"in {frame.f_code.co_name} "
-        frame = frame.f_back
-    if frame is None:
-        return called.strip() or "outside of the function"
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{called}at {file}:{line}: {getline(file, line).strip()}"
+    return called.strip() or "outside of the function"
 
 
 def _is_library(file: str) -> bool:

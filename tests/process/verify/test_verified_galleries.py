@@ -8,6 +8,7 @@ import gallery_ddp.manifest
 from gallery.manifest import SCRIPTS as SERIAL
 from gallery_ddp.manifest import DIFFERENT, INCONCLUSIVE, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
+from support.verifier import SHORT_HANG_S
 
 REFUSED = {"forward_by_name.py", "simclr_inside.py"}
 """Serial scripts that cannot be split."""
@@ -52,7 +53,8 @@ def test_a_right_distributed_script_is_the_same(verifier, script):
     "script", [s for s in SCRIPTS if s.verdict in (DIFFERENT, INCONCLUSIVE)], ids=script_name
 )
 def test_the_cause_of_a_difference_is_found(verifier, script):
-    report = verifier.verify(script.path, mode=script.mode)
+    hang_s = SHORT_HANG_S if script.cause == "steps-differ" else 20.0
+    report = verifier.verify(script.path, mode=script.mode, hang_s=hang_s)
     expected = sorted({script.cause, script.beside} - {""})
     assert (report["verdict"], causes(report)) == (script.verdict, expected), report["findings"]
     assert not any(finding["gravity"] == "exception" for finding in report["findings"])

@@ -5,6 +5,7 @@ import pytest
 from gallery_hangs.manifest import SCRIPTS
 from samestep.base.errors import UsageError
 from support.hang_reports import read_report
+from support.verifier import SHORT_HANG_S
 
 NAMES = [
     "early_break_before_metric",
@@ -22,7 +23,8 @@ NAMES = [
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.path.stem in NAMES], ids=lambda s: s.path.stem)
 def test_cause_rank_and_line_are_named(verifier, script):
-    finding = verifier.verify(script.path, mode="native")["findings"][0]
+    hang_s = SHORT_HANG_S if script.kind in ("hang", "out of step") else 20.0
+    finding = verifier.verify(script.path, mode="native", hang_s=hang_s)["findings"][0]
     report = read_report(finding["message"])
 
     assert finding["code"] == script.cause
@@ -35,4 +37,4 @@ def test_a_run_on_one_worker_that_hangs_is_ended(verifier, tmp_path):
     script.write_text("import queue, torch.distributed as dist\n\nqueue.Queue().get()\n")
 
     with pytest.raises(UsageError, match=rf"{script}:3"):
-        verifier.verify(script, mode="native")
+        verifier.verify(script, mode="native", hang_s=SHORT_HANG_S)

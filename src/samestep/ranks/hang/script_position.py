@@ -4,16 +4,15 @@ import linecache
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import accumulate, chain, repeat, takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from samestep.base.package import PACKAGE
 from samestep.base.stack_dumps import Frame
+from samestep.base.thread_frames import callers, frames_of
 
 _TORCH = str(Path(getattr(find_spec("torch"), "origin", None) or "torch").parent)
 _LIBRARIES = tuple(
@@ -58,8 +57,7 @@ def is_script(file: str) -> bool:
 
 def main_frames() -> list[FrameType]:
     """Return the frames of the main thread, innermost first; empty if the thread has ended."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented so
-    return list(_callers(frame))
+    return frames_of(threading.main_thread().ident)
 
 
 def line_of(frames: Iterable[FrameType]) -> str:
@@ -72,13 +70,13 @@ def line_of(frames: Iterable[FrameType]) -> str:
 
 def current_line() -> str:
     """Return the line of the script that the calling thread executes, as ``file:line``."""
-    frames = _callers(sys._getframe(1))  # noqa: SLF001 - the public way copies the whole stack
+    frames = callers(sys._getframe(1))  # noqa: SLF001 - the public way copies the whole stack
     return line_of(frames) or "outside of the script"
 
 
 def current_place() -> tuple[str, int] | None:
     """Return the file and line of the script that the calling thread executes; None outside of the script."""
-    file, _, number = line_of(_callers(sys._getframe(1))).rpartition(":")  # noqa: SLF001 - as above
+    file, _, number = line_of(callers(sys._getframe(1))).rpartition(":")  # noqa: SLF001 - as above
     return (file, int(number)) if file else None
 
 
@@ -154,15 +152,6 @@ def _blocked(op: str, frame: FrameType) -> BlockedCall:
     """
     is_new, frame.f_trace_lines = frame.f_trace_lines, False
     return BlockedCall(op, id(frame), is_new)
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Return a frame and its callers.
-
-    No bytecode runs between two of them, so those of another thread do not change meanwhile.
-    """
-    steps: Iterable[Any] = chain((frame,), repeat("f_back"))
-    return takewhile(bool, accumulate(steps, getattr))
 
 
 def _with_source(file: str, line: int) -> str:
