@@ -7,6 +7,9 @@ READY  := $(VENV)/.ready
 FRAMEWORKS       := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 
+# Each interpreter that the tests start would compile samestep again: a tenth of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu clean
 
 help:

@@ -1,6 +1,7 @@
 """Runs a decided job to its end: starts the workers or becomes one, and logs why they failed."""
 
 import faulthandler
+import gc
 import os
 import shutil
 import sys
@@ -160,7 +161,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     job = decision.job
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
-        _import_once()
+        _import_torch(with_compiler=decision.is_replicated and spawn.local > 1)
         hosted = release_compute_threads()
     if (decision.sanitize or decision.count or decision.clocking) and not hosted:
         raise UsageError(
@@ -193,9 +194,24 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     return local_backend.run(job, entry, local=1 if once else spawn.local, on_round_end=ended, alone=once)
 
 
-def _import_once() -> None:
-    """Import torch before the workers are forked, so that each has it."""
-    import torch.distributed  # noqa: F401
+def _import_torch(*, with_compiler: bool = False) -> None:
+    """Import torch without collecting garbage; later collections need not visit what this has made.
+
+    Args:
+        with_compiler: whether to import its compiler too, which each worker would do for its optimizer: more
+            than a second, for the workers that are forked from this process once instead of once for each.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import torch.distributed
+
+        if with_compiler:
+            import torch._dynamo  # noqa: F401
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _run_here(decision: Decision, join: Join) -> NoReturn:
@@ -211,6 +227,7 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
         ending = become(program).ending
     else:
         if place.size > 1 and decision.script is not None and decision.script.kind != "spawns":
+            _import_torch()
             from samestep.ranks.world.torch_rendezvous import prepare_groups
 
             prepare_groups()
