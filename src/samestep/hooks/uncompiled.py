@@ -40,7 +40,8 @@ def _mark(methods: list[FunctionType]) -> None:
 
     dynamo: Any = eval_frame
     if not hasattr(dynamo, "FrameExecStrategy"):  # torch 2.6 can only skip files
-        for folder in {__package__, *(one.__module__.rpartition(".")[0] for one in methods)} - _skipped_folders:
+        folders = {__package__, *(one.__module__.rpartition(".")[0] for one in methods)}
+        for folder in folders - _skipped_folders:
             trace_rules.add(folder)
             _skipped_folders.add(folder)
         return
