@@ -58,6 +58,7 @@ Figures = dict[str, Any]
 class Sizes:
     """How much is measured."""
 
+    model: str = "resnet9"
     batch: int = 512
     steps: int = 40
     rounds: int = 9
@@ -84,7 +85,15 @@ def rehearsed() -> Sizes:
     """Return sizes for a CPU, with the bundled data set."""
     tiny = ("digits", "--subset", "64", "--epochs", "1")
     names = ("cifar10-94", "mnist", "resnet34")
-    return Sizes(batch=4, steps=2, rounds=1, seconds=0.1, recipes=dict.fromkeys(names, tiny), target=0.0)
+    return Sizes(
+        model="convnet",
+        batch=4,
+        steps=2,
+        rounds=1,
+        seconds=0.1,
+        recipes=dict.fromkeys(names, tiny),
+        target=0.0,
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Run:
 def model_of(run: Run) -> nn.Module:
     """Return the network of the fast recipe in the memory format of the recipe."""
     torch.manual_seed(0)
-    model = build("resnet9", shape=(3, 32, 32), classes=10).to(run.device)
+    model = build(run.sizes.model, shape=(3, 32, 32), classes=10).to(run.device)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -164,6 +173,8 @@ def steps(run: Run) -> Figures:
         store = dist.FileStore(f"{folder}/store", 1)
         dist.init_process_group(BACKENDS[run.device.type], store=store, rank=0, world_size=1)
         try:
+            for way in ways.values():  # warm-up
+                way()
             taken = _interleaved(ways, run.sizes.rounds)
         finally:
             dist.destroy_process_group()
@@ -172,9 +183,7 @@ def steps(run: Run) -> Figures:
 
 
 def _interleaved(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the median of each way over rounds in which all take turns, after one that warms up."""
-    for way in ways.values():
-        way()
+    """Return the median of each way over rounds in which all take turns."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         for name, way in list(ways.items())[:: 1 if number % 2 else -1]:
@@ -186,7 +195,7 @@ def steps_of_ranks(run: Run) -> Figures:
     """Compare synchronizers on all devices by ``samestep bench step``."""
     if run.context.count < 2:
         return {"skipped": "needs 2 GPUs"}
-    flags = ("--sync", "bucketed,ddp", "--model", "resnet9", "--batch-per-worker", run.sizes.batch)
+    flags = ("--sync", "bucketed,ddp", "--model", run.sizes.model, "--batch-per-worker", run.sizes.batch)
     ended = command(
         run.context,
         *("bench", "step", "-n", run.context.count, *flags, "--seconds", run.sizes.seconds, "--json"),
@@ -210,8 +219,9 @@ def clock(run: Run) -> Figures:
 
 
 def _script_s(run: Run, *flags: object) -> float:
-    size = ("--device", run.device.type, "--batch-size", run.sizes.batch, "--steps", run.sizes.steps // 2)
-    own = (*size, "--turns", run.sizes.rounds)
+    sizes = run.sizes
+    own = ("--device", run.device.type, "--model", sizes.model, "--batch-size", sizes.batch)
+    own = (*own, "--steps", sizes.steps // 2, "--turns", sizes.rounds)
     ended = command(
         run.context, "run", "-n", run.context.count, *flags, SCRIPT, *own, on_cpu=run.context.is_cpu
     ).succeeded()

@@ -232,7 +232,9 @@ def without_device(code: str) -> list[str]:
     """Return the calls that create a tensor on the default device."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     own = [call for call in calls if ast.unparse(call.func) in {f"torch.{name}" for name in CONSTRUCTORS}]
-    return [ast.unparse(call) for call in own if {"device", None}.isdisjoint(one.arg for one in call.keywords)]
+    return [
+        ast.unparse(call) for call in own if {"device", None}.isdisjoint(one.arg for one in call.keywords)
+    ]
 
 
 @pytest.mark.parametrize("folder", WITH_SCRIPTS)

@@ -14,6 +14,7 @@ from samestep.training.models.registry import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--device", default="cuda")
+parser.add_argument("--model", default="resnet9")
 parser.add_argument("--batch-size", type=int, default=512)
 parser.add_argument("--turns", type=int, default=10)
 parser.add_argument("--steps", type=int, default=20)
@@ -26,7 +27,7 @@ if device.type != "cpu":
     device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device.index)
 torch.manual_seed(0)
-model = DistributedDataParallel(build("resnet9", shape=(3, 32, 32), classes=10).to(device))
+model = DistributedDataParallel(build(options.model, shape=(3, 32, 32), classes=10).to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 images = torch.randn(options.batch_size, 3, 32, 32, device=device)
 labels = torch.randint(0, 10, (options.batch_size,), device=device)

@@ -1,4 +1,4 @@
-"""A script sets a default device: samestep's own numbers stay on the CPU. The meta device shows it without a GPU."""
+"""A script sets a default device, and samestep's own numbers stay on the CPU; the meta device shows it."""
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ def _own_stream(world: World) -> Iterator[None]:
     seed = int(torch.randint(2**62, (), device="cpu"))  # advances the common stream, equally on all ranks
     own = int(np.random.SeedSequence([seed, world.place.rank]).generate_state(1, np.uint64)[0] >> 1)
     devices = [] if world.device.type == "cpu" else [world.device]
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices, device_type=world.device.type):
         torch.manual_seed(own)
         yield
 
