@@ -156,7 +156,7 @@ def by_loop(run: Run, images: ImageSet, *, ddp: bool) -> float:
 def _batches(run: Run, images: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(run.device)
     pixels, labels = images.images.to(run.device), images.labels.to(run.device)
-    for ids in order.split(run.sizes.batch):
+    for ids in torch.split(order, run.sizes.batch):
         chosen = pixels[ids].contiguous(memory_format=torch.channels_last)
         yield chosen, labels[ids]
 
@@ -170,8 +170,8 @@ def steps(run: Run) -> Figures:
         "ddp": partial(by_loop, run, images, ddp=True),
     }
     with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(f"{folder}/store", 1)
-        dist.init_process_group(BACKENDS[run.device.type], store=store, rank=0, world_size=1)
+        backend, file = BACKENDS[run.device.type], f"file://{folder}/store"
+        dist.init_process_group(backend, init_method=file, rank=0, world_size=1)
         try:
             for way in ways.values():  # warm-up
                 way()
@@ -220,8 +220,10 @@ def clock(run: Run) -> Figures:
 
 def _script_s(run: Run, *flags: object) -> float:
     sizes = run.sizes
-    own = ("--device", run.device.type, "--model", sizes.model, "--batch-size", sizes.batch)
-    own = (*own, "--steps", sizes.steps // 2, "--turns", sizes.rounds)
+    own = (
+        *("--device", run.device.type, "--model", sizes.model, "--batch-size", sizes.batch),
+        *("--steps", sizes.steps // 2, "--turns", sizes.rounds),
+    )
     ended = command(
         run.context, "run", "-n", run.context.count, *flags, SCRIPT, *own, on_cpu=run.context.is_cpu
     ).succeeded()

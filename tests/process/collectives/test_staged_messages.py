@@ -1,4 +1,4 @@
-"""Gloo sends messages between two ranks from the memory of the host: tensors of a device go through copies."""
+"""Gloo sends messages between two ranks from the memory of the host: others go through copies."""
 
 import torch
 

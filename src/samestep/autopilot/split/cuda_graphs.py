@@ -14,7 +14,8 @@ def graph_obstacle(module: nn.Module) -> str | None:
     Raises:
         UsageError: the call has gradients, whose averages the graph cannot contain.
     """
-    if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+    is_open = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not (is_open and torch.cuda.is_current_stream_capturing()):
         return None
     if torch.is_grad_enabled():
         raise UsageError(
