@@ -224,7 +224,7 @@ CONSTRUCTORS = {
     *("randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
 }
 """Functions of torch that create tensors on the default device."""
-WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "training")
+WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "studies/verify", "training")
 """Folders whose code runs within scripts, which may have set a default device."""
 
 
