@@ -33,6 +33,7 @@ PRELOAD = [
     "samestep.parallel.gradients.replicate",
     "samestep.ranks.world.join",
     "support.warm_compiler",
+    "support.found_references",
     "typer._adapters",  # of those typers that have it, which load pydantic with a command's first flag
     "pytest",
 ]

@@ -185,6 +185,9 @@ def _prepare(size: int) -> None:
     import torch._dynamo  # the first optimizer step of each worker would load it
     import torch.distributed  # noqa: F401
 
+    from samestep.autopilot.files.file_calls import find_references
+
+    find_references()
     if not (fork_is_safe() and release_compute_threads()):
         raise UsageError("verify forks its workers, and this process cannot fork safely; it needs Linux.")
 

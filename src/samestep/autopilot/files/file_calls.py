@@ -25,7 +25,7 @@ import torch
 from samestep.autopilot.files.paths import is_device
 from samestep.base.context_values import bound
 from samestep.hooks import declarations
-from samestep.hooks.references import references_replaced
+from samestep.hooks.references import references_replaced, search
 from samestep.hooks.registry import attached_to, instead
 
 Call: TypeAlias = Callable[..., Any]
@@ -171,6 +171,12 @@ def _table() -> list[tuple[Any, str, str | Parse]]:
         (torch.autograd.profiler.profile, "export_chrome_trace", overwrites_second),
         (torch.autograd.profiler.profile, "export_stacks", overwrites_second),
     ]
+
+
+def find_references() -> None:
+    """Find all references to the functions of the table, for this process and those that it forks."""
+    modules = ((owner, name) for owner, name, _ in _table() if not isinstance(owner, type))
+    search(getattr(owner, name) for owner, name in modules if hasattr(owner, name))
 
 
 @contextmanager
