@@ -3,7 +3,7 @@
 import math
 
 from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
-from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, progress_shapes
+from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.studies.verify.verdict import Cause, Finding
 
 
@@ -12,8 +12,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
     found = deviating_numbers(comparison.reference, comparison.run, comparison.control)
     if not found:
         return None
-    of_progress = progress_shapes(found, comparison.reference)
-    own = {id(one) for one in found if one.is_own_loss or one.shape in of_progress}
+    own = {id(one) for one in of_progress(found, comparison.reference)}
     # A number that is not the loss of rank 0's share is the graver fault.
     worst = max(found, key=lambda one: (id(one) not in own, one.value))
     cause: Cause

@@ -177,7 +177,10 @@ class Probe(Listener):
             self.facts.buffers += sketch(one for one in module.buffers() if not one.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(
-                isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
+                isinstance(one, BatchNorm)
+                and not isinstance(one, nn.SyncBatchNorm)
+                and uses_batch_statistics(one)
+                for one in module.modules()
             )
 
     def returned(self, outputs: Any) -> None:

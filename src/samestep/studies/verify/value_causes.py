@@ -1,6 +1,7 @@
 """Finds the causes of other values: learning rates, parameters, gradients and losses."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -156,7 +157,7 @@ def buffers(comparison: Comparison) -> Finding | None:
 def unknown(comparison: Comparison) -> Finding | None:
     """Find the first deviation, of whatever cause."""
     first = comparison.first
-    if first is None:
+    if first is None or _is_loss_only(comparison):
         return None
     samples = "equal" if comparison.has_same_samples(first.step) else "unknown"
     return comparison.finding(
@@ -165,6 +166,26 @@ def unknown(comparison: Comparison) -> Finding | None:
         f"{first.allowed:.1e}; samples: {samples}.",
         first.step,
     )
+
+
+def loss_only(comparison: Comparison) -> Finding | None:
+    """Find a loss that differs though all gradients and parameters are the same."""
+    if not _is_loss_only(comparison):
+        return None
+    found = comparison.finding(
+        "loss-only",
+        "the loss that backward starts from differs, and all gradients and parameters are the same: it has "
+        "another scale on several workers, or a part without a gradient.",
+        comparison.first.step if comparison.first else None,
+    )
+    return replace(found, kind="exception")
+
+
+def _is_loss_only(comparison: Comparison) -> bool:
+    has_gradients = any(comparison.reference.at(step).gradient for step in range(comparison.steps))
+    if comparison.run.is_replicated or not has_gradients:
+        return False
+    return {one.quantity for one in comparison.deviations if not one.is_rounding} == {"loss"}
 
 
 def _first_apart(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:

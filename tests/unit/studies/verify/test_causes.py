@@ -491,6 +491,53 @@ def test_lines_that_count_the_batches_of_an_evaluation_are_progress_and_its_resu
         assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
 
 
+def progress_of(texts, *, size=1, jitter=0.0):
+    """Return a run that prints a text behind each step, in which no loss is printed."""
+    seen = run(size, jitter=jitter)
+    trace, printed, steps = seen.traces[0], "", []
+    for step, text in zip(trace.steps, texts, strict=True):
+        steps.append(replace(step, printed=len(printed)))
+        printed += f"{text}\n"
+    facts = replace(trace.facts, printed=printed)
+    return replace(seen, traces=[replace(trace, steps=steps, facts=facts), *seen.traces[1:]])
+
+
+@pytest.mark.parametrize(
+    ("usual", "here", "expected"),
+    [
+        ("mean 0.50{}", "mean 0.60{}", "local-print"),  # a running mean of rank 0's share
+        ("mean 0.50", "mean 1.00", "local-metric"),  # a sum over the ranks
+        ("mean 1.00", "mean 0.50", "local-metric"),  # divided twice
+        ("[48/240] mean 0.50", "[36/240] mean 0.50", "local-print"),  # samples until the last of rank 0's
+    ],
+)
+def test_lines_of_progress_may_have_numbers_of_rank_0s_share_but_no_sums(usual, here, expected):
+    reference, control = (progress_of([usual.format(k) for k in range(STEPS)], jitter=j) for j in (0, 1e-15))
+    seen = progress_of([here.format(k) for k in range(STEPS)], size=2)
+    assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+def test_a_loss_that_differs_alone_is_an_exception():
+    def change(_, step):
+        return replace(step, losses=[one * 0.7 for one in step.losses])
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, change=change), CONTROL))
+    assert (finding.cause, finding.kind, finding.step) == ("loss-only", "exception", 0)
+
+
+def test_a_loss_is_a_fault_if_nothing_else_is_compared():
+    def without(size, factor=1.0, jitter=0.0):
+        def change(_, step):
+            return replace(
+                step, losses=[factor * one for one in step.losses], gradient=[], before=[], after=[]
+            )
+
+        return run(size, change=change, jitter=jitter)
+
+    comparison = Comparison(without(1), without(2, factor=0.7), without(1, jitter=1e-15))
+    assert [(one.cause, one.kind) for one in causes(comparison)] == [("loss", "fault")]
+
+
 @pytest.mark.parametrize("is_divided", [True, False])
 def test_the_same_batches_in_fewer_backwards_per_rank_are_the_same_step(is_divided):
     def parts(backwards):
