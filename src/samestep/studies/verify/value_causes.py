@@ -109,6 +109,7 @@ def scale(comparison: Comparison) -> Finding | None:
     factor = float(here @ usual / (usual @ usual))
     if abs(factor - 1) < 1e-3 or not factor or relative(here / factor, usual) > 1e-3:
         return None
+    factor, where = _before_clipping(comparison, step, factor)
     cause: Cause
     if abs(factor - size) < 1e-3 * size:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
@@ -117,8 +118,16 @@ def scale(comparison: Comparison) -> Finding | None:
         advice = "Do not divide the loss by the number of workers."
     else:
         cause, why, advice = "gradient-scale", "", ""
-    message = f"the gradient of step {step} is {factor:.4g} times that of one worker{why}."
+    message = f"the gradient of step {step} is {factor:.4g} times that of one worker{where}{why}."
     return comparison.finding(cause, message, step, advice=advice)
+
+
+def _before_clipping(comparison: Comparison, step: int, factor: float) -> tuple[float, str]:
+    """Return the scale of a gradient before `clip_grad_norm_` has changed it, and words for that."""
+    here, usual = comparison.run.at(step).unclipped, comparison.reference.at(step).unclipped
+    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < 1e-3 * factor:
+        return factor, ""
+    return here / usual, " before it is clipped"
 
 
 def mean_of_means(comparison: Comparison) -> Finding | None:

@@ -491,6 +491,20 @@ def test_lines_that_count_the_batches_of_an_evaluation_are_progress_and_its_resu
         assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
 
 
+@pytest.mark.parametrize(("norms", "expected"), [((6.0, 3.0), "sum-not-mean"), ((1.5, 3.0), "divided-twice")])
+def test_the_scale_of_a_gradient_is_that_before_it_is_clipped(norms, expected):
+    def clipped(norm, factor):
+        def change(_, step):
+            gradient = np.array(step.gradient) * factor
+            return replace(step, gradient=gradient.tolist(), unclipped=norm)
+
+        return change
+
+    reference, control = (run(change=clipped(norms[1], 1.0), jitter=jitter) for jitter in (0, 1e-15))
+    comparison = Comparison(reference, run(2, change=clipped(norms[0], 1.3)), control)
+    assert [one.cause for one in causes(comparison)] == [expected]
+
+
 def progress_of(texts, *, size=1, jitter=0.0):
     """Return a run that prints a text behind each step, in which no loss is printed."""
     seen = run(size, jitter=jitter)
