@@ -4,7 +4,13 @@ import math
 
 from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, of_progress
+from samestep.studies.verify.sample_causes import evaluates_alone
 from samestep.studies.verify.verdict import Cause, Finding
+
+_OF_ALL_SAMPLES = (
+    "rank 0 evaluates all samples itself, so the number is of its shard of the training, or it depends on "
+    "the size of a batch. Sum it over the ranks, or weight the mean of each batch by its samples."
+)
 
 
 def printed_number(comparison: Comparison) -> Finding | None:
@@ -20,6 +26,8 @@ def printed_number(comparison: Comparison) -> Finding | None:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.is_replicated:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
+    elif evaluates_alone(comparison):
+        cause, why = "local-metric", _OF_ALL_SAMPLES
     else:
         cause, why = "local-metric", "rank 0 prints it of its own shard. Sum it over the ranks."
     return Finding(

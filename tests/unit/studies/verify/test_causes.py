@@ -278,6 +278,13 @@ def test_a_schedule_by_epochs_that_become_shorter_is_no_fault_of_its_own():
     assert found(run(2, change=change)) == ["batch-times-n"]
 
 
+def test_of_ranks_that_fail_in_one_step_the_reported_one_is_named_with_its_line():
+    failure = Failure(rank=1, local_rank=1, pid=7, exit_code=1, error="RuntimeError", line="train.py:7")
+    facts = {"ended": "RuntimeError", "message": "unused parameters"}
+    (finding,) = causes(Comparison(REFERENCE, run(2, facts=lambda _: facts, failure=failure), CONTROL))
+    assert (finding.cause, finding.ranks, finding.place) == ("crash", (1,), ("train.py", 7))
+
+
 def test_a_fault_before_a_crash_is_named_beside_it():
     def change(rank, step):
         return scaled(1 + rank)(rank, step)
@@ -550,6 +557,17 @@ def test_a_loss_is_a_fault_if_nothing_else_is_compared():
 
     comparison = Comparison(without(1), without(2, factor=0.7), without(1, jitter=1e-15))
     assert [(one.cause, one.kind) for one in causes(comparison)] == [("loss", "fault")]
+
+
+@pytest.mark.parametrize(("samples", "is_alone"), [([0.0, 1.0, 2.0], True), ([0.0, 2.0], False)])
+def test_a_number_of_an_evaluation_of_all_samples_is_not_said_to_be_of_a_shard(samples, is_alone):
+    reference, control = (
+        run(facts=lambda _: {"evaluated": [2.0, 1.0, 0.0]}, jitter=jitter) for jitter in (0, 1e-15)
+    )
+    seen = run(2, facts=lambda _: {"evaluated": samples, "printed": "accuracy 0.60\n"})
+    (finding,) = causes(Comparison(reference, seen, control))
+    assert finding.cause == "local-metric"
+    assert ("size of a batch" in finding.message) == is_alone
 
 
 @pytest.mark.parametrize("is_divided", [True, False])
