@@ -146,6 +146,7 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
         declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
         **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
         **{declarations.cuda(name): instead(value) for name, value in STAND_INS.items()},
+        **{declarations.accelerator(name): instead(value) for name, value in OF_ACCELERATOR.items()},
         **{
             hook: partial(_answering, value=value)
             for hook, value in zip(declarations.DEVICE_ANSWERS, _answers(gpus), strict=True)
@@ -338,6 +339,16 @@ STAND_INS: Mapping[str, Any] = {
     "set_rng_state_all": _set_rng_states,
 }
 """Replacements by their names in `torch.cuda`."""
+OF_ACCELERATOR: Mapping[str, Any] = {
+    **dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats", "set_stream"), _nothing),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), NAMED.select),
+    **dict.fromkeys(("current_device_index", "current_device_idx"), STAND_INS["current_device"]),
+    "device_index": nullcontext,
+    "current_stream": Stream,
+    "get_memory_info": _free_and_total,
+    "get_device_capability": lambda *_, **__: {},
+}
+"""Replacements by their names in `torch.accelerator`."""
 
 
 def _answers(gpus: int) -> tuple[Any, ...]:

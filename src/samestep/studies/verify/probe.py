@@ -27,6 +27,7 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.clipped_gradients import clipping_recorded
 from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.run_length import RunLength
@@ -109,6 +110,7 @@ class Probe(Listener):
             stack.enter_context(
                 attached(verify_declarations.COMMUNICATION_HOOK, wrapping(self._note_compression))
             )
+            stack.enter_context(clipping_recorded(self._note_clipping))
             for kind in Fetcher.__subclasses__():
                 stack.enter_context(
                     attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
@@ -177,7 +179,10 @@ class Probe(Listener):
             self.facts.buffers += sketch(one for one in module.buffers() if not one.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(
-                isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
+                isinstance(one, BatchNorm)
+                and not isinstance(one, nn.SyncBatchNorm)
+                and uses_batch_statistics(one)
+                for one in module.modules()
             )
 
     def returned(self, outputs: Any) -> None:
@@ -252,6 +257,9 @@ class Probe(Listener):
         parameters = parameters_of(optimizer)
         self._record_gradients(parameters)
         self._step.before = sketch(parameters)
+
+    def _note_clipping(self, total: float) -> None:
+        self._step.unclipped = total
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:

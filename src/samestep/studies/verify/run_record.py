@@ -153,6 +153,11 @@ class RunRecord:
             of_optimizer |= keys
         return self.steps
 
+    def epochs(self) -> int:
+        """Return how many steps use the average sample, rounded up."""
+        of_steps = [{round(key, 9) for key in self.samples(step).tolist()} for step in range(self.steps)]
+        return max(1, -(-sum(map(len, of_steps)) // max(1, len(set().union(*of_steps)))))
+
 
 def _truncated(trace: Trace, step: int) -> Trace:
     if len(trace.steps) <= step:

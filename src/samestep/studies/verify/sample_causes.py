@@ -125,6 +125,13 @@ def padding(comparison: Comparison) -> tuple[int, int] | None:
     return None
 
 
+def evaluates_alone(comparison: Comparison) -> bool:
+    """Return whether rank 0 evaluates by itself all samples that one worker evaluates."""
+    here, usual = (one.traces[0].evaluations() for one in (comparison.run, comparison.reference))
+    pairs = zip(here, usual, strict=False)
+    return bool(here) and all(same_samples(np.sort(one), np.sort(other)) for one, other in pairs)
+
+
 def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:
     """Return how many samples all ranks evaluate last: a remainder that they do not share, and no padding."""
     equal = 0

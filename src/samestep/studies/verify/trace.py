@@ -20,6 +20,7 @@ class Step:
         learning_rates: of the parameter groups.
         gradient_norm: 2-norm of the gradients before the step, over all parameters of the optimizer.
         gradient: sketch of these gradients.
+        unclipped: norm of the gradients that `clip_grad_norm_` received since the previous step, or 0.
         before: sketch of the parameters before the step.
         after: sketch of the parameters after the step.
         backwards: number of backwards since the previous step.
@@ -36,6 +37,7 @@ class Step:
     learning_rates: list[float] = field(default_factory=list)
     gradient_norm: float = 0.0
     gradient: list[float] = field(default_factory=list)
+    unclipped: float = 0.0
     before: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)
     backwards: int = 0

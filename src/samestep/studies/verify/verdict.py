@@ -22,7 +22,14 @@ SyncCause: TypeAlias = Literal[
     "divided-twice",
 ]
 ValueCause: TypeAlias = Literal[
-    "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
+    "gradient-scale",
+    "mean-of-means",
+    "gradient",
+    "gradient-norm",
+    "loss",
+    "loss-only",
+    "update",
+    "parameters",
 ]
 PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
 ScriptCause: TypeAlias = Literal[

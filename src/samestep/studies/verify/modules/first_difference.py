@@ -118,6 +118,9 @@ class ModuleRecords:
         shards = [_shard(record, record.by_key[key]) for record in records if key in record.by_key]
         if len(shards) < len(records):  # a rank has not called the module
             return None
+        first = key._replace(leaf=0)
+        if any(record.leaves[first] != self.reference.leaves[first] for record in records):
+            return None  # a tensor for each sample: others in each shard
         return forward_distance(_shard(self.reference, self.reference.by_key[key]), shards)
 
     def _gradient_distance(

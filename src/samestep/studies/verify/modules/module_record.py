@@ -1,6 +1,7 @@
 """Reads and writes the module calls that lead to one step on one rank, with their values and gradients."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -114,6 +115,11 @@ class ModuleRecord:
     def by_key(self) -> dict[Key, Value]:
         """The values by their keys."""
         return {self.key(value): value for value in self.values}
+
+    @cached_property
+    def leaves(self) -> Counter[Key]:
+        """The number of inputs and of outputs of each call, by the key of the first one."""
+        return Counter(self.key(value)._replace(leaf=0) for value in self.values)
 
     @cached_property
     def first_values(self) -> dict[int, Value]:
