@@ -90,3 +90,14 @@ def test_replacements_can_be_replaced_again(library):
             assert module.f is other
         assert module.f is new
     assert module.f is old
+
+
+def test_the_functions_that_pathlib_calls_by_a_class_are_replaced(monkeypatch):
+    class Globber:  # as in Python 3.13
+        scandir = staticmethod(old)
+        lstat = staticmethod(other)
+
+    monkeypatch.setattr(references.glob, "_StringGlobber", Globber, raising=False)
+    with references_replaced([(old, new)]):
+        assert [Globber.scandir(), Globber.lstat()] == ["new", "other"]
+    assert Globber.scandir() == "old"
