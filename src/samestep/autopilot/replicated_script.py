@@ -31,9 +31,9 @@ from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base import env
+from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
 from samestep.base.polling import holds_within
-from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.launchers.registry import RANK_VARIABLES

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from samestep.base.machine.kernel_files import name_space, text_of
+
 Life: TypeAlias = Literal["alive", "dead", "unknown"]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -70,21 +72,7 @@ def has_ended(pid: int) -> bool:
 
 
 def _this_host() -> dict[str, str]:
-    return {"boot": _boot(), "host": socket.gethostname(), "numbering": _numbering()}
-
-
-def _boot() -> str:
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:  # not Linux
-        return ""
-
-
-def _numbering() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # not Linux
-        return ""
+    return {"boot": text_of(_BOOT), "host": socket.gethostname(), "numbering": name_space("pid")}
 
 
 def _started(pid: int) -> str:

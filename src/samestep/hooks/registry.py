@@ -19,8 +19,8 @@ from itertools import count
 from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
+from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
-from samestep.base.standard_streams import write_stderr
 
 Make: TypeAlias = Callable[[Any], Any]
 """Returns the replacement of the attribute that it gets."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.machine.cgroup import cpu_limit, memory_limit
+from samestep.base.machine.kernel_files import text_of
 from samestep.base.units import whole
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
@@ -90,12 +91,9 @@ def machine() -> Machine:
 
 def processor() -> str:
     """Return the name of the CPU model, as far as the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = text_of(Path("/proc/cpuinfo")).splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
+    return next(models, platform.machine() if lines else platform.processor() or platform.machine())
 
 
 def package_version(name: str) -> str:
@@ -170,10 +168,7 @@ def _affinity(machine_cpus: int) -> Collection[int]:
 
 def _siblings(sys_cpu: Path, cpu: int) -> str:
     """Return the hardware threads of the core that a logical processor is part of, as its name."""
-    try:
-        return (sys_cpu / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)
+    return text_of(sys_cpu / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _memory_bytes() -> int:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
 from samestep.base.machine.description import machine
-from samestep.base.machine.topology import ranges
 from samestep.base.place import Place
+from samestep.base.units import ranges
 from samestep.ranks.world.device_description import (
     device_id,
     device_name,

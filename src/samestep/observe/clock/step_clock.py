@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from samestep.base.step_phases import OPTIMIZER, OTHER
 from samestep.hooks import declarations
-from samestep.hooks.graph_end import GraphEnd
+from samestep.hooks.backward import GraphEnd
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import Listener, OnExit, subscribed
 from samestep.hooks.uncompiled import uncompiled

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from samestep.base.errors import OutOfStep
+from samestep.base.units import format_ranks
 from samestep.parallel.gradients.weight_checksum import drift_message
-from samestep.ranks.hang.format_ranks import format_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

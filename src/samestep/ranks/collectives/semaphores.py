@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from samestep.base.errors import PeerLost
+from samestep.base.machine.kernel_files import name_space
 
 Process: TypeAlias = tuple[int, str]
 SIZE = 64
@@ -118,7 +119,5 @@ def _is_posted(semaphore: ctypes.c_void_p) -> bool:
 
 def own_process() -> Process:
     """Return this process's id, and the name of its PID namespace."""
-    try:
-        return os.getpid(), str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return 0, ""
+    space = name_space("pid")
+    return os.getpid() if space else 0, space

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.detection import Hang
-from samestep.ranks.hang.format_ranks import format_ranks, verb
 from samestep.ranks.hang.rank_status import MESSAGES, RankStatus, Wait
 
 Kind: TypeAlias = Literal["calls", "data", "roots", "messages"]

@@ -10,7 +10,7 @@ A rank that neither waits nor has given up is lost: dead, stopped, or busy with 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.ranks.hang.format_ranks import format_ranks, verb
+from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 _LINES = 4

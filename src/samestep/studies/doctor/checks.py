@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from samestep.base.machine.description import package_version
-from samestep.base.units import bytes_text
+from samestep.base.units import bytes_text, ranges
 from samestep.hooks.registry import problems
 from samestep.hooks.table import ALL
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.device_description import toolkit_versions
 from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings
 from samestep.studies.doctor.context import Context
-from samestep.studies.doctor.results import Result, Row, joined, numbers_text, problem, rows
+from samestep.studies.doctor.results import Result, Row, joined, problem, rows
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def launcher(context: Context) -> Result:
     found += [
         ("threads", f"{threads.count} ({threads.reason})"),
         ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
-        ("mask", f"CPUs {numbers_text(cpu.allowed)}"),
+        ("mask", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
         ("memory", bytes_text(machine.memory_bytes)),
         ("host", f"{machine.hostname}, {machine.system}"),
     ]

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from samestep.base.machine.topology import ranges
 from samestep.base.polling import holds_within
 from samestep.ranks.rendezvous.handshake import Store
 
@@ -91,15 +90,6 @@ def matrix(
         row = ["-" if a == b else cells.get((a, b), "?") for b in numbers]
         lines.append(f"{a:>6}" + "".join(f"{cell:>{width}}" for cell in row))
     return lines
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges.
-
-    >>> numbers_text([3, 0, 1, 2, 7])
-    '0-3, 7'
-    """
-    return ranges(numbers).replace(",", ", ")
 
 
 class ResultStore:

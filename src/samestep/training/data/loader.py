@@ -25,7 +25,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.augmentation import Augment, sample_words
 from samestep.training.data.image_set import Images, ImageSet, LazyImages
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
+from samestep.training.data.sharded_loader import FailedBatch, raise_if_failed
 
 _CPU = torch.device("cpu")
 

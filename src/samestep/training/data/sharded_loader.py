@@ -1,8 +1,9 @@
 """Provides DataLoaders of this rank's parts of global batches."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -10,8 +11,24 @@ from samestep.base.errors import UsageError
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.empty_batch import empty_batch
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
 from samestep.training.data.sampler import Passes, ShareBatchSampler
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBatch:
+    """An error of samestep in place of a batch; errors of the user's code keep torch's traceback."""
+
+    error: UsageError
+
+
+def raise_if_failed(value: T | FailedBatch) -> T:
+    """Return `value`, or raise its error if it is a `FailedBatch`."""
+    if isinstance(value, FailedBatch):
+        raise copy(value.error)  # the original's traceback would keep loader processes alive
+    return value
+
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of samples."""

@@ -23,9 +23,14 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.share import share, weight
 from samestep.ranks.world.protocol import World
 from samestep.training.data.empty_batch import empty_batch
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
 from samestep.training.data.sampler import Passes
-from samestep.training.data.sharded_loader import Collate, ShardedLoader, StepBatch
+from samestep.training.data.sharded_loader import (
+    Collate,
+    FailedBatch,
+    ShardedLoader,
+    StepBatch,
+    raise_if_failed,
+)
 from samestep.training.data.single_reader import SingleReader, worker_info
 
 
