@@ -9,11 +9,6 @@ def polls(timeout_s: float, *, least_s: float = 0.005, most_s: float = 0.5) -> I
 
     A pause is a tenth of the time waited, within limits, so that a wait takes at most a tenth longer than
     necessary.
-
-    Args:
-        timeout_s: maximum seconds to wait.
-        least_s: shortest pause in seconds.
-        most_s: longest pause in seconds.
     """
     begin = time.monotonic()
     waited = 0.0

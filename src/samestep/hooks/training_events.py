@@ -112,9 +112,6 @@ class _EventSource:
 
     Its wrappers run in every step, after the model's work has evicted everything else from the caches, where
     a Python call costs about ten times as much. So they call as few functions as possible.
-
-    Args:
-        listener: receives the events.
     """
 
     def __init__(self, listener: Listener) -> None:

@@ -22,12 +22,7 @@ class Core:
 
 
 def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system")) -> tuple[Core, ...]:
-    """Return the cores that the logical processors `allowed` are part of, node by node.
-
-    Args:
-        allowed: numbers of logical processors.
-        system: the ``/sys/devices/system`` folder.
-    """
+    """Return the cores that the logical processors `allowed` are part of, node by node."""
     node_of = {
         cpu: int(folder.name.removeprefix("node"))
         for folder in system.glob("node/node[0-9]*")

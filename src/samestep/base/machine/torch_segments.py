@@ -40,11 +40,7 @@ _HOSTS_IPC = "ipc:[4026531839]"
 def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
     """Return all ids of all processes of this host, including those within their containers.
 
-    Args:
-        proc: the ``/proc`` folder.
-
-    Returns:
-        None where not all are visible: in a container, or where other users' processes are hidden.
+    None where not all are visible: in a container, or where other users' processes are hidden.
     """
     if name_space("pid", proc) != _HOSTS_PID or not (proc / "1").exists():
         return None
@@ -58,9 +54,5 @@ def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
 
 
 def memory_is_numbered_apart(proc: Path = Path("/proc")) -> bool:
-    """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``).
-
-    Args:
-        proc: the ``/proc`` folder.
-    """
+    """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``)."""
     return name_space("ipc", proc) == _HOSTS_IPC and name_space("pid", proc) != _HOSTS_PID

@@ -83,12 +83,6 @@ class ClockOptions:
 class ClockFile:
     """The clock file of one worker; it is overwritten if the workers were restarted after a failure.
 
-    Args:
-        clocking: the options of the clock.
-        place: the worker's rank and host.
-        kind: kind of the program.
-        config: settings of a recipe.
-
     Raises:
         UsageError: the file exists already, or cannot be created.
     """

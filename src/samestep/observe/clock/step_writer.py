@@ -39,13 +39,7 @@ class StepSink(Protocol):
 
 
 class StepWriter:
-    """Writes steps to a sink.
-
-    Args:
-        sink: receives the steps.
-        reader: computes them.
-        begin: writes the header before the first step.
-    """
+    """Writes the steps of `reader` to `sink`; `begin` writes the header before the first one."""
 
     def __init__(self, sink: StepSink, reader: StepReader, begin: Callable[[], None]) -> None:
         self._sink, self._reader, self._begin = sink, reader, begin

@@ -49,22 +49,14 @@ class Suspicion(NamedTuple):
 
 
 def check(points: Sequence[SyncPoint]) -> None:
-    """Raise OutOfStep, on all ranks, for differences that invalidate the run.
-
-    Args:
-        points: the values of all ranks, in rank order.
-    """
+    """Raise OutOfStep, on all ranks, for differences between their values that invalidate the run."""
     _check_place(points)
     _check_finite(points)
     _check_weights(points)
 
 
 def suspicions(points: Sequence[SyncPoint]) -> list[Suspicion]:
-    """Return the probable mistakes that the values show.
-
-    Args:
-        points: the values of all ranks, in rank order.
-    """
+    """Return the probable mistakes that the values of all ranks show."""
     found = []
     first = points[0]
     equal = _equal_ranks(points, lambda one: tuple(sorted(one.samples)))

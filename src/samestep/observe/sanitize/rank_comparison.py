@@ -172,11 +172,7 @@ class Sanitizer(Listener):
 
 @contextmanager
 def sanitizing(*, native: bool) -> Iterator[None]:
-    """Compare the ranks of the script that this process runs, for the duration of a block.
-
-    Args:
-        native: see `Sanitizer`.
-    """
+    """Compare the ranks of the script that this process runs, for the duration of a block."""
     side = SideGroup()
     sanitizer = Sanitizer(side, native=native, warn=_print_warning)
     with _opened_with_default(side), sanitizer.attached():

@@ -32,12 +32,7 @@ class Loss:
 
 
 def waiting_ranks(before: Mapping[int, RankStatus], after: Mapping[int, RankStatus]) -> dict[int, Wait]:
-    """Return the waits of the ranks that are alive and wait, or have given up waiting.
-
-    Args:
-        before: earlier statuses, by rank.
-        after: statuses some samples later, by rank.
-    """
+    """Return the waits of the ranks that wait, or have given up, by their statuses at two times."""
     return {
         rank: status.wait
         for rank, status in after.items()
@@ -70,13 +65,7 @@ def describe_circle(circle: list[int], waits: Mapping[int, Wait]) -> str:
 
 
 def describe_loss(loss: Loss, statuses: Mapping[int, RankStatus], error: str) -> str:
-    """Return the message about lost ranks.
-
-    Args:
-        loss: the lost ranks.
-        statuses: the last statuses of all ranks, by rank.
-        error: message of the back end.
-    """
+    """Return the message about lost ranks; `error` is that of the back end."""
     rank, *others = loss.way
     waits = ", ".join(
         f"rank {one} {'waited ' if one == rank else ''}for rank {other}"

@@ -16,14 +16,7 @@ _JOIN_S = 5.0
 
 
 class StatusMonitor:
-    """Posts and reads statuses; a subclass examines them.
-
-    Args:
-        place: this rank's place.
-        store: holds the statuses of all ranks.
-        sampler: samples the status of this rank.
-        interval_s: seconds between two samples.
-    """
+    """Posts and reads statuses; a subclass examines them."""
 
     def __init__(
         self, place: Place, store: StatusStore, sampler: StatusSampler, *, interval_s: float

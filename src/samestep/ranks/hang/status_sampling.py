@@ -84,11 +84,7 @@ class StatusSampler:
         self._given_up = call
 
     def failed_call(self, traceback: str) -> Wait | None:
-        """Return the call that has raised: a message, or the last collective that this process entered.
-
-        Args:
-            traceback: the traceback as text.
-        """
+        """Return the call that has raised: a message, or the last collective that this process entered."""
         message = failed_message()
         if message is not None and f"in {message.op}\n" in traceback:
             return _wait_of(message, age_s=0.0)

@@ -137,11 +137,7 @@ class Watchdog(StatusMonitor):
                 self.store.linger(self._all_ended)
 
     def failed_call(self, traceback: str) -> Wait | None:
-        """Return the call of this rank that has raised; None if it has called none.
-
-        Args:
-            traceback: the traceback as text.
-        """
+        """Return the call of this rank that has raised; None if it has called none."""
         call = self.sampler.failed_call(traceback)
         return None if call is None else replace(call, inside=ddp_part_of_traceback(traceback))
 

@@ -53,9 +53,6 @@ def protect_rendezvous(endpoint: JobEndpoint | None = None) -> None:
     """Make ``env://`` and ``tcp://`` create a store that only this job's ranks can use.
 
     A store of torchrun's agents is not replaced.
-
-    Args:
-        endpoint: that of the job, if it is known.
     """
     if env.snapshot().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return

@@ -95,11 +95,7 @@ def figures(
 
 
 def slowest(times: Sequence[Sequence[float]]) -> list[float]:
-    """Return the time of the slowest rank for each round.
-
-    Args:
-        times: times of each rank, one for each round.
-    """
+    """Return the time of the slowest rank for each round."""
     return [max(of_round) for of_round in zip(*times, strict=True)]
 
 

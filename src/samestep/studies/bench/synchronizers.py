@@ -69,12 +69,7 @@ Step = Callable[[], float | None]
 
 
 class Trainee:
-    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning.
-
-    Args:
-        problem: the model and data.
-        world: the ranks.
-    """
+    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning."""
 
     def __init__(self, problem: Problem, world: World) -> None:
         self.problem = problem

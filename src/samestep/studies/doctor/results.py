@@ -93,11 +93,7 @@ def matrix(
 
 
 class ResultStore:
-    """JSON data by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits.
-
-    Args:
-        store: the store of the job's ranks.
-    """
+    """JSON data by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -41,12 +41,7 @@ class Scale:
 
 
 def span(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """Return the range of the finite `values`, widened if it is empty.
-
-    Args:
-        values: numbers; NaN and infinities are ignored.
-        zero: whether the range includes 0.
-    """
+    """Return the range of the finite `values`, and of 0 if `zero`; it is widened if it is empty."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if zero:

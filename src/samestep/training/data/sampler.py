@@ -38,12 +38,7 @@ class Passes:
 
 
 class ShareBatchSampler(Sampler[list[int]], Passes):
-    """A batch sampler that yields this rank's part of each global batch, as a list that can be empty.
-
-    Args:
-        plan: the steps, and this rank's part of them.
-        seed: determines the order of every epoch.
-    """
+    """A batch sampler that yields this rank's part of each global batch, as a list that can be empty."""
 
     def __init__(self, plan: Plan, *, seed: int) -> None:
         Passes.__init__(self, seed)
