@@ -21,6 +21,15 @@ HASH_SEED = "PYTHONHASHSEED"
 FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}
 """The hash seed of processes that need the same one, where the user has set none."""
 
+UNTRACKED: Environment = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "file:mlruns",
+}
+"""Variables under which experiment trackers send nothing to a server."""
+
 
 def snapshot() -> dict[str, str]:
     """Return a copy of this process's environment."""

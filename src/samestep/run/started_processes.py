@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from samestep.base.errors import UsageError
-from samestep.base.package import PACKAGE
+from samestep.base.folders import PACKAGE
 from samestep.launch.local.workers import pidfd
 from samestep.ranks.hang.script_position import is_script
 from samestep.run.spawned_workers import SpawnedProcess, SpawnedWorkers, share_tensors

@@ -286,7 +286,7 @@ class Workers:
     def _known_statuses(self) -> dict[int, RankStatus]:
         return {} if self._statuses is None else parse_statuses(self._statuses.read())
 
-    def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def await_end(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
         """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
         self._wait_until(time.monotonic() + timeout_s, hurry)
 

@@ -1,6 +1,6 @@
 """Trains one model data-parallel: equal at the start, synchronized in each step, and checked."""
 
-from collections.abc import Collection, Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary, finalize, ref

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from samestep.base.package import PACKAGE
-from samestep.base.stack_dumps import Frame
-from samestep.base.thread_frames import callers, frames_of
+from samestep.base.folders import PACKAGE
+from samestep.base.stack_dumps import Frame, callers, frames_of
 
 _TORCH = str(Path(getattr(find_spec("torch"), "origin", None) or "torch").parent)
 _LIBRARIES = tuple(

@@ -20,7 +20,6 @@ from samestep.autopilot.script.rank_output import silenced, writing_to
 from samestep.autopilot.script.seeds import equal_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
-from samestep.base.experiment_trackers import OFF
 from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
@@ -168,7 +167,12 @@ class TracedRun:
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
         # The workers are forked within these; they have their files in common, as processes of one script.
-        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder, self.order) as overlay:
+        with (
+            env.exported(env.UNTRACKED),
+            silenced(),
+            on_cpu,
+            writing_to(self.folder, self.order) as overlay,
+        ):
             return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 
     def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
@@ -203,7 +207,7 @@ class TracedRun:
             probe.end(ended, ending.message)
             return ending
 
-        with env.exported(OFF), silenced(), ExitStack() as stack:
+        with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
             if self.neutral not in (None, "serial"):
                 from samestep.studies.verify.neutral_modules import rank_features_disabled
 

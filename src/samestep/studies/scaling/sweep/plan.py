@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.base.experiment_trackers import OFF
 from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.units import MOST_WORKERS
 from samestep.studies.scaling.sweep.template import filled, operators
@@ -159,7 +158,7 @@ def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]])
     """Return the runs with their commands, as lines."""
     lines = []
     for trial in trials:
-        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
+        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in env.UNTRACKED]
         lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
     return lines
 
@@ -282,7 +281,7 @@ def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> 
         launcher=case.variant.launcher,
         repeat=repeat,
         command=(),
-        environment={**OFF, **gpus, **case.variant.environment},
+        environment={**env.UNTRACKED, **gpus, **case.variant.environment},
         folder=folder,
     )
     return replace(trial, command=_command(request, case, trial))

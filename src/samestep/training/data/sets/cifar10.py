@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from samestep.base.errors import DataError
+from samestep.base.folders import user_cache
 from samestep.base.regular_files import read_bytes
-from samestep.base.user_folders import user_cache
 from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split, checked_labels
 from samestep.training.data.plain_pickle import load_arrays

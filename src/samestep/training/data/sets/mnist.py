@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from samestep.base.errors import DataError
-from samestep.base.user_folders import user_cache
+from samestep.base.folders import user_cache
 from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split, checked_labels
 from samestep.training.data.published import PublishedFile, fetch

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
-from samestep.base.user_folders import user_cache
+from samestep.base.folders import user_cache
 from samestep.training.data.image_set import LazyImages, Split, checked_labels, checked_side
 
 _SPEC = re.compile(r"torchvision:(\w+)(?:@([1-9][0-9]{0,17}))?")
