@@ -1,7 +1,12 @@
-"""Identifies a process by more than its id, since ids recur: later, on other hosts and in containers."""
+"""Identifies a process by more than its id, and lists the processes that have started this one.
+
+Ids recur: later, on other hosts and in containers.
+"""
 
 import os
 import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -95,3 +100,16 @@ def _started_elsewhere(pid: int) -> str:
         return repr(psutil.Process(pid).create_time())
     except psutil.Error:
         return ""
+
+
+Ancestors = Callable[[], Iterator[tuple[str, Mapping[str, str]]]]
+"""Function that yields an identity and the environment of this process's ancestors, nearest first."""
+
+
+def ancestors() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the ancestors of this process that belong to the same user, nearest first."""
+    import psutil
+
+    with suppress(psutil.Error):  # another user's process, or gone: not this job's launcher
+        for process in psutil.Process().parents():
+            yield str(process.pid), process.environ()

@@ -46,7 +46,7 @@ def counted(number: int, thing: str) -> str:
     >>> counted(1, "node"), counted(2, "node")
     ('1 node', '2 nodes')
     """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def ranges(numbers: Collection[int], *, separator: str = ",") -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from samestep.base.env import Environment, integer
 from samestep.base.errors import UsageError
-from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.machine.description import CpuShare
+from samestep.base.process_identity import Ancestors, ancestors
 from samestep.base.units import whole
 from samestep.launchers.registry import BY_NAME, SLURM, TORCHELASTIC
 

@@ -40,7 +40,7 @@ class Execution:
     Args:
         world: the ranks.
         flat: one-dimensional and contiguous, of the type that is sent; copied chunks are written to it.
-        total: of equal size, maybe of higher precision; combined chunks are written to it. May be `flat`.
+        total: of equal size, maybe of higher precision; combined chunks are written to it. It can be `flat`.
         chunks: number of chunks of both.
         combine: the hops of this rank whose chunks are combined.
         copy: the hops after them.

@@ -47,7 +47,7 @@ class StatusMonitor:
         return "running"
 
     def is_posted(self, before: RankStatus, own: RankStatus) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether a status is posted, given the one before."""
+        """Return whether a status is posted, given the previous one."""
         return True
 
     def examine(self, own: RankStatus) -> None:

@@ -18,8 +18,8 @@ import subprocess
 import zlib
 
 from samestep.base.errors import DetectionError, PeerLost
-from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.polling import with_timeout
+from samestep.base.process_identity import Ancestors, ancestors
 from samestep.launchers import hostlist
 from samestep.launchers.compute_threads import launcher_processes
 from samestep.launchers.detect import Detected

@@ -27,7 +27,7 @@ _NO_BATCH = -1
 
 
 class ModuleRecorder:
-    """Records the module calls of one step and of the one before, whose outputs the step can still use.
+    """Records the module calls of one step and of the previous one, whose outputs the step can still use.
 
     A module is recorded if it is in training mode or gradients are enabled, so that evaluations are not. The
     gradients are read in autograd's graph, so that the tensors that the script holds do not change.

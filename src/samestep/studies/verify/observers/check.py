@@ -1,4 +1,4 @@
-"""The interface of checks, each of which looks for one kind of mistake, and the observer that runs them."""
+"""The interface of checks, each of which finds one kind of mistake, and the observer that runs them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -46,7 +46,7 @@ class _Mode:
 
 
 class EvaluationModeKept(Check):
-    """Looks for training steps in evaluation mode after an evaluation, where training mode came before."""
+    """Finds training steps in evaluation mode after an evaluation, where training mode came before."""
 
     def __init__(self) -> None:
         self._modes: WeakKeyDictionary[nn.Module, _Mode] = WeakKeyDictionary()
@@ -103,7 +103,7 @@ class EvaluationModeKept(Check):
 
 
 class TrainingModeInEvaluation(Check):
-    """Looks for evaluations in training mode: without gradients, on data that no training call used.
+    """Finds evaluations in training mode: without gradients, on data that no training call used.
 
     Several calls with one batch are an estimate of uncertainty (dropout stays on). With several optimizers,
     networks train each other and their modes are a choice.

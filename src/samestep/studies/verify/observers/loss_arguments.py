@@ -23,7 +23,7 @@ _WRONG = {
         "logits",
     ),
 }
-"""For an operation and the one before it: the loss, the activation, and what the loss takes instead."""
+"""For an operation and the previous one: the loss, the activation, and what the loss takes instead."""
 _DISTANCES = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 _Place = tuple[str, int] | None
 

@@ -36,7 +36,7 @@ class _Steps:
 
 
 class LossScaling(Check):
-    """Counts skipped steps, and looks for clipping between a backward and the unscaling."""
+    """Counts skipped steps, and detects clipping between a backward and the unscaling."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Steps] = {}
