@@ -20,21 +20,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The identity of a process.
+    """The identity of a process."""
 
-    Args:
-        pid: its process id.
-        started: its start time in the system's unit; empty where unknown.
-        boot: the boot id of its host.
-        host: the name of its host.
-        numbering: the pid namespace of `pid`.
-    """
-
-    pid: int
-    started: str
-    boot: str
-    host: str
-    numbering: str
+    pid: int  # its process id
+    started: str  # its start time in the system's unit; empty where unknown
+    boot: str  # the boot id of its host
+    host: str  # the name of its host
+    numbering: str  # the pid namespace of `pid`
 
     @classmethod
     def here(cls) -> "Owner":

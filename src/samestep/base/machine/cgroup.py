@@ -26,8 +26,7 @@ class Limit:
 class _Mount:
     root: str
     point: Path
-    controllers: frozenset[str]
-    """Empty for version 2, which has one tree for all."""
+    controllers: frozenset[str]  # empty for version 2, which has one tree for all
 
 
 def cpu_limit(proc: Path = Path("/proc")) -> Limit | None:

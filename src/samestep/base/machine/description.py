@@ -20,23 +20,14 @@ _SYS_CPU = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuShare:
-    """The CPUs that this process can use.
+    """The CPUs that this process can use."""
 
-    Args:
-        allowed: numbers of the logical processors in the affinity mask.
-        cores: physical cores among them; two hardware threads of one core compute little more than one.
-        quota: CPU time that the control group grants, in CPUs, or None.
-        quota_source: the file that sets the quota.
-        machine: logical processors of the whole machine.
-        granted: logical processors that the scheduler gives this job here, or None.
-    """
-
-    allowed: tuple[int, ...]
-    cores: int
-    quota: float | None = None
-    quota_source: str = ""
-    machine: int
-    granted: int | None = None
+    allowed: tuple[int, ...]  # numbers of the logical processors in the affinity mask
+    cores: int  # physical cores among them; two hardware threads of one core compute little more than one
+    quota: float | None = None  # CPU time that the control group grants, in CPUs, or None
+    quota_source: str = ""  # the file that sets the quota
+    machine: int  # logical processors of the whole machine
+    granted: int | None = None  # logical processors that the scheduler gives this job here, or None
 
     @property
     def granted_cores(self) -> int | None:

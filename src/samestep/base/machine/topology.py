@@ -10,15 +10,10 @@ from samestep.base.machine.kernel_files import text_of
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A physical core.
+    """A physical core."""
 
-    Args:
-        node: NUMA node; 0 where unknown.
-        cpus: numbers of its hardware threads that this process can use.
-    """
-
-    node: int
-    cpus: tuple[int, ...]
+    node: int  # NUMA node; 0 where unknown
+    cpus: tuple[int, ...]  # numbers of its hardware threads that this process can use
 
 
 def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system")) -> tuple[Core, ...]:

@@ -50,8 +50,7 @@ class Worker:
 
     start: Start
     pid: int
-    reports: int
-    """Launcher's end of the report pipe."""
+    reports: int  # launcher's end of the report pipe
     exit_code: int | None = None
     report: Report | None = None
     _received: bytearray = field(default_factory=bytearray)

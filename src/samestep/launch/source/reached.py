@@ -23,8 +23,7 @@ class _Unit:
     """Code that runs as a whole: the statements of a module, or the body of a function."""
 
     file: Path
-    triggers: frozenset[str]
-    """Names that call it; of a method, also that of its class."""
+    triggers: frozenset[str]  # names that call it; of a method, also that of its class
     nodes: list[ast.AST] = field(default_factory=list)
 
 

@@ -144,15 +144,11 @@ def _site(site: SlurmSite) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob(SlurmRequest):
-    """A Slurm job.
+    """A Slurm job."""
 
-    Args:
-        command: the command that each worker runs.
-        warning_s: seconds before the time limit at which the workers get a signal, after which the job is
-            requeued; None for a job that ends at its limit.
-    """
-
-    command: JobCommand
+    command: JobCommand  # the command that each worker runs
+    # seconds before the time limit at which the workers get a signal, after which the job is requeued; None
+    # for a job that ends at its limit
     warning_s: int | None = None
 
     def __post_init__(self) -> None:

@@ -46,17 +46,11 @@ _open = os.open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOptions:
-    """The options of a step clock.
+    """The options of a step clock."""
 
-    Args:
-        folder: folder of the files of all workers.
-        steps: number of recorded steps after which the run is stopped; None for no limit.
-        warm_up: number of steps before the first recorded one.
-    """
-
-    folder: Path
-    steps: int | None = None
-    warm_up: int = 5
+    folder: Path  # folder of the files of all workers
+    steps: int | None = None  # number of recorded steps after which the run is stopped; None for no limit
+    warm_up: int = 5  # number of steps before the first recorded one
 
     def file_of(self, rank: int) -> Path:
         """Return the file of a worker."""

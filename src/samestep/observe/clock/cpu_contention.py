@@ -38,8 +38,7 @@ class CpuUse(NamedTuple):
     """CPU time of a thread, in seconds."""
 
     ran: float = 0.0
-    delayed: float = 0.0
-    """Time in which the thread was runnable and waited for a core."""
+    delayed: float = 0.0  # time in which the thread was runnable and waited for a core
 
 
 Readings: TypeAlias = list[Any]

@@ -18,14 +18,10 @@ class LocalPart:
 
     start: int
     stop: int
-    weight: float
-    """Weight of the mean over the part; see `samestep.parallel.sharding.share.weight`."""
-    global_count: int
-    """Number of samples in the (micro-)batch, over all ranks."""
-    after: Position
-    """Position after the step; the beginning of the next epoch after the last step."""
-    last_of_step: bool = True
-    """Whether it belongs to the last micro-batch of its step."""
+    weight: float  # weight of the mean over the part; see `samestep.parallel.sharding.share.weight`
+    global_count: int  # number of samples in the (micro-)batch, over all ranks
+    after: Position  # position after the step; the beginning of the next epoch after the last step
+    last_of_step: bool = True  # whether it belongs to the last micro-batch of its step
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -46,10 +42,8 @@ class Plan:
         UsageError: the data set is empty, or a full batch has fewer samples than there are ranks.
     """
 
-    count: int
-    """Number of samples in the data set."""
-    batch_size: int
-    """Number of samples per step, over all ranks."""
+    count: int  # number of samples in the data set
+    batch_size: int  # number of samples per step, over all ranks
     place: Place = field(default_factory=Place)
     shuffle: bool = True
     drop_last: bool = False

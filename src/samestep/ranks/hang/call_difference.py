@@ -16,8 +16,7 @@ _DOING = {"send": "sends to", "recv": "receives from", "exchange": "exchanges wi
 class Difference:
     """A difference between the calls of ranks."""
 
-    kind: Kind
-    """Other collectives, other data in one collective, other roots, or messages that do not match."""
+    kind: Kind  # other collectives, other data in one collective, other roots, or messages that do not match
     words: str
 
 

@@ -21,16 +21,11 @@ _numbers = count(1)
 class Call(NamedTuple):
     """A call in which this process waits; one is created for every message, so it is cheap."""
 
-    op: str
-    """``send``, ``recv``, ``exchange`` or the name of a collective."""
-    peer: int | None
-    """The rank it waits for; None for all ranks."""
-    number: int
-    """Its number among the calls of this process."""
-    alone: bool
-    """Whether the rank can do nothing else until the peer answers: no other message is under way."""
-    in_main: bool
-    """Whether it is a call of the main thread."""
+    op: str  # ``send``, ``recv``, ``exchange`` or the name of a collective
+    peer: int | None  # the rank it waits for; None for all ranks
+    number: int  # its number among the calls of this process
+    alone: bool  # whether the rank can do nothing else until the peer answers: no other message is under way
+    in_main: bool  # whether it is a call of the main thread
 
 
 class CallRecord:

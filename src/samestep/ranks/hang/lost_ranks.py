@@ -20,14 +20,10 @@ _DOING = {"send": "sends to", "recv": "receives from"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Lost ranks, and the chain of waits that leads to them.
+    """Lost ranks, and the chain of waits that leads to them."""
 
-    Args:
-        missing: the lost ranks; none if each rank waits for another.
-        way: the rank that searches, the rank it waits for, the rank that one waits for, and so on.
-    """
-
-    missing: tuple[int, ...]
+    missing: tuple[int, ...]  # the lost ranks; none if each rank waits for another
+    # the rank that searches, the rank it waits for, the rank that one waits for, and so on
     way: tuple[int, ...]
 
 

@@ -36,17 +36,11 @@ _STOPPED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The advice that the report of a hang gives.
+    """The advice that the report of a hang gives."""
 
-    Args:
-        diverged: for ranks that execute different calls.
-        steps: for a rank that has left the training loop in which another one is.
-        slow: for a rank that may only be slow.
-    """
-
-    diverged: str
-    steps: str
-    slow: str
+    diverged: str  # for ranks that execute different calls
+    steps: str  # for a rank that has left the training loop in which another one is
+    slow: str  # for a rank that may only be slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,10 +94,8 @@ class BlockedCall:
     """
 
     op: str
-    call: int
-    """Id of the frame: equal for all samples of one call, and possibly for a later call."""
-    is_new: bool = field(default=True, compare=False)
-    """Whether the call is sampled for the first time."""
+    call: int  # id of the frame: equal for all samples of one call, and possibly for a later call
+    is_new: bool = field(default=True, compare=False)  # whether the call is sampled for the first time
 
 
 def name_of_blocking(frames: Iterable[Frame]) -> str:

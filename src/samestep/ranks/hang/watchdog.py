@@ -73,21 +73,13 @@ def interval_of(limit_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The response of a launcher's watchdog to a hang.
+    """The response of a launcher's watchdog to a hang."""
 
-    Args:
-        limit_s: the hang timeout, in seconds.
-        on_hang: called with a hang that this rank reports; ends the process.
-        on_abort: called when another rank has aborted the run; ends the process.
-        diverged: what to do if ranks execute different calls.
-        steps: what to do if ranks take different numbers of steps.
-    """
-
-    limit_s: float
-    on_hang: Callable[[HangReport], None]
-    on_abort: Callable[[], None]
-    diverged: str
-    steps: str
+    limit_s: float  # the hang timeout, in seconds
+    on_hang: Callable[[HangReport], None]  # called with a hang that this rank reports; ends the process
+    on_abort: Callable[[], None]  # called when another rank has aborted the run; ends the process
+    diverged: str  # what to do if ranks execute different calls
+    steps: str  # what to do if ranks take different numbers of steps
 
 
 class Watchdog(StatusMonitor):

@@ -52,10 +52,8 @@ class Chart:
     """A chart, for a page or for a file of its own; each kind of chart has its own shapes."""
 
     title: str
-    note: str = ""
-    """Text below the chart."""
-    name: str = ""
-    """Name of its files; by default the title."""
+    note: str = ""  # text below the chart
+    name: str = ""  # name of its files; by default the title
 
     def _shapes(self) -> list[str]:
         """Return SVG elements, back to front; none if there are no data."""

@@ -28,8 +28,7 @@ class Checkpoint:
     """A checkpoint on disk."""
 
     name: str
-    num_bytes: int | None
-    """Size; None if the checkpoint cannot be read."""
+    num_bytes: int | None  # size; None if the checkpoint cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ class Scale:
     high: float
     start: float
     stop: float
-    base: int = 0
-    """Base of the logarithms; 0 for values."""
+    base: int = 0  # base of the logarithms; 0 for values
 
     @classmethod
     def over(
@@ -81,8 +80,7 @@ class DataPoint:
     y: float
     low: float
     high: float
-    is_hollow: bool = False
-    """Whether the point is drawn hollow."""
+    is_hollow: bool = False  # whether the point is drawn hollow
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], *, most: int = 400) -> list[DataPoint]:

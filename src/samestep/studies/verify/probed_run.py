@@ -54,37 +54,23 @@ a destroyed group can deadlock between Gloo's threads and Python's lock."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRun:
-    """One run of a verification.
+    """One run of a verification."""
 
-    Args:
-        program: the script and its arguments.
-        kind: serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`.
-        size: number of workers.
-        length: decides after which step the run is stopped.
-        progress: shows the current step.
-        folder: folder of its traces and of all files that the script writes.
-        options: how a serial script is split across workers.
-        watch: runs each worker, and ends the run if it hangs.
-        disturb: whether gradients are disturbed by their rounding.
-        neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
-        double: whether the script computes in double precision, whatever it asks for.
-        order: gives the folders that a distributed script lists another order on each rank.
-        modules_of: step whose module calls are recorded, if any.
-    """
-
-    program: Program
-    kind: Kind
-    size: int
-    length: RunLength
-    progress: ProgressLine
-    folder: Path
-    options: Options
-    watch: Watch
-    disturb: bool = False
+    program: Program  # the script and its arguments
+    kind: Kind  # serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`
+    size: int  # number of workers
+    length: RunLength  # decides after which step the run is stopped
+    progress: ProgressLine  # shows the current step
+    folder: Path  # folder of its traces and of all files that the script writes
+    options: Options  # how a serial script is split across workers
+    watch: Watch  # runs each worker, and ends the run if it hangs
+    disturb: bool = False  # whether gradients are disturbed by their rounding
+    # kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any
     neutral: Kind | None = None
-    double: bool = False
+    double: bool = False  # whether the script computes in double precision, whatever it asks for
+    # gives the folders that a distributed script lists another order on each rank
     order: ShuffledListings | None = None
-    modules_of: int | None = None
+    modules_of: int | None = None  # step whose module calls are recorded, if any
 
     def run(self) -> RunRecord:
         """Run the script and return its record.

@@ -21,21 +21,13 @@ _CLOSE_KEY = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The record of a run.
+    """The record of a run."""
 
-    Args:
-        traces: one for each rank.
-        is_replicated: whether each rank got global batches, as the ranks of a replicated script do.
-        failure: what ended the run, if it failed.
-        is_sliced: whether the ranks of a replicated script trained on slices (``--split loader``).
-        modules: the module calls of one step on each rank, if they were recorded.
-    """
-
-    traces: Sequence[Trace]
-    is_replicated: bool
-    failure: Failure | None = None
-    is_sliced: bool = False
-    modules: Sequence[ModuleRecord] = ()
+    traces: Sequence[Trace]  # one for each rank
+    is_replicated: bool  # whether each rank got global batches, as the ranks of a replicated script do
+    failure: Failure | None = None  # what ended the run, if it failed
+    is_sliced: bool = False  # whether the ranks of a replicated script trained on slices (``--split loader``)
+    modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
 
     @property
     def size(self) -> int:

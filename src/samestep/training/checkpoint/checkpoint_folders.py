@@ -42,8 +42,7 @@ class OwnedFolders:
     """
 
     parent: Path
-    identity: str
-    """Identity of the run, as stored in `parent`."""
+    identity: str  # identity of the run, as stored in `parent`
 
     @classmethod
     def claim(cls, parent: Path) -> "OwnedFolders":

@@ -34,20 +34,13 @@ _CPU = torch.device("cpu")
 class Batch:
     """This rank's part of one global batch; can be empty."""
 
-    images: Tensor
-    """(local, channels, height, width), normalized."""
-    labels: Tensor
-    """(local,), int64."""
-    weight: float
-    """Weight of this rank's mean in an average over ranks: local * N / samples of the step."""
-    global_count: int
-    """Samples of the (micro-)batch over all ranks."""
-    ids: Tensor
-    """(local,), int64: indices of the samples in the data set."""
-    after: Position
-    """The position in the data after the step."""
-    last_of_step: bool = True
-    """Whether it is the last micro-batch of its step."""
+    images: Tensor  # (local, channels, height, width), normalized
+    labels: Tensor  # (local,), int64
+    weight: float  # weight of this rank's mean in an average over ranks: local * N / samples of the step
+    global_count: int  # samples of the (micro-)batch over all ranks
+    ids: Tensor  # (local,), int64: indices of the samples in the data set
+    after: Position  # the position in the data after the step
+    last_of_step: bool = True  # whether it is the last micro-batch of its step
 
     @property
     def local_count(self) -> int:

@@ -25,16 +25,11 @@ _OVERHEAD = 1 << 20
 class PublishedFile:
     """Name and checksums of one file of a data set."""
 
-    name: str
-    """Name as published, without the suffix of its compression."""
-    suffix: str
-    """Suffix of the published compression: ".gz", ".xz" or ""."""
-    sha256: str
-    """Checksum of the file as published, which a download must have."""
-    content_sha256: str
-    """Checksum of the decompressed content, which every copy must have."""
-    content_bytes: int
-    """Size of the decompressed content, which is the maximum for every copy."""
+    name: str  # name as published, without the suffix of its compression
+    suffix: str  # suffix of the published compression: ".gz", ".xz" or ""
+    sha256: str  # checksum of the file as published, which a download must have
+    content_sha256: str  # checksum of the decompressed content, which every copy must have
+    content_bytes: int  # size of the decompressed content, which is the maximum for every copy
 
     @property
     def spellings(self) -> list[str]:

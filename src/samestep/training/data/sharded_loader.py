@@ -37,14 +37,10 @@ Collate = Callable[[list[Any]], Any]
 class StepBatch(NamedTuple):
     """This rank's batch of one step."""
 
-    batch: Any
-    """The local batch."""
-    weight: float
-    """Weight of the mean over the local batch."""
-    global_count: int
-    """Samples over all ranks."""
-    after: Position
-    """The position in the data after the step."""
+    batch: Any  # the local batch
+    weight: float  # weight of the mean over the local batch
+    global_count: int  # samples over all ranks
+    after: Position  # the position in the data after the step
 
 
 class ShardedLoader(DataLoader[Any]):
@@ -153,8 +149,7 @@ class _CollateOrEmpty:
 
     collate: Collate
     dataset: Dataset[Any]
-    probe: bool
-    """Whether an empty batch will be needed; then the first call checks that it is possible."""
+    probe: bool  # whether an empty batch will be needed; then the first call checks that it is possible
 
     def __call__(self, samples: list[Any]) -> Any:
         try:

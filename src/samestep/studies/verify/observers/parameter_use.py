@@ -38,8 +38,7 @@ class OptimizerUse:
     steps: int = 0
     without_change: int = 0
     has_changed: bool = False
-    before: list[int] = field(default_factory=list)
-    """Checksums of the parameters before the step that runs."""
+    before: list[int] = field(default_factory=list)  # checksums of the parameters before the step that runs
 
     @property
     def name(self) -> str:
