@@ -20,8 +20,7 @@ TABLES = ("slurm", "mpi")
 """Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
 
 Table = TypeVar("Table")
-_FORMER_KEYS = {"flavour": "flavor"}
-"""Present names of keys that had other ones before 0.2."""
+_FORMER_KEYS = {"flavour": "flavor"}  # present names of keys that had other ones before 0.2
 
 
 def config_path(environment: Environment) -> Path:

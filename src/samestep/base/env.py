@@ -14,8 +14,7 @@ from samestep.base.errors import DetectionError
 
 Environment: TypeAlias = Mapping[str, str]
 
-_DIGITS = 10
-"""Digits of the largest number that a launcher sets."""
+_DIGITS = 10  # digits of the largest number that a launcher sets
 
 HASH_SEED = "PYTHONHASHSEED"
 FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}

@@ -20,8 +20,7 @@ from typing import Any
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _MAIN = "main thread "
-_BYTES = 1 << 18
-"""Maximum length of a dump that is read."""
+_BYTES = 1 << 18  # maximum length of a dump that is read
 
 
 @dataclass(frozen=True, slots=True)

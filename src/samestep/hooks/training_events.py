@@ -118,8 +118,7 @@ class _EventSource:
         self._listener = listener
         self._is_in_backward = False
         self._stepping: Optimizer | None = None
-        self._last: ref[nn.Module] | None = None
-        """The module with parameters that was called last."""
+        self._last: ref[nn.Module] | None = None  # the module with parameters that was called last
 
     def wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a replacement of `nn.Module.__call__`."""

@@ -36,12 +36,9 @@ from samestep.ranks.hang.status_store import SharedMemoryStore
 
 _POLL_S = 0.05
 _POLITE_S = 5.0
-_CAUSE_S = 1.0
-"""Seconds to wait for the cause of a failure that is likely a consequence."""
-_STATUS_S = 1.5
-"""Seconds to wait for the statuses of the live workers after one was killed."""
-_SECOND_S = 1.0
-"""Seconds before the ending signal is sent to workers that do not get it at once."""
+_CAUSE_S = 1.0  # seconds to wait for the cause of a failure that is likely a consequence
+_STATUS_S = 1.5  # seconds to wait for the statuses of the live workers after one was killed
+_SECOND_S = 1.0  # seconds before the ending signal is sent to workers that do not get it at once
 
 
 @dataclass(slots=True)

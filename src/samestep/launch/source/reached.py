@@ -14,8 +14,7 @@ from samestep.launch.source.names import assigned
 
 Module: TypeAlias = tuple[Path, ast.Module]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_BY_NAME = ("globals", "Fire")
-"""Calls that find functions of a module by names that are not in its text."""
+_BY_NAME = ("globals", "Fire")  # calls that find functions of a module by names that are not in its text
 
 
 @dataclass(eq=False, slots=True)

@@ -24,8 +24,7 @@ MOST_STARTS = 100
 """Number of starts after which a requeued job ends, in case it makes no progress."""
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(?P<third>\d+))?\Z")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours, or days-hours:minutes:seconds."""
-_EARLY_S = 60
-"""Seconds by which Slurm may send the warning too early."""
+_EARLY_S = 60  # seconds by which Slurm may send the warning too early
 Launch: TypeAlias = Literal["tasks", "node"]
 LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
 

@@ -28,10 +28,8 @@ class Phases:
 
     def __init__(self, instant: Any) -> None:
         self.instant = instant
-        self.cpu = CpuUse()
-        """CPU time that the script's thread has had until that instant."""
-        self._readings: Readings | None = None
-        """CPU readings of this step; None if it is not sampled."""
+        self.cpu = CpuUse()  # CPU time that the script's thread has had until that instant
+        self._readings: Readings | None = None  # CPU readings of this step; None if it is not sampled
         self.phase = OTHER
         self._marks: list[Any] = [OTHER, self.instant]
         """Each phase that has ended and its end; the first mark is the end of the step before."""

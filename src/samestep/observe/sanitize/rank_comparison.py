@@ -25,8 +25,7 @@ from samestep.ranks.hang.script_position import current_line
 T = TypeVar("T")
 BACKWARD, STEP = "backward", "optimizer step"
 NAME = "samestep --sanitize"
-_ROWS = 1024
-"""Maximum samples of a call that are hashed."""
+_ROWS = 1024  # maximum samples of a call that are hashed
 
 
 class SideGroup:

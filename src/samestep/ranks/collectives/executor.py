@@ -30,8 +30,7 @@ _BUFFERS = 3
 """Receive buffers, hence pieces on their way at once; a buffer is used again once its piece is combined."""
 _Transfer: TypeAlias = tuple[slice | None, slice | None]
 """Elements that are sent, and elements that are received at the same time."""
-_Transfers: TypeAlias = Sequence[tuple[Hop, Sequence[_Transfer]]]
-"""The transfers of each hop."""
+_Transfers: TypeAlias = Sequence[tuple[Hop, Sequence[_Transfer]]]  # the transfers of each hop
 
 
 class Execution:

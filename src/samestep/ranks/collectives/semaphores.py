@@ -21,8 +21,7 @@ SIZE = 64
 """Bytes per semaphore: a cache line of its own."""
 _SPINS, _YIELDS = 100, 4000
 """Polls before a rank sleeps: without, and then with a yield of the core between them; some ms in all."""
-_SLICE_S = 0.1
-"""Seconds of sleep between checks that the other ranks are alive."""
+_SLICE_S = 0.1  # seconds of sleep between checks that the other ranks are alive
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)
 """The same library, called without releasing the GIL: for calls that return at once."""

@@ -33,8 +33,7 @@ class CallRecord:
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self.has_failed = False
-        """Whether the call has failed, and the rank searches for the reason."""
+        self.has_failed = False  # whether the call has failed, and the rank searches for the reason
         _records.add(self)
 
     def begin(self, op: str, peer: int | None, alone: bool) -> Call:  # noqa: FBT001 - called for every message
@@ -49,12 +48,10 @@ class CallRecord:
 
 _records: "WeakSet[CallRecord]" = WeakSet()
 _script = CallRecord()
-_root: list[tuple[str, int]] = []
-"""Name and root of the collective that the script's main thread calls."""
+_root: list[tuple[str, int]] = []  # name and root of the collective that the script's main thread calls
 _ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
 """Position and name of the root among the arguments of each collective that has one."""
-_failed: list[Call] = []
-"""The last message of the script whose call has raised."""
+_failed: list[Call] = []  # the last message of the script whose call has raised
 
 
 def call_of_main_thread() -> Call | None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
-_LINES = 4
-"""Maximum number of lost ranks whose lines are stated."""
+_LINES = 4  # maximum number of lost ranks whose lines are stated
 _DOING = {"send": "sends to", "recv": "receives from"}
 
 

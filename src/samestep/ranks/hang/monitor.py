@@ -11,8 +11,7 @@ from samestep.ranks.hang.status_store import StatusStore
 
 INTERVAL_S = 0.5
 """Seconds between two samples."""
-_JOIN_S = 5.0
-"""Seconds to wait for the thread at its end; the store may not answer."""
+_JOIN_S = 5.0  # seconds to wait for the thread at its end; the store may not answer
 
 
 class StatusMonitor:

@@ -27,8 +27,7 @@ _MESSAGES = (
     "One of the ranks must send first while the other one receives; torch.distributed.batch_isend_irecv does "
     "both at once."
 )
-_PLACES = 4
-"""Maximum number of ranks whose lines are in the headline."""
+_PLACES = 4  # maximum number of ranks whose lines are in the headline
 _STOPPED = (
     "Find out who stopped the process (SIGSTOP, a debugger, a suspended container); kill -CONT continues it."
 )

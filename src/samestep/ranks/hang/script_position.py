@@ -24,8 +24,7 @@ _DDP_PARTS = {
     "__init__": "the construction",
 }
 """Words for the collectives of `DistributedDataParallel`, by the methods that call them."""
-_TEXT = 80
-"""Maximum characters of a source line in messages."""
+_TEXT = 80  # maximum characters of a source line in messages
 _BLOCKING = {
     "all_gather",
     "all_gather_into_tensor",

@@ -36,8 +36,7 @@ class StatusSampler:
         """Seconds for which the counts of a group, or a call of the script, have not changed."""
         self._found: dict[Hashable, Wait | None] = {}
         """The running collective that the recorder returned for these counts."""
-        self._given_up: Call | None = None
-        """A call that has failed; it is posted until the rank waits again."""
+        self._given_up: Call | None = None  # a call that has failed; it is posted until the rank waits again
         self.circle = ""
         """The ranks that wait for each other, as text; posted until the call of this rank has ended."""
         self._latest: Call | None = None

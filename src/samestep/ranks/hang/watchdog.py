@@ -27,20 +27,17 @@ _GONE_S = 2.0
 """Seconds after which a wait for a rank whose script has ended is a hang; both statuses are current then."""
 _LAST_STATUS_S = 5.0
 """Seconds to wait, after a connection was lost, for the status of the rank that closed it."""
-_WAITING_S = 1.0
-"""Seconds in a collective after which a rank counts as waiting for a rank that leaves."""
+_WAITING_S = 1.0  # seconds in a collective after which a rank counts as waiting for a rank that leaves
 _STOPPED_SAMPLES = 2
 """Number of samples without a new status after which the system is asked whether a rank was stopped."""
-_QUIET_SAMPLES = 6
-"""Number of samples without a new status after which a rank counts as not responding."""
+_QUIET_SAMPLES = 6  # number of samples without a new status after which a rank counts as not responding
 
 
 _is_waiting_at_end = threading.Event()
 """Set while this process waits for the other ranks at the end of its script."""
 
 
-_watching: "list[Watchdog]" = []
-"""The watchdog of this process, while its script runs."""
+_watching: "list[Watchdog]" = []  # the watchdog of this process, while its script runs
 os.register_at_fork(after_in_child=_watching.clear)
 
 

@@ -22,8 +22,7 @@ from samestep.ranks.rendezvous.authenticated_server import Server
 from samestep.ranks.rendezvous.authentication import AuthenticationError, Connection, connect, derived
 from samestep.ranks.rendezvous.endpoint import no_answer
 
-_AT_ONCE = 8
-"""Ranks whose values are fetched together; Gloo's values grow with the number of ranks."""
+_AT_ONCE = 8  # ranks whose values are fetched together; Gloo's values grow with the number of ranks
 
 
 class ReadAhead:
@@ -71,14 +70,11 @@ class ReadAhead:
 
 
 T = TypeVar("T")
-_TRY_S = 5.0
-"""Maximum seconds of one connection, with its handshake."""
-_LEAST_S = 0.0005
-"""Shortest pause between two tries: ranks of one host start at about the same time."""
+_TRY_S = 5.0  # maximum seconds of one connection, with its handshake
+_LEAST_S = 0.0005  # shortest pause between two tries: ranks of one host start at about the same time
 _FOREIGN_S = 3.0
 """Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
-_SLACK_S = 10.0
-"""Seconds that an answer may arrive after its limit."""
+_SLACK_S = 10.0  # seconds that an answer may arrive after its limit
 _kept: "list[NetworkStore]" = []
 _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
 """Servers of this process, by port and key: several stores may share one, as with torch's."""

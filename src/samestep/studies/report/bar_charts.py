@@ -15,8 +15,7 @@ _TALL, _LEGIBLE = 15, 30
 _TIME_WIDTH, _TIME_TOP = 1240, 8
 _ROW, _BAR = 26, 18
 """Height of a row of a time line, and of the spans in it."""
-_WIDE = 44
-"""Least width of a span that shows its length."""
+_WIDE = 44  # least width of a span that shows its length
 
 Kinds: TypeAlias = Sequence[tuple[str, str]]
 """Color class and name of each kind of part."""

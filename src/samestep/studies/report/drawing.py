@@ -17,12 +17,10 @@ FLOOR = HEIGHT - BOTTOM
 """Y coordinate of the x axis."""
 ROOM = 1.15
 """Largest ratio of an interval's end to all values; beyond it the interval is clipped."""
-_APART = 22
-"""Least distance of two texts on the x axis."""
+_APART = 22  # least distance of two texts on the x axis
 STYLE = "charts.css"
 """Style sheet of charts, for pages and for saved figures."""
-_COLORS = 8
-"""Number of colors in the style sheet; further lines reuse them."""
+_COLORS = 8  # number of colors in the style sheet; further lines reuse them
 _SHAPES = (
     "M{x:.1f},{y:.1f}m-{r},0a{r},{r} 0 1,0 {d},0a{r},{r} 0 1,0 -{d},0Z",  # a circle
     "M{x:.1f},{y:.1f}m-{r},-{r}h{d}v{d}h-{d}Z",  # a square

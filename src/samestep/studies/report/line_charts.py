@@ -8,10 +8,8 @@ from samestep.studies.report import drawing as draw
 from samestep.studies.report.drawing import BOTTOM, FLOOR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
 from samestep.studies.report.scales import DataPoint, Scale, label
 
-_WIDE = 8
-"""Ratio of the greatest to the least x above which a chart of points has logarithmic axes."""
-_MOST_VALUES = 12
-"""Maximum number of points with their values beside them."""
+_WIDE = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
+_MOST_VALUES = 12  # maximum number of points with their values beside them
 
 Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
 """The points of each line by its name."""

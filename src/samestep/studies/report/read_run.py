@@ -19,8 +19,7 @@ OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
-_MOST = 1e18
-"""Largest count or time; sums and products of larger numbers overflow."""
+_MOST = 1e18  # largest count or time; sums and products of larger numbers overflow
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,17 +30,13 @@ _MEASURED = re.compile(
     r"|memory|vram|bandwidth|t?flops"
 )
 """A part of the name of a measurement."""
-_SUFFIX = re.compile(r"[mu]?s|mem")
-"""The last part of the name of a measurement."""
+_SUFFIX = re.compile(r"[mu]?s|mem")  # the last part of the name of a measurement
 _UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
-_UNITS_BEHIND = re.compile(r"h|min")
-"""Units that are also words: directly behind the number."""
+_UNITS_BEHIND = re.compile(r"h|min")  # units that are also words: directly behind the number
 _COUNTER = re.compile(r"#/#|#of#")
 """The number of a batch and the number of batches, in the shape of a line."""
-_MOST_DIGITS = 18
-"""Digits of the longest integer that counts something."""
-_VARIES = 0.01
-"""Relative difference between two runs on one worker from which a number counts as measured."""
+_MOST_DIGITS = 18  # digits of the longest integer that counts something
+_VARIES = 0.01  # relative difference between two runs on one worker from which a number counts as measured
 
 
 @dataclass(frozen=True, slots=True)

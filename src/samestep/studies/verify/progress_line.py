@@ -12,8 +12,7 @@ from samestep.base.units import seconds_text
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.trace import Step
 
-_PAUSE_S = 0.2
-"""Least time in seconds between two changes of the line."""
+_PAUSE_S = 0.2  # least time in seconds between two changes of the line
 
 
 @dataclass(slots=True)

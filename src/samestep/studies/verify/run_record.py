@@ -13,8 +13,7 @@ from samestep.studies.verify.modules.module_record import ModuleRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
-_SAME_KEY = 1e-9
-"""Relative tolerance for keys of equal samples, which are sums in double precision."""
+_SAME_KEY = 1e-9  # relative tolerance for keys of equal samples, which are sums in double precision
 _CLOSE_KEY = 1e-3
 """Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
 

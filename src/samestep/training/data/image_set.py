@@ -116,8 +116,7 @@ class LazyImages(_Described):
 Images: TypeAlias = ImageSet | LazyImages
 """Either type of image set: in memory, or read on demand."""
 
-_LONGEST = 40
-"""Maximum characters of a label in a message."""
+_LONGEST = 40  # maximum characters of a label in a message
 
 
 def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where: object) -> NDArray[np.int64]:

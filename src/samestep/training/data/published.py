@@ -17,8 +17,7 @@ from samestep.base.errors import DataError
 from samestep.base.regular_files import read_bytes
 
 _SUFFIXES = ("", ".gz", ".xz")
-_OVERHEAD = 1 << 20
-"""Bytes by which a compressed file can exceed its decompressed size."""
+_OVERHEAD = 1 << 20  # bytes by which a compressed file can exceed its decompressed size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

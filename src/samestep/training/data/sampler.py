@@ -18,8 +18,7 @@ class Passes:
     """The passes over a data set: each is the next epoch, unless `begin_at` or `set_epoch` is called."""
 
     def __init__(self, seed: int) -> None:
-        self.upcoming = Position(seed)
-        """Position at which the next pass starts."""
+        self.upcoming = Position(seed)  # position at which the next pass starts
 
     def begin(self) -> Position:
         """Start the next pass; return its position."""

@@ -48,10 +48,8 @@ class Precision:
     """
 
     def __init__(self, numbers: _Dtypes, device: torch.device, workers: int) -> None:
-        self.weights = numbers.weights
-        """Dtype of the parameters."""
-        self.images = numbers.weights
-        """Dtype of the inputs; autocast casts them after normalization."""
+        self.weights = numbers.weights  # dtype of the parameters
+        self.images = numbers.weights  # dtype of the inputs; autocast casts them after normalization
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=_FIRST_SCALE / workers, enabled=numbers.products is torch.float16
         )

@@ -52,14 +52,12 @@ class ModuleRecorder:
         self._roots: dict[int, nn.Module] = {}
         """The top-level modules by their ids, in the order of first calls."""
         self._model: int | None = None
-        self._names: dict[int, str] = {}
-        """Names of the parts of the current top-level module."""
+        self._names: dict[int, str] = {}  # names of the parts of the current top-level module
         self._samples = 0
         self._batch = _NO_BATCH
         self._tensors: dict[tuple[int, int], int] = {}
         """Number of each tensor, by the id of its node in the graph and its position among the results."""
-        self._nodes: list[Any] = []
-        """The nodes, kept so that no other node gets the id of one."""
+        self._nodes: list[Any] = []  # the nodes, kept so that no other node gets the id of one
 
     @contextmanager
     def attached(self) -> Iterator[None]:

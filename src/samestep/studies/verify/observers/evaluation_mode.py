@@ -111,16 +111,13 @@ class TrainingModeInEvaluation(Check):
 
     def __init__(self) -> None:
         self._batches = 0
-        self._source = 0
-        """Id of the data set of the last batch."""
+        self._source = 0  # id of the data set of the last batch
         self._since_training: dict[int, int] = {}
         """Number of batches of each data set since the last training call."""
-        self._used: set[int] = set()
-        """Data sets of training."""
+        self._used: set[int] = set()  # data sets of training
         self._evaluated: dict[tuple[int, int], tuple[_Place, str]] = {}
         """Line and model of the first evaluation in training mode, by the ids of model and data set."""
-        self._last: dict[int, int] = {}
-        """The batch that each model was last evaluated with."""
+        self._last: dict[int, int] = {}  # the batch that each model was last evaluated with
         self._repeated: set[int] = set()
         self._trained: set[int] = set()
         self._optimizers: set[int] = set()

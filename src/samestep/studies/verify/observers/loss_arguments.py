@@ -11,8 +11,7 @@ from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Check, in_words, note
 from samestep.studies.verify.trace import Note
 
-_MOST_NODES = 256
-"""Operations of a graph that are inspected, those next to the loss first."""
+_MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first
 _LEAST_SAMPLES = 2
 _WRONG = {
     ("LogSoftmaxBackward0", "SoftmaxBackward0"): ("cross_entropy", "softmax", "logits"),

@@ -18,8 +18,7 @@ from samestep.studies.verify.observers.check import Check, in_words, note
 from samestep.studies.verify.observers.tensor_state import is_zero
 from samestep.studies.verify.trace import Note
 
-_MOST_SKIPPED = 16
-"""Skipped steps in succession after which the usual first scale, 2 ** 16, is 1."""
+_MOST_SKIPPED = 16  # skipped steps in succession after which the usual first scale, 2 ** 16, is 1
 _Place = tuple[str, int] | None
 
 
