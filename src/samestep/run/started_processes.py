@@ -32,15 +32,11 @@ def is_started_by_script() -> bool:
 
 @dataclass(slots=True)
 class StartedProcesses:
-    """The processes that a script has started, and the workers in their place.
+    """The processes that a script has started, and the workers in their place."""
 
-    Args:
-        size: number of processes, one for each rank; they get their ranks in the order of their starts.
-        fork: forks as many workers, each of which calls a function with its rank; `inherits` is whether they
-            keep the states of this process's generators.
-    """
-
-    size: int
+    size: int  # number of processes, one for each rank; they get their ranks in the order of their starts
+    # forks as many workers, each of which calls a function with its rank; `inherits` is whether they keep the
+    # states of this process's generators
     fork: Callable[..., SpawnedWorkers]
     processes: list[Any] = field(default_factory=list)
     workers: SpawnedWorkers | None = None

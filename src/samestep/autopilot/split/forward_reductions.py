@@ -46,8 +46,7 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The readings by the id of the tensor, which stays unique because the tensor is kept here."""
         self._partial: set[int] = set()
         """The tensors computed from a mean or a sum over some dimensions: maybe over features only."""
-        self._computed: dict[int, Tensor] = {}
-        """The scalars computed here whose reading is unknown."""
+        self._computed: dict[int, Tensor] = {}  # the scalars computed here whose reading is unknown
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

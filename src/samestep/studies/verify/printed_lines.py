@@ -30,33 +30,51 @@ _MEASURED = re.compile(
     r"|memory|vram|bandwidth|t?flops"
 )
 """A part of the name of a measurement."""
-_SUFFIX = re.compile(r"[mu]?s|mem")  # the last part of the name of a measurement
+_SUFFIX = re.compile(r"[mu]?s|mem")
+"""The last part of the name of a measurement."""
 _UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
-_UNITS_BEHIND = re.compile(r"h|min")  # units that are also words: directly behind the number
+_UNITS_BEHIND = re.compile(r"h|min")
+"""Units that are also words: directly behind the number."""
 _COUNTER = re.compile(r"#/#|#of#")
 """The number of a batch and the number of batches, in the shape of a line."""
-_MOST_DIGITS = 18  # digits of the longest integer that counts something
-_VARIES = 0.01  # relative difference between two runs on one worker from which a number counts as measured
+_MOST_DIGITS = 18
+"""Digits of the longest integer that counts something."""
+_VARIES = 0.01
+"""Relative difference between two runs on one worker from which a number counts as measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedNumber:
-    """A printed number that deviates by more than rounding."""
+    """A printed number that deviates by more than rounding.
 
-    value: float  # the deviation, relative to the larger of the two numbers
-    line: str  # the line that contains the number
-    usual: str  # that line of the reference
-    is_own_loss: bool  # whether it is the loss of rank 0's share in a step whose loss the reference prints
-    shape: str  # the line with a sign in the place of each number
+    Args:
+        value: the deviation, relative to the larger of the two numbers.
+        line: the line that contains the number.
+        usual: that line of the reference.
+        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
+        shape: the line with a sign in the place of each number.
+    """
+
+    value: float
+    line: str
+    usual: str
+    is_own_loss: bool
+    shape: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line, with the numbers that can be results."""
+    """A line, with the numbers that can be results.
 
-    text: str  # the line
-    shape: str  # the line with a sign in the place of each number
-    numbers: Sequence[str]  # its numbers, without those that are named as measurements
+    Args:
+        text: the line.
+        shape: the line with a sign in the place of each number.
+        numbers: its numbers, without those that are named as measurements.
+    """
+
+    text: str
+    shape: str
+    numbers: Sequence[str]
 
 
 def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:

@@ -195,4 +195,4 @@ def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | No
 
 
 def _empty(_: object, spec: Tensor) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.stride(), dtype=spec.dtype)
+    return torch.empty_strided(spec.shape, spec.stride(), dtype=spec.dtype, device="cpu")

@@ -21,8 +21,10 @@ class Score:
 
     correct: int
     total: int
-    loss_sum: float  # sum of the samples' cross-entropies
-    metrics: dict[str, float] = field(default_factory=dict)  # the other requested metrics, by name
+    loss_sum: float
+    """Sum of the samples' cross-entropies."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The other requested metrics, by name."""
 
     @property
     def accuracy(self) -> float:

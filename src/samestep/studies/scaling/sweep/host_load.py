@@ -25,10 +25,8 @@ _COUNTED = 8  # the number of columns to read; the later ones are included in th
 class Load(NamedTuple):
     """The CPU load of other programs."""
 
-    busy: float
-    """Busy processors."""
-    among: int
-    """The processors of this process's affinity mask; a CPU quota is not included."""
+    busy: float  # busy processors
+    among: int  # the processors of this process's affinity mask; a CPU quota is not included
 
     @property
     def is_much(self) -> bool:
