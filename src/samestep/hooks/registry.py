@@ -133,7 +133,7 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
 
 
 def put(hook: Hook, value: Any) -> Any:
-    """Set the attribute of `hook`, and return its value before; nothing restores it."""
+    """Set the attribute of `hook`, and return its previous value; nothing restores it."""
     owner = _owner(hook)
     before = getattr(owner, hook.attribute)
     setattr(owner, hook.attribute, value)

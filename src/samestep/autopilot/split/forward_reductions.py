@@ -1,8 +1,8 @@
 """Reads the reductions of scalars while they are computed, for scalars without an autograd graph.
 
 Losses in evaluation, accuracies and detached values have no graph. This mode observes the operations of a
-call, and records for each reduced tensor what `samestep.autopilot.split.loss_reduction` would read from
-its graph.
+call, and records for each reduced tensor what `samestep.autopilot.split.loss_reduction` reads from a
+graph.
 """
 
 import math
