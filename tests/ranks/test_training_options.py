@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samestep.parallel.sharding.epoch_order import epoch_order
+from samestep.parallel.sharding.sample_plan import epoch_order
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager

@@ -31,9 +31,9 @@ from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base import env
+from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
 from samestep.base.polling import holds_within
-from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.launchers.registry import RANK_VARIABLES
@@ -53,8 +53,7 @@ then, because unsplit calls compute the same as one rank.
 _PATIENCE_S = 30.0
 """Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
-_RANKS = ("LOCAL_RANK", "RANK")
-"""Variables that a library sets for each rank that it starts."""
+_RANKS = ("LOCAL_RANK", "RANK")  # variables that a library sets for each rank that it starts
 _STARTS_RANKS = "the script {does}, so it is no serial script; run it with --mode native."
 
 
@@ -71,8 +70,7 @@ class Ending(Protocol):
 
 
 E = TypeVar("E", bound=Ending)
-_active: list[ExitStack] = []
-"""The contexts of each replicated script of this process."""
+_active: list[ExitStack] = []  # the contexts of each replicated script of this process
 _inherited: list[ExitStack] = []
 """The contexts of the parent, in a process that the script forked; kept, because freeing closes them."""
 

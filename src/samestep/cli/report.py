@@ -11,7 +11,7 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli.options import results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.studies.report import run_comparison, run_page
+from samestep.studies.report import run_page
 from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import names, read_run
 from samestep.studies.report.run_page import NAME
@@ -64,7 +64,7 @@ def report(
     if len(runs) == 1:
         path = write_text(page or paths[0] / NAME, run_page.render(runs[0]))
     else:
-        path = write_text(page or Path(NAME), run_comparison.render(runs))
+        path = write_text(page or Path(NAME), run_page.render_side_by_side(runs))
     if output.figures is not None:
         log(write_figures(charts(runs), output.figures))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))

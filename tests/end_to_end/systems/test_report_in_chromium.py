@@ -9,9 +9,8 @@ import zlib
 import numpy as np
 import pytest
 
-from samestep.studies.report import run_comparison
 from samestep.studies.report.read_run import read_run
-from samestep.studies.report.run_page import write_report
+from samestep.studies.report.run_page import render_side_by_side, write_report
 from samestep.studies.scaling.report.page import write_study_page
 from support.run_folders import run_folder
 from support.studies import study
@@ -31,7 +30,7 @@ def pages(tmp_path_factory):
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
     write_report(one)
-    (root / "both.html").write_text(run_comparison.render([read_run(one), read_run(two)]))
+    (root / "both.html").write_text(render_side_by_side([read_run(one), read_run(two)]))
     write_study_page(study(), root / "study.html")
     write_study_page(
         study(workers=(1, 2, 4, 8, 16, 32, 64), modes=("strong", "weak"), variants=("sync=ddp", "sync=flat")),

@@ -36,36 +36,22 @@ _OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3,
 
 @dataclass(frozen=True, slots=True)
 class UnsplitCall:
-    """The results of an unsplit call.
+    """The results of an unsplit call."""
 
-    Args:
-        outputs: copies of the tensors that the call returned or assigned to attributes.
-        tensors: the same tensors with their graphs; empty if gradients were disabled.
-        sides: the attributes to which the call assigned tensors.
-        buffers: the buffers after the call.
-        drawn: the state of the random generators after the call.
-        returned: the outputs as `forward` returned them.
-        left: the changed state beside tensors.
-        draws: the random draws of the call.
-        writes: the reason why it cannot be split, if it writes into its arguments, into its parameters, or
-            into buffers without an effect that could be compared.
-        printed: whether the call printed.
-        scale: the largest value among outputs, inputs and parameters, as a reference for rounding.
-        reads: the values that the call read from its samples.
-    """
-
-    outputs: Mapping[Path, Tensor]
-    tensors: Mapping[Path, Tensor]
-    sides: tuple[SideOutput, ...]
-    buffers: Mapping[str, Tensor]
-    drawn: RngState
-    returned: Any
-    left: Attributes
-    draws: Sequence[DrawRecord]
+    outputs: Mapping[Path, Tensor]  # copies of the tensors that the call returned or assigned to attributes
+    tensors: Mapping[Path, Tensor]  # the same tensors with their graphs; empty if gradients were disabled
+    sides: tuple[SideOutput, ...]  # the attributes to which the call assigned tensors
+    buffers: Mapping[str, Tensor]  # the buffers after the call
+    drawn: RngState  # the state of the random generators after the call
+    returned: Any  # the outputs as `forward` returned them
+    left: Attributes  # the changed state beside tensors
+    draws: Sequence[DrawRecord]  # the random draws of the call
+    # the reason why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
+    # without an effect that could be compared
     writes: str
-    printed: bool
-    scale: float
-    reads: Reads
+    printed: bool  # whether the call printed
+    scale: float  # the largest value among outputs, inputs and parameters, as a reference for rounding
+    reads: Reads  # the values that the call read from its samples
 
     @property
     def flaw(self) -> str:
@@ -82,8 +68,7 @@ class ModuleRun:
         self.before = SavedState(module)
         self.drawn = RngState.now(device)
         self.left = python_state(module)
-        self.dims: Dims = {}
-        """The way to split whose sample reads are recorded; empty for none."""
+        self.dims: Dims = {}  # the way to split whose sample reads are recorded; empty for none
 
     def restore(self) -> None:
         """Restore the initial state of the module and the generators."""

@@ -96,8 +96,7 @@ class CheckedSizes:
         self._known: dict[Any, bool] = {}
         """For each size of a call, whether it has been checked and has not failed."""
         self._has_failed = False
-        self._has_single = False
-        """Whether a size with a slice of one sample has been checked."""
+        self._has_single = False  # whether a size with a slice of one sample has been checked
 
     def are_checked(self, given: CallArguments, total: int | None, ranks: int) -> bool:
         """Return whether a call is checked: one of a new size."""

@@ -30,8 +30,7 @@ class BatchSplit:
     """The division of one batch into slices, one per rank."""
 
     world: World
-    total: int
-    """Number of samples of the batch."""
+    total: int  # number of samples of the batch
 
     @cached_property
     def counts(self) -> tuple[int, ...]:

@@ -37,8 +37,7 @@ Key: TypeAlias = tuple[int, str]
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
-_COMPILED = "_torchdynamo_orig_callable"
-"""The attribute that marks a compiled function."""
+_COMPILED = "_torchdynamo_orig_callable"  # the attribute that marks a compiled function
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` itself defines."""

@@ -21,8 +21,7 @@ from samestep.base.machine.accelerators import driver_is_open
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
 
-_PAUSE_HARD = 2
-"""OpenMP's `omp_pause_hard`: release all resources, including the threads."""
+_PAUSE_HARD = 2  # OpenMP's `omp_pause_hard`: release all resources, including the threads
 Limit: TypeAlias = tuple[int, int]
 _PER_WORKER = 8
 """Descriptors of a worker: its pipe, its pidfd, the file of its stack, for each of two streams a pipe and a

@@ -24,8 +24,7 @@ MOST_STARTS = 100
 """Number of starts after which a requeued job ends, in case it makes no progress."""
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(?P<third>\d+))?\Z")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours, or days-hours:minutes:seconds."""
-_EARLY_S = 60
-"""Seconds by which Slurm may send the warning too early."""
+_EARLY_S = 60  # seconds by which Slurm may send the warning too early
 Launch: TypeAlias = Literal["tasks", "node"]
 LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
 
@@ -144,15 +143,11 @@ def _site(site: SlurmSite) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob(SlurmRequest):
-    """A Slurm job.
+    """A Slurm job."""
 
-    Args:
-        command: the command that each worker runs.
-        warning_s: seconds before the time limit at which the workers get a signal, after which the job is
-            requeued; None for a job that ends at its limit.
-    """
-
-    command: JobCommand
+    command: JobCommand  # the command that each worker runs
+    # seconds before the time limit at which the workers get a signal, after which the job is requeued; None
+    # for a job that ends at its limit
     warning_s: int | None = None
 
     def __post_init__(self) -> None:

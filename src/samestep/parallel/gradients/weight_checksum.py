@@ -20,8 +20,7 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep
 from samestep.ranks.world.protocol import World
 
-_PIECE = 1 << 18
-"""Elements hashed at a time, which bounds the temporary memory."""
+_PIECE = 1 << 18  # elements hashed at a time, which bounds the temporary memory
 _BITS = {1: torch.uint8, 2: torch.int16}
 _FACTOR = 0x5851F42D4C957F2D  # odd; carries the order of the pieces
 

@@ -84,8 +84,7 @@ class ProcessGroupWorld(DerivedWorld):
         self.place = place
         self.device = device
         self._owned = owned
-        self.under_way = 0
-        """Number of exchanges under way that have not been waited for."""
+        self.under_way = 0  # number of exchanges under way that have not been waited for
         self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
 
     @property

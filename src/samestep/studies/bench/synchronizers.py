@@ -27,16 +27,11 @@ CLASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The model and data of the measured training step.
+    """The model and data of the measured training step."""
 
-    Args:
-        model: a name in `samestep.training.models.registry`.
-        batch_per_worker: samples of each rank in a step.
-        shape: channels, height and width of the images; None for the default of the model.
-    """
-
-    model: str = "convnet"
-    batch_per_worker: int = 16
+    model: str = "convnet"  # a name in `samestep.training.models.registry`
+    batch_per_worker: int = 16  # samples of each rank in a step
+    # channels, height and width of the images; None for the default of the model
     shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -69,12 +64,7 @@ Step = Callable[[], float | None]
 
 
 class Trainee:
-    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning.
-
-    Args:
-        problem: the model and data.
-        world: the ranks.
-    """
+    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning."""
 
     def __init__(self, problem: Problem, world: World) -> None:
         self.problem = problem

@@ -10,8 +10,7 @@ from samestep.studies.report.scales import DataPoint, thin
 
 MOST = 400
 """Maximum number of points of a curve."""
-_WINDOWS = 120
-"""Maximum number of points of the areas of phases."""
+_WINDOWS = 120  # maximum number of points of the areas of phases
 
 
 def charts(runs: Sequence[Run]) -> list[LineChart]:

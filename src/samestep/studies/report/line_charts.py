@@ -8,10 +8,8 @@ from samestep.studies.report import drawing as draw
 from samestep.studies.report.drawing import BOTTOM, FLOOR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
 from samestep.studies.report.scales import DataPoint, Scale, label
 
-_WIDE = 8
-"""Ratio of the greatest to the least x above which a chart of points has logarithmic axes."""
-_MOST_VALUES = 12
-"""Maximum number of points with their values beside them."""
+_WIDE = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
+_MOST_VALUES = 12  # maximum number of points with their values beside them
 
 Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
 """The points of each line by its name."""
@@ -21,17 +19,12 @@ Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
 class LineChart(Chart):
     """A chart of curves, each in a band of its intervals, or of stacked areas."""
 
-    x: str
-    """Name of the x axis."""
-    y: str
-    """Name of the y axis, with its unit."""
+    x: str  # name of the x axis
+    y: str  # name of the y axis, with its unit
     lines: Lines
-    marks: Sequence[tuple[float, str]] = ()
-    """Labeled positions on the x axis."""
-    stacked: bool = False
-    """Whether the lines are stacked areas; their points then have the same x."""
-    zero: bool = False
-    """Whether the y axis begins at 0."""
+    marks: Sequence[tuple[float, str]] = ()  # labeled positions on the x axis
+    stacked: bool = False  # whether the lines are stacked areas; their points then have the same x
+    zero: bool = False  # whether the y axis begins at 0
 
     def _shapes(self) -> list[str]:
         lines = _stacked(self._shown()) if self.stacked else list(self._shown().values())

@@ -19,8 +19,7 @@ OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
-_MOST = 1e18
-"""Largest count or time; sums and products of larger numbers overflow."""
+_MOST = 1e18  # largest count or time; sums and products of larger numbers overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,7 @@ class Checkpoint:
     """A checkpoint on disk."""
 
     name: str
-    num_bytes: int | None
-    """Size; None if the checkpoint cannot be read."""
+    num_bytes: int | None  # size; None if the checkpoint cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

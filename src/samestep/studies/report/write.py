@@ -10,8 +10,7 @@ from samestep.base.unfinished_names import write_whole
 from samestep.base.units import counted
 from samestep.studies.report.drawing import Chart
 
-_PPI = 216
-"""Pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF."""
+_PPI = 216  # pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF
 
 
 def refuse_unwritable(flag: str, folder: Path | None) -> None:

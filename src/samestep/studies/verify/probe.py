@@ -42,8 +42,7 @@ ROUNDING_OF_HALF = 2
 """The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
 _HALF = 1e-4
 _CPU = torch.device("cpu")
-_WRAPPERS = ("module", "_orig_mod")
-"""Prefixes that wrappers add to the names of a model's parameters."""
+_WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
 
 class Probe(Listener):
@@ -78,23 +77,18 @@ class Probe(Listener):
         self.changed_files: Sequence[str] = ()
         """Paths of the files and folders that the script has created or changed so far."""
         self._step = Step(index=0)
-        self._optimizers: list[Optimizer] = []
-        """The optimizers that have stepped."""
+        self._optimizers: list[Optimizer] = []  # the optimizers that have stepped
         self._made: list[Optimizer] = []
-        self._before = 0
-        """Number of backwards before the current optimizer step."""
+        self._before = 0  # number of backwards before the current optimizer step
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
         self._eval_call: tuple[nn.Module, list[float]] | None = None
         """The module and sample keys of the current call in evaluation mode."""
-        self._device = _CPU
-        """Device of the last model called."""
+        self._device = _CPU  # device of the last model called
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
-        self._epochs: dict[int, set[int]] = {}
-        """Epochs that each sampler has shuffled for training."""
-        self._fetches_drew = mmap.mmap(-1, 1)
-        """A flag shared with the loaders' forked workers."""
+        self._epochs: dict[int, set[int]] = {}  # epochs that each sampler has shuffled for training
+        self._fetches_drew = mmap.mmap(-1, 1)  # a flag shared with the loaders' forked workers
 
     @contextmanager
     def attached(self, observers: Sequence[Observer] = ()) -> Iterator[None]:

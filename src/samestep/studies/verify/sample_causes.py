@@ -11,10 +11,8 @@ from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
-_NAMED = 3
-"""Folders that a message names."""
-_MANY = 0.5
-"""Fraction of a rank's samples that other ranks also use; a larger one is not chance."""
+_NAMED = 3  # folders that a message names
+_MANY = 0.5  # fraction of a rank's samples that other ranks also use; a larger one is not chance
 
 
 def no_set_epoch(comparison: Comparison) -> Finding | None:

@@ -10,8 +10,7 @@ from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.run_record import relative
 from samestep.studies.verify.verdict import Cause, Finding
 
-_EQUAL = 1e-6
-"""Largest relative difference between ranks that the rounding of a collective explains."""
+_EQUAL = 1e-6  # largest relative difference between ranks that the rounding of a collective explains
 
 
 def learning_rate(comparison: Comparison) -> Finding | None:

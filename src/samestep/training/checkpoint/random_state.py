@@ -12,8 +12,7 @@ from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.hooks.random_draws import RngState
 from samestep.ranks.world.protocol import World
 
-_NUMPY_WORDS = 624
-"""State size of the generator behind numpy's module functions."""
+_NUMPY_WORDS = 624  # state size of the generator behind numpy's module functions
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

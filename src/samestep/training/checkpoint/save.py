@@ -42,8 +42,7 @@ from samestep.training.checkpoint.snapshot import (
     Snapshot,
 )
 
-_PIECE = 1 << 20
-"""Bytes hashed and written at a time, small enough to stay in the CPU cache."""
+_PIECE = 1 << 20  # bytes hashed and written at a time, small enough to stay in the CPU cache
 
 
 class SealedFile:
@@ -163,8 +162,7 @@ _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 """Names of dtypes in the format; some versions of the library do not read all of them."""
-_ALIGNMENT = 8
-"""Alignment of the data in bytes."""
+_ALIGNMENT = 8  # alignment of the data in bytes
 
 
 def write_tensors(file: SealedFile, tensors: Mapping[str, Tensor]) -> None:

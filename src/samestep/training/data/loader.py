@@ -25,7 +25,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.augmentation import Augment, sample_words
 from samestep.training.data.image_set import Images, ImageSet, LazyImages
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
+from samestep.training.data.sharded_loader import FailedBatch, raise_if_failed
 
 _CPU = torch.device("cpu")
 
@@ -34,20 +34,13 @@ _CPU = torch.device("cpu")
 class Batch:
     """This rank's part of one global batch; can be empty."""
 
-    images: Tensor
-    """(local, channels, height, width), normalized."""
-    labels: Tensor
-    """(local,), int64."""
-    weight: float
-    """Weight of this rank's mean in an average over ranks: local * N / samples of the step."""
-    global_count: int
-    """Samples of the (micro-)batch over all ranks."""
-    ids: Tensor
-    """(local,), int64: indices of the samples in the data set."""
-    after: Position
-    """The position in the data after the step."""
-    last_of_step: bool = True
-    """Whether it is the last micro-batch of its step."""
+    images: Tensor  # (local, channels, height, width), normalized
+    labels: Tensor  # (local,), int64
+    weight: float  # weight of this rank's mean in an average over ranks: local * N / samples of the step
+    global_count: int  # samples of the (micro-)batch over all ranks
+    ids: Tensor  # (local,), int64: indices of the samples in the data set
+    after: Position  # the position in the data after the step
+    last_of_step: bool = True  # whether it is the last micro-batch of its step
 
     @property
     def local_count(self) -> int:

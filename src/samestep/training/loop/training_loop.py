@@ -106,8 +106,7 @@ class Training:
         self.best = 0.0
         self.uncompared: list[str] = []
         """Properties that the bits depend on and the restored checkpoint does not record."""
-        self._evaluation_due = False
-        """Whether a stop signal has skipped an evaluation that is due."""
+        self._evaluation_due = False  # whether a stop signal has skipped an evaluation that is due
         self._score: Score | None = None
         self._seconds, self._began = 0.0, 0.0
         """Time of all steps, without the pauses between them, and the start of the running ones."""

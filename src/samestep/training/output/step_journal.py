@@ -27,15 +27,11 @@ class StepRecord:
     """The figures of one step."""
 
     epoch: int
-    samples: int
-    """Samples used so far in the whole run, by all workers."""
-    count: int
-    """Samples of this step, over all workers."""
-    local_count: int
-    """Samples of this step on this rank."""
+    samples: int  # samples used so far in the whole run, by all workers
+    count: int  # samples of this step, over all workers
+    local_count: int  # samples of this step on this rank
     lr: float
-    loss: Tensor
-    """This rank's part of the loss, times the number of ranks; still on its device."""
+    loss: Tensor  # this rank's part of the loss, times the number of ranks; still on its device
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from samestep.studies.scaling.report.rows import (
 from samestep.studies.scaling.report.series import Kind, headings, kinds
 
 _SENTENCE = re.compile(r"(?<=>)[^<>]*(?=</(?:p|li)>)")
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-"""A flag, in which a browser can break a line at the hyphens."""
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")  # a flag, in which a browser can break a line at the hyphens
 
 _TERMS = (
     ("baseline", "the smallest number of workers; on processors also one process with all their cores"),
