@@ -1,12 +1,13 @@
 """A serial script with N workers against what its user has: the same script with `python`, on the same cores.
 
-    python benchmarks/baseline.py [--only convnet-64] [--rounds 5]
+    python benchmarks/baseline.py [--only convnet-64] [--rounds 4]
     PYTHONPATH=tests python benchmarks/baseline.py --nodes 2
 
-Each script runs as plain ``python`` with all cores, unchanged with ``samestep run -n`` the cores, also with
-``--batch-norm local`` if it has batch norm, and rewritten by hand for torch DDP. All are alive at once and
-take turns of some seconds; DataLoader, optimizer and communication are part of a step. Printed are medians of
-the steps, and the speedup over ``python`` with its range over the rounds.
+Each script runs as plain ``python`` with all cores, also with freed memory kept by the C library, unchanged
+with ``samestep run -n`` the cores, also with ``--batch-norm local`` if it has batch norm, and rewritten by
+hand for torch DDP. All are alive at once and take turns of some seconds; DataLoader, optimizer and
+communication are part of a step. Printed are medians of the steps, and the speedup over ``python`` with its
+range over the rounds. The defaults take about seven minutes on two cores.
 
 With ``--nodes 2`` two network namespaces with one core each are the nodes, and ``python`` has one node with
 one core: once with a link of 1 Gbit/s, once without a limit. The namespaces take root.
@@ -29,7 +30,9 @@ from turns import in_turns
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SERIAL, BY_HAND = SCRIPTS / "problem_serial.py", SCRIPTS / "problem_by_hand.py"
-PYTHON, SAMESTEP = "python", "samestep"
+PYTHON, KEEPING, SAMESTEP = "python", "python, memory kept", "samestep"
+KEEP = ("env", f"MALLOC_MMAP_THRESHOLD_={32 << 20}", f"MALLOC_TRIM_THRESHOLD_={1 << 30}")
+"""Lets the C library keep freed memory, as samestep does for a replicated script; it helps ``python`` too."""
 PATIENT = ("--hang-timeout", "3600")
 """A run that waits for its turn makes no steps, and must not be taken for one that hangs."""
 
@@ -64,7 +67,8 @@ def on_one_host(name: str, steps: int, workers: int) -> dict[str, list[str]]:
     end = [name, str(steps)]
     ways = {way: [*run, *flags, str(SERIAL), *end] for way, flags in SCRIPTS_BY_NAME[name].flags.items()}
     by_hand = [*run, "--mode", "native", str(BY_HAND), *end]
-    return {PYTHON: [sys.executable, str(SERIAL), *end], **ways, "DDP": by_hand}
+    python = [sys.executable, str(SERIAL), *end]
+    return {PYTHON: python, KEEPING: [*KEEP, *python], **ways, "DDP": by_hand}
 
 
 def on_nodes(nodes: Any, name: str, steps: int) -> dict[str, list[str]]:
@@ -72,7 +76,8 @@ def on_nodes(nodes: Any, name: str, steps: int) -> dict[str, list[str]]:
     end = [name, str(steps)]
     ways = {way: (*flags, str(SERIAL), *end) for way, flags in SCRIPTS_BY_NAME[name].flags.items()}
     ways["DDP"] = ("--mode", "native", str(BY_HAND), *end)
-    commands = {PYTHON: _on_core(nodes, 0, [str(SERIAL), *end])}
+    python = _on_core(nodes, 0, [str(SERIAL), *end])
+    commands = {PYTHON: python, KEEPING: [*KEEP, *python]}
     for number, (way, rest) in enumerate(ways.items()):
         commands[way] = _together([_worker(nodes, node, 29700 + number, rest) for node in range(2)])
     return commands
@@ -115,7 +120,7 @@ def show(title: str, medians: Mapping[str, Sequence[float]]) -> None:
     for way, own in medians.items():
         ratios = sorted(base / one for base, one in zip(medians[PYTHON], own, strict=True))
         print(
-            f"  {way:18} {1e3 * median(own):8.1f} ms  {median(ratios):5.2f} x python "
+            f"  {way:19} {1e3 * median(own):8.1f} ms  {median(ratios):5.2f} x python "
             f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
             flush=True,
         )
@@ -124,7 +129,7 @@ def show(title: str, medians: Mapping[str, Sequence[float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=SCRIPTS_BY_NAME, help="repeatable")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, help="of a round; by default as many as take some seconds")
     parser.add_argument("--turn", type=float, default=3.0, help="seconds of a turn")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1)

@@ -32,6 +32,7 @@ from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.machine.freed_memory import keep_freed_memory
 from samestep.base.polling import holds_within
 from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
@@ -86,6 +87,8 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
+        if world.device.type == "cpu":
+            keep_freed_memory()
         with replicated_script(world, options) as account:
             gradients = current_gradients()
             check = None
