@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def candidates(cores: int) -> list[Candidate]:
-    """Return the candidates on some cores: one process, one worker for each core, and powers of two between.
+    """Return the candidates on some cores: one process, one worker for each core, and powers of two in between.
 
     >>> [tuple(one) for one in candidates(4)], [tuple(one) for one in candidates(6)]
     ([(1, 4), (2, 2), (4, 1)], [(1, 6), (2, 3), (6, 1)])
@@ -94,13 +94,13 @@ def measure(trials: Sequence[Trial], execute: Callable[[Trial], Outcome]) -> Mea
 
 
 def fastest(found: Sequence[Candidate], measured: Measured) -> Candidate:
-    """Return the fewest workers that are as fast as the fastest, as a study counts it."""
+    """Return the smallest number of workers that is as fast as the fastest, by the rule of a study."""
     most = max(measured.rates.values())
     return next(one for one in found if measured.rates.get(one.workers, 0.0) * AS_FAST >= most)
 
 
 def in_words(found: Sequence[Candidate], measured: Measured) -> str:
-    """Return the choice, and the rates of all candidates."""
+    """Return the message with the choice and the rates of all candidates."""
     each = (
         f"{one.workers} x {one.threads}: {measured.rates[one.workers]:,.4g}"
         if one.workers in measured.rates
