@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def candidates(cores: int) -> list[Candidate]:
-    """Return the candidates on some cores: one process, one worker for each core, and powers of two in between.
+    """Return the candidates on some cores: one process, a worker for each core, and powers of two between.
 
     >>> [tuple(one) for one in candidates(4)], [tuple(one) for one in candidates(6)]
     ([(1, 4), (2, 2), (4, 1)], [(1, 6), (2, 3), (6, 1)])
