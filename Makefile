@@ -74,6 +74,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/accuracy.py digits
 	$(BIN)/python benchmarks/autopilot.py
+	$(BIN)/python benchmarks/baseline.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/baseline.py --nodes 2
 	$(BIN)/python benchmarks/scaling.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/exposed.py
 ifdef DATA_DIR

@@ -33,6 +33,7 @@ from samestep.autopilot.split_calls import CallSplitter, current_gradients, inte
 from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
+from samestep.base.machine.freed_memory import keep_freed_memory
 from samestep.base.polling import holds_within
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
@@ -84,6 +85,8 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
+        if world.device.type == "cpu":
+            keep_freed_memory()
         with replicated_script(world, options) as account:
             gradients = current_gradients()
             check = None

@@ -7,8 +7,9 @@ from samestep.base.errors import UsageError
 from samestep.base.units import LONGEST_S, bytes_of
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
-SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel")
-"""Gradient synchronizers that `bench step` measures."""
+SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel", "one_process")
+"""Gradient synchronizers that `bench step` measures, and steps of one process in place of all workers."""
+ONE_PROCESS = SYNCS[-1]
 ALONE = "alone"
 """Its name for steps without synchronization."""
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
