@@ -1,4 +1,4 @@
-"""Tells values of guards apart by the constants that a module may compare them with.
+"""Divides the values of guards into intervals, by the constants that a module may compare them with.
 
 A module may branch on a number that changes in each call, such as a schedule or a count of its calls::
 
