@@ -91,7 +91,14 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
             gradients = current_gradients()
             check = None
             if gradients is not None and not options.explain:
-                check = EndCheck(world, gradients, account, timeout_s=world.timeout_s)
+                check = EndCheck(
+                    world,
+                    gradients,
+                    account,
+                    timeout_s=world.timeout_s,
+                    # A shard of a batch that draws while it is loaded draws its own numbers.
+                    compares_streams=options.load != "shared" and options.split != "loader",
+                )
             with nullcontext() if check is None else checked_exits(check):
                 ended = run()
                 atexit._run_exitfuncs()  # noqa: SLF001 - while the script is still replicated

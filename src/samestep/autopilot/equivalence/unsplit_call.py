@@ -3,7 +3,6 @@
 import logging
 import math
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
@@ -13,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments, Dims
 from samestep.autopilot.split.draw_plans import DrawRecord
 from samestep.autopilot.split.guards import Attributes, changed, python_state
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.random_draws import DrawRecorder
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
-from samestep.autopilot.state.reachable_state import PLAIN, fields_of, is_compiled, is_record, walked
+from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
-from samestep.autopilot.state.saved_state import SavedState, SideOutput, restore_record
+from samestep.autopilot.state.saved_state import SavedState, SideOutput
 from samestep.base.context_values import bound
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
@@ -105,7 +105,7 @@ class ModuleRun:
         recorder = DrawRecorder() if records else None
         copied = given.copied()
         own = given if grad else copied
-        form, records_in = (form_of(own), versions_of(own)), records_of(own)
+        kept, versions_in = SavedArguments(own), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
         reads = SampleReads()
         reads.follow(tensor for path, tensor in own.tensors() if path in self.dims)
@@ -118,7 +118,7 @@ class ModuleRun:
             reads if self.dims else nullcontext(),
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
-        is_same = (form_of(own), versions_of(own)) == form and copied.same(given)
+        is_same = not kept.are_changed() and versions_of(own) == versions_in and copied.same(given)
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
@@ -126,8 +126,7 @@ class ModuleRun:
             writes = "it writes into its parameters"
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
-        for record, fields in records_in:
-            restore_record(record, fields)
+        kept.restore()
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
         return UnsplitCall(
@@ -144,23 +143,6 @@ class ModuleRun:
             scale=largest(*found.values(), *dict(given.tensors()).values(), *self.module.parameters()),
             reads=reads.found,
         )
-
-
-def form_of(given: CallArguments) -> list[Any]:
-    """Return the state of arguments, beside tensors, that a call may change: lengths, keys, fields."""
-    found: list[Any] = []
-    for key, value in walked("", (given.args, dict(given.kwargs))):
-        sized = len(value) if isinstance(value, (list, dict, set, deque)) else None
-        found.append((key, value if isinstance(value, PLAIN) else id(type(value)), sized))
-        if is_record(value):
-            found.append(sorted((name, id(one)) for name, one in fields_of(value).items()))
-    return found
-
-
-def records_of(given: CallArguments) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the objects of user-defined classes among the arguments, with their fields."""
-    values = (value for _, value in walked("", (given.args, dict(given.kwargs))))
-    return [(one, fields_of(one)) for one in values if not isinstance(one, PLAIN) and is_record(one)]
 
 
 def _copied(tensor: Tensor) -> Tensor:
