@@ -109,8 +109,8 @@ _ALL = (
         expect="A batch per worker takes 1/N of the steps; a scaled rate is meant to restore the accuracy.",
         why=(
             "N times the batch is another training: fewer, less noisy steps. The linear rule makes each step "
-            "longer, which need not compensate in a short training. With the global batch kept, the steps are those "
-            "of one worker."
+            "longer, which need not compensate in a short training. With the global batch kept, the steps "
+            "are those of one worker."
         ),
         trains=True,
     ),
@@ -165,10 +165,11 @@ _ALL = (
         name="threads",
         question="How many compute threads does each rank need?",
         does="It measures steps with several numbers of threads per rank, interleaved.",
-        expect="The cores divided by the ranks is the fastest or close; more threads than cores is slower.",
+        expect="The cores divided by the ranks is the fastest or close; more threads can be slower by far.",
         why=(
-            "Threads beyond the cores wait for each other. torchrun sets one thread for each rank unless "
-            "OMP_NUM_THREADS is set; without a launcher, each rank would start a thread for every core."
+            "Threads beyond the cores wait for each other, while the system lets others run. torchrun sets "
+            "one thread for each rank unless OMP_NUM_THREADS is set; without a launcher, each rank would "
+            "start a thread for every core."
         ),
     ),
     Experiment(
