@@ -21,6 +21,7 @@ PROGRAMS = {
 COMMANDS = commands()
 
 
+@pytest.mark.timeout(960)  # some train a dozen times
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_prints_the_lines_of_the_table(command, tmp_path):
     (tmp_path / "examples").symlink_to(EXAMPLES)
