@@ -10,7 +10,8 @@ TOLERANCE = 0.02
 
 def rows() -> list[tuple[str, str, str]]:
     """Return item, command or page, and output of each row."""
-    lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line[:2] == "| "]
+    items = PAGE.read_text().partition("\n## The tutorials' own settings\n")[0]
+    lines = [line.strip("| \n").split(" | ") for line in items.splitlines() if line[:2] == "| "]
     cells = [[cell.strip(" |") for cell in line] + [""] * (3 - len(line)) for line in lines]
     return [(item, where, printed) for item, where, printed in cells if item != "item"]
 
