@@ -29,11 +29,14 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_call_of_a_page(name):
-    (call,) = re.findall(r"^\*\*Call\.\*\* `(.+?)`", (PAGES / f"{name}.md").read_text(), re.MULTILINE)
+    page = (PAGES / f"{name}.md").read_text()
+    (choice, call) = re.findall(r"^\*\*Call\.\*\* `(.+?)`, then `(.+?)`", page, re.MULTILINE)[0]
 
     def on_rank(world):
         tensor = TENSORS[world.place.rank].clone()
-        result = eval(call, vars(algorithms), {"world": world, "tensor": tensor})
+        names = {**vars(algorithms), "world": world, "tensor": tensor}
+        exec(choice, names)
+        result = eval(call, names)
         return torch.stack(list(result)) if isinstance(result, (list, tuple)) else result, tensor
 
     for (result, tensor), expected in zip(run_ranks(on_rank, N), EXPECTED[name], strict=False):
