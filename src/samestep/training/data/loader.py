@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,9 @@ class LoaderOptions:
     accumulate: int = 1
     """Micro-batches per step."""
     shuffle: bool = True
-    """Whether each epoch has its own random order; without it, each sample occurs in published order."""
+    """Whether the order is random; without it, each sample occurs in published order."""
+    reshuffle: bool = True
+    """Whether each epoch has a random order of its own; without it, all have that of the first."""
     augment: Augment | None = None
     """Augments batches of uint8 images."""
     dtype: torch.dtype = torch.float32
@@ -119,7 +121,8 @@ class ImageLoader:
         """
         position = Position() if position is None else position
         parts = list(self._plan.parts(position, accumulate=self._options.accumulate))
-        order = torch.from_numpy(self._plan.order(position))
+        ordered = position if self._options.reshuffle else replace(position, epoch=0)
+        order = torch.from_numpy(self._plan.order(ordered))
         if self._in_memory is not None:
             order = order.to(self._device)
         words = None if self._options.augment is None else sample_words(order, position)

@@ -31,6 +31,7 @@ _DTYPES = {
     "bf16": _Dtypes(torch.float32, products=torch.bfloat16),
     "fp16": _Dtypes(torch.float32, products=torch.float16),
     "bf16-true": _Dtypes(torch.bfloat16),
+    "fp16-true": _Dtypes(torch.float16),
     "fp64": _Dtypes(torch.float64),
 }
 
