@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 FRAMEWORKS       := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 
-.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu clean
+.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu oldest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -21,6 +21,7 @@ help:
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
+	@echo "make oldest  tests of one process, and a training, with torch 2.6 from Debian's packages; needs root; 20 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -104,6 +105,9 @@ GPU_FLAGS  ?=
 
 gpu:
 	PYTHONPATH=src $(GPU_PYTHON) -m samestep.testing.gpu --json build/gpu.json $(GPU_FLAGS)
+
+oldest:
+	.ci/oldest
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
