@@ -1,4 +1,4 @@
-"""Fifty bad inputs: each ends with exit code 2 and one line, which has the value or its option, and what to do."""
+"""Fifty bad inputs: each ends with exit code 2 and one line, with the value or its option and what to do."""
 
 import pytest
 
