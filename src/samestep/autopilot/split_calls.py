@@ -26,6 +26,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients, leaves_of
 from samestep.autopilot.split.guards import observer, plain_attributes
@@ -121,7 +122,7 @@ class CallSplitter:
         call = _Call(forward, module, CallArguments(args, kwargs))
         self._inside = True
         try:
-            if (why := bypassed_modules.obstacle()) is not None:
+            if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
                 return self._unsplit(call, why)
             self._before()
             with out_of_memory_is_final(f"a call of {call.name}"):

@@ -50,7 +50,7 @@ def in_pods(nodes, tmp_path, *, operator, per_node, words):
         python, *command = (word.replace("$$", "$") for word in container["command"])
         assert python == "python3"
         started.append(nodes.start(f"node{index}", sys.executable, *command, **variables, **own))
-    return [finish(one) for one in started]
+    return [finish(one, 110) for one in started]
 
 
 @pytest.mark.parametrize("operator", ["none", "pytorchjob"])

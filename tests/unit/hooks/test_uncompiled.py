@@ -11,7 +11,7 @@ from samestep.observe.clock import step_writer
 from support.clocked_scripts import loader
 
 _STEPS = 40
-_LOG = logging.getLogger("torch._dynamo")
+_LOG = logging.getLogger("torch._dynamo.symbolic_convert")
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ class Named(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_nothing_that_the_hooks_call_is_compiled(clock, caplog, request):
-    caplog.set_level(logging.INFO, "torch._dynamo")
+    caplog.set_level(logging.INFO, _LOG.name)
     request.addfinalizer(partial(_LOG.removeHandler, caplog.handler))
     _LOG.addHandler(caplog.handler)  # torch 2.6 does not pass records on to the root logger
 

@@ -71,7 +71,7 @@ def _weights(device: torch.device) -> Tensor:
     """Return odd pseudo-random weights of shape (_PIECE,), the same on every rank."""
     if device not in _cached_weights:
         generator = torch.Generator().manual_seed(0x5A3E)
-        weights = torch.randint(-(1 << 62), 1 << 62, (_PIECE,), generator=generator)
+        weights = torch.randint(-(1 << 62), 1 << 62, (_PIECE,), generator=generator, device="cpu")
         _cached_weights[device] = (weights * 2 + 1).to(device)
     return _cached_weights[device]
 

@@ -43,7 +43,7 @@ PIECE = 1 << 20
 """Bytes of a piece: two or three of them fit in a core's own cache."""
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")
 _MOST_VIEWS = 512
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""

@@ -100,7 +100,7 @@ class PeerMonitor(StatusMonitor):
             if peer == self.place.rank or dist.group.WORLD is not self._group:
                 continue
             try:
-                work = dist.irecv(torch.empty(1), peer, tag=_UNUSED_TAG)
+                work = dist.irecv(torch.empty(1, device="cpu"), peer, tag=_UNUSED_TAG)
                 assert work is not None  # this rank is in the group
                 work.wait(timedelta(milliseconds=1))
             except (RuntimeError, ValueError) as error:  # the script may destroy the group meanwhile

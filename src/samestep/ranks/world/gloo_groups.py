@@ -169,7 +169,10 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
     for rank in group.others():
         for tag in range(len(interfaces)):
             labels = str(group.rank), str(rank), str(tag)
-            proof, found = bytearray(derived(key, *labels)), torch.zeros(_PROOF, dtype=torch.uint8)
+            proof, found = (
+                bytearray(derived(key, *labels)),
+                torch.zeros(_PROOF, dtype=torch.uint8, device="cpu"),
+            )
             works.append(made.recv([found], rank, tag))
             works.append(made.send([torch.frombuffer(proof, dtype=torch.uint8)], rank, tag))
             expected.append((rank, found, derived(key, str(rank), str(group.rank), str(tag))))

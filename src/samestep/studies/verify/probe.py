@@ -379,5 +379,5 @@ def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None
     elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
         tensor = tensor.to_local()
     size = tensor.detach().double().pow(2).mean().sqrt() * rounding
-    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64, device="cpu")
     tensor.add_((drawn * size.cpu()).to(tensor))

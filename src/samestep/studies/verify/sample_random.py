@@ -129,8 +129,8 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
         dim, every = place
         self._number += 1
         seed_generators(self._number, self._device)
-        rows = torch.tensor([sample % _ROWS for sample in self.samples])
-        each = rows.mul(every)[:, None] + torch.arange(every)
+        rows = torch.tensor([sample % _ROWS for sample in self.samples], device="cpu")
+        each = rows.mul(every)[:, None] + torch.arange(every, device="cpu")
         whole = (*shape[:dim], _ROWS * every, *shape[dim + 1 :])
         return _Table(whole, dim, 0, shape[dim], rows=each.flatten())
 

@@ -214,7 +214,7 @@ def _spec_of(value: Any) -> Any:
 def _empty(value: Any) -> Any:
     if not isinstance(value, _TensorSpec):
         return value
-    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

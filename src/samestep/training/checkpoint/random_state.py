@@ -27,7 +27,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return {
         "cpu": now.cpu,
         "device": None if now.device is None else now.device[1],
-        "python": {"version": version, "words": torch.tensor(words), "gauss_next": gauss_next},
+        "python": {"version": version, "words": torch.tensor(words, device="cpu"), "gauss_next": gauss_next},
         "numpy": {
             "name": str(name),
             "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),

@@ -215,7 +215,7 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 @cache
 def _is_read_back(dtype: torch.dtype) -> bool:
     """Return whether the library reads a tensor of one element with the dtype it was written with."""
-    size = torch.empty(0, dtype=dtype).element_size()
+    size = torch.empty(0, dtype=dtype, device="cpu").element_size()
     header = _header({"t": {"dtype": _NAMES[dtype], "shape": [1], "data_offsets": [0, size]}})
     try:
         return safetensors.torch.load(header + bytes(size))["t"].dtype == dtype

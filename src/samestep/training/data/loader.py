@@ -103,7 +103,8 @@ class ImageLoader:
         )
         # (x / white - mean) / std = x * scale - shift, in two passes over the batch
         mean, std = (
-            torch.tensor(one, dtype=torch.float64).view(1, -1, 1, 1) for one in (images.mean, images.std)
+            torch.tensor(one, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
+            for one in (images.mean, images.std)
         )
         self._scale = (1 / (images.white * std)).to(device, options.dtype)
         self._shift = (mean / std).to(device, options.dtype)
@@ -205,8 +206,8 @@ class _ReadBatch:
         except UsageError as error:
             return FailedBatch(error)
         images = [image for image, _ in read]
-        labels = torch.tensor([label for _, label in read], dtype=torch.int64)
-        empty = torch.empty((0, *self.images.shape), dtype=torch.uint8)
+        labels = torch.tensor([label for _, label in read], dtype=torch.int64, device="cpu")
+        empty = torch.empty((0, *self.images.shape), dtype=torch.uint8, device="cpu")
         return torch.stack(images) if images else empty, labels
 
 

@@ -145,12 +145,14 @@ class _Stream(IterableDataset[_Part | FailedBatch], Passes):
         self._probe = self._may_end_empty()
         # Persistent loader processes have copies of this object, and read the start of each epoch from
         # this shared memory.
-        self._start = torch.zeros(3, dtype=torch.uint64).share_memory_()  # type: ignore[no-untyped-call]
+        self._start = torch.zeros(3, dtype=torch.uint64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self) -> Position:
         """See `Passes.begin`; sends the position to the loader processes."""
         start = super().begin()
-        self._start.copy_(torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64))
+        self._start.copy_(
+            torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64, device="cpu")
+        )
         return start
 
     def begin_at(self, position: Position) -> None:

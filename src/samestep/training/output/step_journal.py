@@ -134,9 +134,9 @@ class Journal:
         place, device = self._world.place, self._world.device
         mine = [sum(phases[name] for phases in timed) for name in (*OF_LOOP, OTHER)]
         mine.append(sum(entry.local_count for entry in window))
-        table = torch.zeros(place.size, len(mine), dtype=torch.float64)
-        table[place.rank] = torch.tensor(mine, dtype=torch.float64)
-        requested = torch.tensor([float(request) for request in requests], dtype=torch.float64)
+        table = torch.zeros(place.size, len(mine), dtype=torch.float64, device="cpu")
+        table[place.rank] = torch.tensor(mine, dtype=torch.float64, device="cpu")
+        requested = torch.tensor([float(request) for request in requests], dtype=torch.float64, device="cpu")
         parts = [torch.cat([requested, table.flatten()]).to(device)]
         if window:
             parts.append(torch.stack([entry.loss for entry in window]).double())

@@ -52,4 +52,4 @@ def _rows(values: Tensor, dim: int) -> Rows:
 
 @lru_cache(maxsize=16)
 def _directions(width: int) -> Tensor:
-    return torch.randn(width, PROJECTIONS, generator=separate_generator(), dtype=torch.float64)
+    return torch.randn(width, PROJECTIONS, generator=separate_generator(), dtype=torch.float64, device="cpu")
