@@ -65,6 +65,7 @@ def test_the_workers_of_all_pods_find_each_other(nodes, tmp_path, operator, per_
     assert len(points) == 1
 
 
+@pytest.mark.timeout(300)
 def test_a_serial_script_trains_in_two_pods_as_in_one_process(nodes, tmp_path):
     alone = nodes.run("node0", sys.executable, SERIAL)
     both = in_pods(nodes, tmp_path, operator="none", per_node=1, words=[SERIAL])
