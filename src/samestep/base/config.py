@@ -16,7 +16,7 @@ from samestep.base.regular_files import read_text
 from samestep.base.typed_json import FormatError, read_as
 from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
-TABLES = ("slurm", "mpi")
+TABLES = ("slurm", "mpi", "kubernetes")
 """Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
 
 Table = TypeVar("Table")

@@ -195,7 +195,7 @@ def test_runs_side_by_side_show_what_differs(tmp_path):
 def test_a_page_is_not_written_over_a_folder(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
-    with pytest.raises(UsageError, match=r"folder.* --out"):
+    with pytest.raises(UsageError, match=r"folder.* --page"):
         write_text(Path(out), "page")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from samestep.base.errors import UsageError
-from samestep.base.experiment_trackers import OFF
+from samestep.base.env import UNTRACKED
 from samestep.base.units import counted
 from samestep.studies.scaling.analysis.speedup import AS_FAST
 from samestep.studies.scaling.sweep.plan import interleaved
@@ -64,7 +64,7 @@ def runs(found: Sequence[Candidate], words: Sequence[str], folder: Path) -> list
                 modes=("strong",),
                 repeat=repeat,
                 command=("run", *clock, f"--threads={case.threads}", f"--scratch={own / 'scratch'}", *words),
-                environment=OFF,
+                environment=UNTRACKED,
                 folder=own,
             )
         )
