@@ -10,7 +10,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu clean
+.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu oldest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -24,6 +24,7 @@ help:
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
+	@echo "make oldest  tests of one process, and a training, with torch 2.6 from Debian's packages; needs root; 20 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -76,6 +77,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/accuracy.py digits
 	$(BIN)/python benchmarks/autopilot.py
+	$(BIN)/python benchmarks/baseline.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/baseline.py --nodes 2
 	$(BIN)/python benchmarks/scaling.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/exposed.py
 ifdef DATA_DIR
@@ -107,6 +110,9 @@ GPU_FLAGS  ?=
 
 gpu:
 	PYTHONPATH=src $(GPU_PYTHON) -m samestep.testing.gpu --json build/gpu.json $(GPU_FLAGS)
+
+oldest:
+	.ci/oldest
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from samestep.parallel.gradients.weight_checksum import weights_sha256
-from samestep.parallel.sharding.epoch_order import epoch_order
+from samestep.parallel.sharding.sample_plan import epoch_order
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.loop.callbacks import Callbacks

@@ -219,6 +219,35 @@ NO_HOOKS = {
 SETTERS = {"setattr", "delattr", "object.__setattr__", "type.__setattr__"}
 
 
+CONSTRUCTORS = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand"),
+    *("randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
+}
+"""Functions of torch that create tensors on the default device."""
+WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "studies/verify", "training")
+"""Folders whose code runs within scripts, which may have set a default device."""
+
+
+def without_device(code: str) -> list[str]:
+    """Return the calls that create a tensor on the default device."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    own = [call for call in calls if ast.unparse(call.func) in {f"torch.{name}" for name in CONSTRUCTORS}]
+    return [
+        ast.unparse(call) for call in own if {"device", None}.isdisjoint(one.arg for one in call.keywords)
+    ]
+
+
+@pytest.mark.parametrize("folder", WITH_SCRIPTS)
+def test_own_tensors_are_not_on_the_default_device_of_a_script(folder):
+    found = {str(path): without_device(path.read_text()) for path in (SOURCE / folder).rglob("*.py")}
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+def test_the_search_for_tensors_on_the_default_device_finds_them():
+    code = "torch.zeros(2)\ntorch.ones(2, device='cpu')\ntorch.zeros_like(x)\ntorch.rand(1, **options)"
+    assert without_device(code) == ["torch.zeros(2)"]
+
+
 def foreign_names(tree: ast.Module) -> set[str]:
     """Return the names that a module imports from other packages."""
     found = set()

@@ -68,4 +68,6 @@ def main(count: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Send messages between ranks.")
     parser.add_argument("--count", type=int, default=1000, metavar="N", help="numbers in a message")
+    # torch.distributed.launch passes it; LOCAL_RANK has the same number under every launcher of torch.
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="not used")
     main(parser.parse_args().count)

@@ -21,6 +21,8 @@ def training_parser(description: str, *, batch_size: int, lr: float) -> argparse
     parser.add_argument("--batch-size", type=int, default=batch_size, help="global: of all workers together")
     parser.add_argument("--lr", type=float, default=lr, help="learning rate")
     parser.add_argument("--norm", choices=["batch", "group"], default="batch", help="normalization layers")
+    # torch.distributed.launch passes it; LOCAL_RANK has the same number under every launcher of torch.
+    parser.add_argument("--local-rank", "--local_rank", type=int, help="not used")
     return parser
 
 

@@ -41,3 +41,36 @@ def test_an_executable_has_no_device_to_choose(tmp_path):
 
     assert ended.code == 2
     assert "--device" in ended.err
+
+
+def variant(tmp_path, *changes):
+    """Write the script with some texts replaced; return its path."""
+    text = SCRIPT.read_text()
+    for usual, other in changes:
+        assert usual in text
+        text = text.replace(usual, other)
+    (tmp_path / "train.py").write_text(text)
+    return tmp_path / "train.py"
+
+
+def test_synchronized_batch_norm_normalizes_over_all_ranks(tmp_path):
+    norm = ("torch.nn.Linear(8, 8), torch", "torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch")
+    convert = ("model = DDP(", "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DDP(")
+
+    script = variant(tmp_path, norm, convert)
+    ended = samestep("verify", "-n", 2, "--device", "cpu", "--json", script)
+
+    assert ended.code == 0, ended.out + ended.err
+    report = json.loads(ended.out)
+    assert (report["verdict"], report["findings"]) == ("same", [])
+
+
+def test_functions_of_the_accelerator_are_those_of_cuda(tmp_path):
+    select = ("torch.cuda.set_device(local)", "torch.accelerator.set_device_index(local)")
+    wait = ("torch.cuda.synchronize()", "torch.accelerator.synchronize()")
+    device = ('f"cuda:{local}"', 'f"cuda:{torch.accelerator.current_device_index()}"')
+
+    ended = samestep("run", "-n", 2, "--device", "cpu", variant(tmp_path, select, wait, device))
+
+    assert ended.code == 0, ended.err
+    assert len(losses(ended.out)) == 2

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from support.forked_commands import samestep
+from support.commands import DEADLINE_S, finish
+from support.forked_commands import samestep, start
 
 SERIAL = """
 import torch
@@ -59,3 +60,17 @@ def test_an_executable_cannot_be_led_elsewhere():
 
     assert ended.code == 2
     assert "--scratch " in ended.err
+
+
+def test_runs_that_measure_the_number_of_workers_leave_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SERIAL.replace("range(4)", "range(40)"))
+    Path("steps.txt").write_text("old ")
+    ended = finish(start("run", "-n", "auto", "train.py"), deadline_s=5 * DEADLINE_S)  # five runs
+
+    assert ended.code == 0, ended.err
+    assert ended.out.count("and then") == 1
+    steps = "".join(map(str, range(40)))
+    assert Path("steps.txt").read_text() == f"old {steps}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "steps.txt", "train.py"]
+    assert ended.err.count("-n auto: ") == 1

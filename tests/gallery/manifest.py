@@ -160,4 +160,6 @@ SCRIPTS = [
     Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
     Script("rare_layers.py", ("layers.npz",)),
     Script("batch_memories.py"),
+    Script("kept_in_objects.py"),
+    Script("late_schedules.py"),
 ]

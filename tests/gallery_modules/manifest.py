@@ -40,6 +40,7 @@ SCRIPTS = [
     Script("backward_scale.py", "layers.0", "backward", after="class Adapter"),
     Script("batch_function.py", "features.1", "forward", after="class BatchScale"),
     Script("batch_mean.py", "blocks.0", "forward", after="class Block"),
+    Script("boxes_of_rank.py", "BoxLoss", "forward", after="class BoxLoss"),
     Script("contrastive_loss.py", "NTXent", "forward", after="class NTXent"),
     Script("expert_capacity.py", "moe", "forward", after="class MoE"),
     Script("gather_without_gradient.py", "similarity", "backward", after="class Similarity"),

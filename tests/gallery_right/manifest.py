@@ -30,7 +30,9 @@ class Script:
     @property
     def verdict(self) -> str:
         """The verdict: only notes leave "same"."""
-        return "same but for exceptions" if "compressed-gradients" in self.codes else "same"
+        return (
+            "same but for exceptions" if {"compressed-gradients", "local-print"} & {*self.codes} else "same"
+        )
 
 
 SCRIPTS = [
@@ -51,6 +53,7 @@ SCRIPTS = [
     Script("pipeline.py", workers=(2, 4), steps=5),
     Script("pipeline_by_hand.py"),
     Script("post_local_sgd.py"),
+    Script("running_means.py", codes=("local-print",)),
     Script("sorted_folder.py", steps=4),
     Script("subgroup_evaluation.py"),
     Script("tensor_and_data_parallel.py", workers=(4,), steps=4),

@@ -43,6 +43,10 @@ def test_the_listed_checks_exist_and_reach_an_accelerator():
         "tensor.device.type in PINNED",
         "kind in {'cuda', 'xpu'}",
         "names.get(world.device.type)",
+        "[getattr(torch, name) for name in ('cuda', 'xpu')]",
+        "torch.random.fork_rng(devices)",
+        "torch.autocast(device)",
+        "x.to(device, non_blocking=True)",
     ],
 )
 def test_the_search_finds_a_use(line):

@@ -1,7 +1,9 @@
 """The runner of the checks on GPUs: what is skipped, time limits, exit codes, and the files."""
 
 import json
+import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -10,12 +12,13 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.parallel.gradients import replicate
 from samestep.testing.gpu import __main__ as program
-from samestep.testing.gpu import runner
-from samestep.testing.gpu.context import Context, close, require
+from samestep.testing.gpu import devices, runner
+from samestep.testing.gpu.context import Context, at_once, close, require
 from samestep.testing.gpu.devices import Machine, check_version
 from samestep.testing.gpu.one import function_of, outcome
-from samestep.testing.gpu.rank_script import batch, network
+from samestep.testing.gpu.rank_script import ON_CPUS, SYNCHRONIZERS, batch, network
 from samestep.testing.gpu.registry import CHECKS, Check, by_name, selected
 from samestep.testing.gpu.report import table
 from samestep.testing.gpu.runner import Outcome, Request, exit_code, reason_to_skip, run_all, run_one
@@ -170,3 +173,46 @@ def test_the_model_of_the_ranks_fits_its_batch_on_the_meta_device(batch_norm):
 
     assert scores.shape == (len(labels), 4)
     assert by_name("batch-norm").gpus == 2
+
+
+def test_a_python_without_torch_lists_the_checks(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from samestep.testing.gpu import __main__ as program\n"
+        "program.find_spec = lambda _: None\n"
+        f"sys.exit(program.main(['--json', {str(tmp_path / 'gpu.json')!r}]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 3, ended.stderr
+    assert all(one.name in ended.stdout for one in CHECKS)
+    assert json.loads((tmp_path / "gpu.json").read_text())["exit_code"] == 3
+
+
+def test_a_driver_that_ends_the_process_of_torch_is_an_error_of_usage(monkeypatch):
+    ended = subprocess.CompletedProcess([], -11, "", "")
+    monkeypatch.setattr("samestep.testing.gpu.devices.subprocess.run", lambda *_, **__: ended)
+    with pytest.raises(UsageError, match="-11"):
+        devices.found()
+
+
+def test_processes_that_an_ended_check_has_left_are_ended():
+    child = "[sys.executable, '-c', 'import time; time.sleep(600)'], stdout=subprocess.DEVNULL"
+    code = f"import subprocess, sys; print(subprocess.Popen({child}, stderr=subprocess.DEVNULL).pid)"
+
+    output, is_late = runner._run([sys.executable, "-c", code], 60.0)
+
+    assert not is_late
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(int(output)).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+
+
+def test_commands_run_at_once_and_return_in_order():
+    both = threading.Barrier(2, timeout=60)
+    assert at_once(lambda: (both.wait(), "a")[1], lambda: (both.wait(), "b")[1]) == ["a", "b"]
+
+
+def test_a_synchronizer_of_cpus_is_not_checked_on_other_devices():
+    assert {*SYNCHRONIZERS, *ON_CPUS} == replicate.SYNCHRONIZERS.keys()
+    assert "flat" in ON_CPUS

@@ -95,6 +95,7 @@ def test_a_block_that_raises_waits_for_nobody():
 def test_an_accelerator_is_waited_for_at_both_ends_and_never_opened(monkeypatch, given_times, is_open):
     done = []
     given_times.times = iter(range(2))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_open)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: done.append("waited"))

@@ -1,21 +1,25 @@
 """Accumulation, clipping, smoothing, averages, optimizers: the serial training, resumed anywhere."""
 
 import functools
+import io
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samestep.parallel.sharding.epoch_order import epoch_order
+from samestep.parallel.sharding.sample_plan import epoch_order
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
 from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.progress import ConsoleDisplay
 from samestep.training.settings import RunOptions
-from support.training import Memory, convnet, digits, largest_difference, settings, training
+from support.training import Memory, convnet, digits, largest_difference, settings, train, training
 
 EVERYTHING = {
     "accumulate": 2,
@@ -28,6 +32,8 @@ EVERYTHING = {
 }
 CHOICES = [
     {"accumulate": 4},
+    {"shuffle": "once"},
+    {"shuffle": "never"},
     {"clip_norm": 0.5},
     {"label_smoothing": 0.2},
     {"ema": 0.9},
@@ -61,7 +67,11 @@ def by_hand(chosen):
     average.update_parameters(model)  # the first call copies
     scale, shift = 1 / (train_set.white * train_set.std[0]), train_set.mean[0] / train_set.std[0]
     for epoch in range(chosen.epochs):
-        order = torch.from_numpy(epoch_order(len(train_set), seed=chosen.seed, epoch=epoch))
+        ordered = {"every-epoch": epoch, "once": 0, "never": 0}[chosen.shuffle]
+        shuffled = chosen.shuffle != "never"
+        order = torch.from_numpy(
+            epoch_order(len(train_set), seed=chosen.seed, epoch=ordered, shuffle=shuffled)
+        )
         for ids in order.split(chosen.batch_size):
             optimizer.zero_grad()
             for part in torch.tensor_split(ids, chosen.accumulate):
@@ -146,3 +156,39 @@ def test_a_checkpoint_is_scored_where_its_weights_were_judged_and_nowhere_else(t
 
     scored = {folder.name: "score" in read(folder).state for folder in tmp_path.glob("step-*")}
     assert scored == {"step-10": False, "step-20": True, "step-30": False, "step-40": True, "step-50": True}
+
+
+def test_the_untrained_model_is_evaluated_and_every_row_has_the_time_of_its_evaluation():
+    plain = train(SoloWorld(), settings())
+    first = train(SoloWorld(), settings(), options=RunOptions(evaluate_first=True))
+
+    assert [(row["epoch"], row["step"]) for row in first.evaluations] == [(0, 0), (1, 10), (2, 20)]
+    assert first.evaluations[0]["train_loss"] is None
+    assert all(row["evaluation_seconds"] > 0 for row in first.evaluations)
+    assert largest_difference(first.state, plain.state) == 0
+
+
+def test_the_losses_of_ranks_weighted_by_their_samples_are_the_loss_of_the_batch():
+    memory = run_ranks(lambda world: train(world, settings(epochs=1), sets=digits(samples=65)), 3)[0]
+
+    phases = ("data", "forward", "backward", "exposed_sync", "optimizer")
+    samples = [
+        row["samples_per_second"] * row["steps"] * sum(row[name] for name in phases)
+        for row in memory.rank_rows
+    ]
+    of_ranks = sum((row["loss"] or 0) * count for row, count in zip(memory.rank_rows, samples, strict=True))
+    assert of_ranks / 65 == pytest.approx(memory.evaluations[-1]["train_loss"], rel=1e-2)
+    assert len({row["loss"] for row in memory.rank_rows if row["loss"]}) > 1
+
+
+def test_lines_of_steps_and_of_ranks_are_printed():
+    text = io.StringIO()
+    display = ConsoleDisplay(
+        steps=20, epochs=2, console=Console(file=text, width=200), per_rank=True, print_every=8
+    )
+    made = training(SoloWorld(), settings())
+    made.run(replace(Callbacks.disabled(SoloWorld()), display=display))
+
+    steps = re.findall(r"^step (\d+)/20, epoch (\d): loss \d", text.getvalue(), re.MULTILINE)
+    assert steps == [("8", "1"), ("16", "2")]
+    assert len(re.findall(r"^  rank 0: loss [\d.]+, test \d+/101 right", text.getvalue(), re.MULTILINE)) == 2

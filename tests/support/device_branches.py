@@ -5,16 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "samestep"
-MODULES = ("cuda", "xpu", "mps", "accelerator", "Event", "get_device_module")
+MODULES = (
+    *("cuda", "xpu", "mps", "accelerator", "Event", "get_device_module"),
+    *("amp", "autocast", "random.fork_rng", "version.cuda", "version.hip"),
+)
 """Names in ``torch`` of which each use counts."""
 BACKENDS = ("cuda", "cudnn", "mps", "xpu")
 TYPES = {"cpu", "cuda", "xpu", "mps"}
+KEYWORDS = {"pin_memory", "non_blocking"}
 SKIPPED = (SOURCE / "testing" / "gpu", SOURCE / "studies" / "scaling")
 """The checks themselves; and studies, which compare the values of files on any machine."""
 
 
 def uses_accelerator(node: ast.AST) -> bool:
-    """Return whether a node is a use of an accelerator's module, or a comparison with a device type."""
+    """Return whether a node uses an accelerator's module or type, or compares a device type."""
     if isinstance(node, ast.Attribute):
         text = ast.unparse(node)
         uses = [f"torch.{name}" for name in MODULES] + [f"torch.backends.{name}" for name in BACKENDS]
@@ -22,7 +26,9 @@ def uses_accelerator(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
         return (node.module or "").startswith(("torch.cuda", "torch.xpu", "torch.accelerator"))
     if isinstance(node, ast.keyword):
-        return node.arg == "pin_memory"
+        return node.arg in KEYWORDS
+    if isinstance(node, ast.Constant):
+        return node.value in TYPES - {"cpu"}
     if isinstance(node, ast.Compare):
         return any(_is_type(one) for one in (node.left, *node.comparators))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":

@@ -74,7 +74,7 @@ def largest_difference(one, other):
 
 def plain_loop(chosen, make_model=convnet, sets=None):
     """Train by a loop of plain PyTorch; return the model."""
-    from samestep.parallel.sharding.epoch_order import epoch_order
+    from samestep.parallel.sharding.sample_plan import epoch_order
 
     train_set, _ = digits() if sets is None else sets
     dtype = {"fp32": torch.float32, "fp64": torch.float64}[chosen.precision]

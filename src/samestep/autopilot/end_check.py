@@ -7,6 +7,7 @@ that has exited early never arrives, and another one may be in another collectiv
 
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -18,6 +19,7 @@ from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
 from samestep.base.polling import polls
 from samestep.hooks import declarations
+from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.hang.watchdog import waiting_at_end
 from samestep.ranks.world.protocol import World
@@ -35,11 +37,20 @@ class EndCheck:
         account: the account, whose number of backward passes is compared.
         timeout_s: the timeout of collectives in seconds, not --hang-timeout: only rank 0 writes files, and a
             last checkpoint on a slow file system may take long.
+        compares_streams: whether random generators must be in the same state on all ranks.
     """
 
-    def __init__(self, world: World, gradients: Gradients, account: Account, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        world: World,
+        gradients: Gradients,
+        account: Account,
+        *,
+        timeout_s: float,
+        compares_streams: bool = True,
+    ) -> None:
         self._world, self._gradients, self._account = world, gradients, account
-        self._timeout_s = timeout_s
+        self._timeout_s, self._compares_streams = timeout_s, compares_streams
         self._process = os.getpid()
 
     def run(self, exit_code: int) -> None:
@@ -96,7 +107,17 @@ class EndCheck:
                 f"the ranks ran different numbers of backward passes ({text}). A branch of the script "
                 "depends on something that differs between ranks, such as time or a process number."
             )
+        if self._compares_streams and len(set(self._world.all_gather_objects(_digest_of_streams()))) > 1:
+            raise OutOfStep(
+                "the random generators of the ranks differ, so that they have loaded different samples. Look "
+                "for a seed that differs between ranks, such as the time or a process number."
+            )
         self._gradients.check()
+
+
+def _digest_of_streams() -> int:
+    """Return a checksum of the states of the generators of torch, Python and NumPy."""
+    return zlib.crc32(b"".join(RngState.now().streams()))
 
 
 @contextmanager

@@ -35,8 +35,7 @@ from samestep.hooks.registry import Make, attached, attached_to, wrapping
 from samestep.ranks.world.protocol import World
 
 _SCHEMES = ("http:", "https:")
-_PATIENCE_S = 60.0
-"""Seconds that a rank waits for rank 0 to begin the same request."""
+_PATIENCE_S = 60.0  # seconds that a rank waits for rank 0 to begin the same request
 _Send: TypeAlias = Callable[[IO[bytes]], Any]
 """Sends a request, writes the body of the response, and returns the rest of it, which can be pickled."""
 

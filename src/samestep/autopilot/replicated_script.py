@@ -31,9 +31,10 @@ from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base import env
+from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
+from samestep.base.machine.freed_memory import keep_freed_memory
 from samestep.base.polling import holds_within
-from samestep.base.standard_streams import write_stderr
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.launchers.registry import RANK_VARIABLES
@@ -53,8 +54,7 @@ then, because unsplit calls compute the same as one rank.
 _PATIENCE_S = 30.0
 """Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
-_RANKS = ("LOCAL_RANK", "RANK")
-"""Variables that a library sets for each rank that it starts."""
+_RANKS = ("LOCAL_RANK", "RANK")  # variables that a library sets for each rank that it starts
 _STARTS_RANKS = "the script {does}, so it is no serial script; run it with --mode native."
 
 
@@ -71,8 +71,7 @@ class Ending(Protocol):
 
 
 E = TypeVar("E", bound=Ending)
-_active: list[ExitStack] = []
-"""The contexts of each replicated script of this process."""
+_active: list[ExitStack] = []  # the contexts of each replicated script of this process
 _inherited: list[ExitStack] = []
 """The contexts of the parent, in a process that the script forked; kept, because freeing closes them."""
 
@@ -86,11 +85,20 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
+        if world.device.type == "cpu":
+            keep_freed_memory()
         with replicated_script(world, options) as account:
             gradients = current_gradients()
             check = None
             if gradients is not None and not options.explain:
-                check = EndCheck(world, gradients, account, timeout_s=world.timeout_s)
+                check = EndCheck(
+                    world,
+                    gradients,
+                    account,
+                    timeout_s=world.timeout_s,
+                    # A shard of a batch that draws while it is loaded draws its own numbers.
+                    compares_streams=options.load != "shared" and options.split != "loader",
+                )
             with nullcontext() if check is None else checked_exits(check):
                 ended = run()
                 atexit._run_exitfuncs()  # noqa: SLF001 - while the script is still replicated

@@ -26,6 +26,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients, leaves_of
 from samestep.autopilot.split.guards import observer, plain_attributes
@@ -121,7 +122,7 @@ class CallSplitter:
         call = _Call(forward, module, CallArguments(args, kwargs))
         self._inside = True
         try:
-            if (why := bypassed_modules.obstacle()) is not None:
+            if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
                 return self._unsplit(call, why)
             self._before()
             with out_of_memory_is_final(f"a call of {call.name}"):
@@ -166,7 +167,8 @@ class CallSplitter:
         plan = known.plans.get(signature)
         if plan is None or not known.sizes[signature].may_be_split(given):
             return self._unsplit(call, known.reasons.get(signature, FAILED))
-        return self._by_plan(call, plan)
+        is_new = self._signatures.is_counted_anew(module, plain) and self._options.check_every != 0
+        return self._by_plan(call, plan, is_new=is_new)
 
     def _outputs(self, call: _Call, check: EquivalenceCheck, verdict: Verdict) -> Any:
         """Return the outputs of a call that has passed its check."""
@@ -190,8 +192,8 @@ class CallSplitter:
             return LAZY
         return observer(module)
 
-    def _by_plan(self, call: _Call, plan: SplitPlan) -> Any:
-        """Execute a call by its plan, if there are enough samples."""
+    def _by_plan(self, call: _Call, plan: SplitPlan, *, is_new: bool = False) -> Any:
+        """Execute a call by its plan, if there are enough samples; compare it if its counters are new."""
         total, size = call.given.total(plan.dims), self._world.place.size
         is_local = self._options.batch_norm == "local" and uses_batch_norm(call.module)
         if total is None or total < size:
@@ -207,17 +209,18 @@ class CallSplitter:
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         try:
-            return self._split(call, plan, BatchSplit(self._world, total))
+            return self._split(call, plan, BatchSplit(self._world, total), is_new=is_new)
         except Exception as error:
             self._account.failed.record(call.name, self._number, error)
             raise
 
-    def _split(self, call: _Call, plan: SplitPlan, split: BatchSplit) -> Any:
+    def _split(self, call: _Call, plan: SplitPlan, split: BatchSplit, *, is_new: bool) -> Any:
         """Return the outputs of a split call; raise `OutOfStep` if it differs from its equivalence check."""
         forward, module, given = call.forward, call.module, call.given
         before = None if plan.draws is not None else RngState.now(self._world.device)
         check, operations = None, self._modules[module].operations
-        on_all = self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled())
+        is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
+        on_all = self._options.are_serial and (is_due or is_new)
         if on_all or operations.is_due(plan):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
         if plan.sides:

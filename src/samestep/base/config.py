@@ -4,23 +4,23 @@ The file is ``~/.config/samestep/config.toml``, or below ``XDG_CONFIG_HOME``. Ea
 dataclass, whose fields are its keys; a key may be spelled with dashes or underscores.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
+from samestep.base.typed_json import FormatError, read_as
 from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
-TABLES = ("slurm", "mpi")
+TABLES = ("slurm", "mpi", "kubernetes")
 """Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
 
 Table = TypeVar("Table")
-_FORMER_KEYS = {"flavour": "flavor"}
-"""Present names of keys that had other ones before 0.2."""
+_FORMER_KEYS = {"flavour": "flavor"}  # present names of keys that had other ones before 0.2
 
 
 def config_path(environment: Environment) -> Path:
@@ -67,7 +67,7 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
     Args:
         path: the file; if it does not exist, all fields keep the defaults of `kind`.
         name: name of the table.
-        kind: a dataclass whose fields are strings, integers or tuples of strings.
+        kind: a dataclass; see `samestep.base.typed_json.reader`.
 
     Raises:
         UsageError: the file is wrong, or a key is unknown or of the wrong type.
@@ -80,31 +80,13 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
         plain = _FORMER_KEYS.get(plain, plain)
         if plain not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}. {_nearest(plain, known)}")
+        is_time = types[plain] is str and type(value) is int  # such as a time in minutes
         try:
-            found[plain] = _read(value, types[plain])
-        except TypeError:
-            raise UsageError(f"{path}: [{name}] {key} = {value!r} is not {_words(types[plain])}.") from None
+            read = str(value) if is_time else read_as(types[plain], value, f"[{name}] {key} = {value!r}")
+        except FormatError as error:
+            raise UsageError(f"{path}: {error}.") from None
+        found[plain] = read
     return kind(**found)
-
-
-def _read(value: object, kind: Any) -> object:
-    if kind is str and isinstance(value, (str, int)) and not isinstance(value, bool):
-        return str(value)  # such as a time in minutes
-    if int in (kind, *get_args(kind)) and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind == tuple[str, ...] and isinstance(value, list) and _all_text(value):
-        return tuple(value)
-    raise TypeError(value)
-
-
-def _all_text(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _words(kind: Any) -> str:
-    if kind == tuple[str, ...]:
-        return 'a list of strings, such as ["one", "two"]'
-    return "a string" if kind is str else "an integer"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @contextmanager
 def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Set a variable of the calling thread in the block; restore its value before."""
+    """Set a variable of the calling thread in the block; restore its previous value after it."""
     token = variable.set(value)
     try:
         yield

@@ -14,12 +14,20 @@ from samestep.base.errors import DetectionError
 
 Environment: TypeAlias = Mapping[str, str]
 
-_DIGITS = 10
-"""Digits of the largest number that a launcher sets."""
+_DIGITS = 10  # digits of the largest number that a launcher sets
 
 HASH_SEED = "PYTHONHASHSEED"
 FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}
 """The hash seed of processes that need the same one, where the user has set none."""
+
+UNTRACKED: Environment = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "file:mlruns",
+}
+"""Variables under which experiment trackers send nothing to a server."""
 
 
 def snapshot() -> dict[str, str]:

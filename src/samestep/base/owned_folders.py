@@ -31,15 +31,10 @@ DESCENDANTS = ".samestep-descendants"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """A folder that no living process of this host uses.
+    """A folder that no living process of this host uses."""
 
-    Args:
-        path: the folder.
-        life: ``dead``, or ``unknown`` where an owner belongs to another host or container.
-    """
-
-    path: Path
-    life: Life
+    path: Path  # the folder
+    life: Life  # ``dead``, or ``unknown`` where an owner belongs to another host or container
 
 
 def make_folder(parent: Path | None = None) -> Path:

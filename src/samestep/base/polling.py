@@ -1,7 +1,11 @@
-"""Waits for a condition by polling, with growing pauses and a deadline."""
+"""Waits for a condition or a call with a deadline."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def polls(timeout_s: float, *, least_s: float = 0.005, most_s: float = 0.5) -> Iterator[float]:
@@ -9,11 +13,6 @@ def polls(timeout_s: float, *, least_s: float = 0.005, most_s: float = 0.5) -> I
 
     A pause is a tenth of the time waited, within limits, so that a wait takes at most a tenth longer than
     necessary.
-
-    Args:
-        timeout_s: maximum seconds to wait.
-        least_s: shortest pause in seconds.
-        most_s: longest pause in seconds.
     """
     begin = time.monotonic()
     waited = 0.0
@@ -31,3 +30,28 @@ def holds_within(
 ) -> bool:
     """Return whether a condition holds at once or within `timeout_s`; see `polls`."""
     return any(condition() for _ in polls(timeout_s, least_s=least_s, most_s=most_s))
+
+
+def with_timeout(limit_s: float, call: Callable[[], T], *, name: str) -> T:
+    """Return what `call` returns, or raise what it raises; a call that takes longer goes on in its thread.
+
+    Raises:
+        TimeoutError: the call took longer than `limit_s` seconds; the thread called `name` is alive.
+    """
+    returned: list[T] = []
+    raised: list[BaseException] = []
+
+    def main() -> None:
+        try:
+            returned.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            raised.append(error)
+
+    thread = threading.Thread(target=main, name=name, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if raised:
+        raise raised[0]
+    if not returned:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return returned[0]

@@ -1,10 +1,17 @@
-"""Identifies a process by more than its id, since ids recur: later, on other hosts and in containers."""
+"""Identifies a process by more than its id, and lists the processes that have started this one.
+
+Ids recur: later, on other hosts and in containers.
+"""
 
 import os
 import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from samestep.base.machine.kernel_files import name_space, text_of
 
 Life: TypeAlias = Literal["alive", "dead", "unknown"]
 
@@ -13,21 +20,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The identity of a process.
+    """The identity of a process."""
 
-    Args:
-        pid: its process id.
-        started: its start time in the system's unit; empty where unknown.
-        boot: the boot id of its host.
-        host: the name of its host.
-        numbering: the pid namespace of `pid`.
-    """
-
-    pid: int
-    started: str
-    boot: str
-    host: str
-    numbering: str
+    pid: int  # its process id
+    started: str  # its start time in the system's unit; empty where unknown
+    boot: str  # the boot id of its host
+    host: str  # the name of its host
+    numbering: str  # the pid namespace of `pid`
 
     @classmethod
     def here(cls) -> "Owner":
@@ -70,21 +69,7 @@ def has_ended(pid: int) -> bool:
 
 
 def _this_host() -> dict[str, str]:
-    return {"boot": _boot(), "host": socket.gethostname(), "numbering": _numbering()}
-
-
-def _boot() -> str:
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:  # not Linux
-        return ""
-
-
-def _numbering() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # not Linux
-        return ""
+    return {"boot": text_of(_BOOT), "host": socket.gethostname(), "numbering": name_space("pid")}
 
 
 def _started(pid: int) -> str:
@@ -107,3 +92,16 @@ def _started_elsewhere(pid: int) -> str:
         return repr(psutil.Process(pid).create_time())
     except psutil.Error:
         return ""
+
+
+Ancestors = Callable[[], Iterator[tuple[str, Mapping[str, str]]]]
+"""Function that yields an identity and the environment of this process's ancestors, nearest first."""
+
+
+def ancestors() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the ancestors of this process that belong to the same user, nearest first."""
+    import psutil
+
+    with suppress(psutil.Error):  # another user's process, or gone: not this job's launcher
+        for process in psutil.Process().parents():
+            yield str(process.pid), process.environ()

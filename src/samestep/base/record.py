@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,21 +34,24 @@ def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = 
         record: plain values.
         identity: of the run that writes to the folder; see `write_whole`.
     """
-    text = json.dumps(_finite(record), indent=2, allow_nan=False)
+    text = json.dumps(map_values(record, _finite), indent=2, allow_nan=False)
     write_whole(path, [text, "\n"], identity=identity)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
     """Return `record` as one line of JSON, its newline included; a number that is not finite is null."""
-    return json.dumps(_finite(record), allow_nan=False) + "\n"
+    return json.dumps(map_values(record, _finite), allow_nan=False) + "\n"
+
+
+def map_values(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return JSON data with `change` applied to each value in its lists and objects."""
+    if isinstance(value, Mapping):
+        return {name: map_values(item, change) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_values(item, change) for item in value]
+    return change(value)
 
 
 def _finite(value: Any) -> Any:
-    """Return `value` with null for each NaN and infinity, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    """Return null for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

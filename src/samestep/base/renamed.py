@@ -11,12 +11,7 @@ _REMOVED_IN = "0.3"
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn the caller of the function that calls this.
-
-    Args:
-        old: the former name, as a script writes it.
-        new: the present name.
-    """
+    """Warn the caller of the function that calls this."""
     warnings.warn(
         f"{old} is now {new}; samestep {_REMOVED_IN} removes the old name.",
         DeprecationWarning,

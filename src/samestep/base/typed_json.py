@@ -17,15 +17,14 @@ Check: TypeAlias = Callable[[Any], str]
 Reader: TypeAlias = Callable[[Any, str], Any]
 """Returns a JSON value as a typed value; the text is its place, such as ``study.points[1]``."""
 
-_MOST = 1e100
-"""The largest valid number; sums and products of larger ones overflow."""
+_MOST = 1e100  # the largest valid number; sums and products of larger ones overflow
 
 _VALUES: dict[Any, tuple[type | tuple[type, ...], str]] = {
-    str: (str, "text"),
-    int: (int, "a whole number"),
+    str: (str, "a string"),
+    int: (int, "an integer"),
     float: ((int, float), "a number"),
     bool: (bool, "true or false"),
-    Path: (str, "text"),
+    Path: (str, "a string"),
 }
 
 

@@ -1,6 +1,7 @@
 """Formats and parses bytes, seconds, counts and rates as people write them."""
 
 import re
+from collections.abc import Collection
 
 from samestep.base.errors import UsageError
 
@@ -45,7 +46,32 @@ def counted(number: int, thing: str) -> str:
     >>> counted(1, "node"), counted(2, "node")
     ('1 node', '2 nodes')
     """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def ranges(numbers: Collection[int], *, separator: str = ",") -> str:
+    """Return numbers as ranges, as the kernel's lists have them.
+
+    >>> ranges({8, 0, 1, 2, 3}), ranges([3, 0, 1, 2, 7], separator=", ")
+    ('0-3,8', '0-3, 7')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def format_ranks(ranks: Collection[int]) -> str:
+    """Return ranks as text: ``rank 1``, ``ranks 0, 2-5``."""
+    return f"rank{verb(ranks, '', 's')} {ranges(ranks, separator=', ')}"
+
+
+def verb(ranks: Collection[int], one: str, many: str) -> str:
+    """Return the form of a verb that fits a number of ranks."""
+    return one if len(ranks) == 1 else many
 
 
 def bytes_text(count: float) -> str:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.base.console import log
+from samestep.base.console import log, progress_bar
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
-from samestep.base.progress_bar import progress_bar
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text, check_seconds
 from samestep.cli.help_text import flowing

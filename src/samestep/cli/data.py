@@ -70,7 +70,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
-    from samestep.base.user_folders import user_cache
+    from samestep.base.folders import user_cache
     from samestep.training.data.sets.registry import DATA_SETS
 
     if name not in DATA_SETS:

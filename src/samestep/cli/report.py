@@ -11,12 +11,12 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli.options import results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.studies.report import run_comparison, run_page
+from samestep.studies.report import run_page
 from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import names, read_run
 from samestep.studies.report.run_page import NAME
 from samestep.studies.report.run_summary import headline, hints
-from samestep.studies.report.write import write_figures, write_text
+from samestep.studies.report.write import write_figures, write_pdf, write_text
 from samestep.studies.scaling.analysis.study_file import as_json as study_as_json
 from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts as study_charts
@@ -47,7 +47,7 @@ def report(
             RESULTS_PANEL,
         ),
     ] = None,
-    output: results.Output,
+    output: results.PageOutput,
 ) -> None:
     """Write a page about a run, a comparison of runs, or a scaling study.
 
@@ -64,9 +64,11 @@ def report(
     if len(runs) == 1:
         path = write_text(page or paths[0] / NAME, run_page.render(runs[0]))
     else:
-        path = write_text(page or Path(NAME), run_comparison.render(runs))
+        path = write_text(page or Path(NAME), run_page.render_side_by_side(runs))
     if output.figures is not None:
         log(write_figures(charts(runs), output.figures))
+    if output.pdf is not None:
+        log(write_pdf(path, output.pdf))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if output.as_json:
         found = {
@@ -80,12 +82,14 @@ def report(
 
 
 def _report_study(
-    paths: list[Path], output: results.Output, *, worth: float | None, page: Path | None
+    paths: list[Path], output: results.PageOutput, *, worth: float | None, page: Path | None
 ) -> None:
     study = study_of(paths, bar=worth)
     path = write_study_page(study, page or _beside(paths))
     if output.figures is not None:
         log(write_figures(study_charts(study), output.figures))
+    if output.pdf is not None:
+        log(write_pdf(path, output.pdf))
     if output.as_json:
         print(json_line({"page": str(path), "study": study_as_json(study)}).rstrip())
         return

@@ -14,6 +14,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import workers_per_node
 from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch
+from samestep.cli.options.auto_workers import choose
 from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, grouped, option, switch
 from samestep.cli.options.defaults import Config
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
@@ -25,6 +26,7 @@ from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
 from samestep.launch.source.flags import flags_of
 from samestep.run.decision import (
+    Decision,
     banner,
     decide,
     dry_run_lines,
@@ -57,7 +59,7 @@ def run(
     ],
     arguments: launch.Arguments = None,
     *,
-    start: launch.WatchedWorkers,
+    start: launch.RunWorkers,
     nproc_per_node: Annotated[
         str | None, option("K", "Workers on each node: a number, gpu, cpu or auto.", WORKERS_PANEL)
     ] = None,
@@ -123,7 +125,7 @@ def run(
     logs = Logs(folder=log_dir, redirects=Std.parse("--redirects", redirects), tee=Std.parse("--tee", tee))
     job = Job(
         program=launch.program(target, arguments or (), module=module, no_python=no_python),
-        workers=start.workers,
+        workers=start.number,
         per_node=None
         if nproc_per_node is None
         else workers_per_node(nproc_per_node, cpus=cpu_share().usable),
@@ -137,14 +139,16 @@ def run(
     if start.workers is None:  # otherwise a second number is meant for the program
         _refuse_misplaced(job.program)
     check_writable(logs)
+    mode, threads = checked_mode(mode), start.threads
+    if start.workers == launch.AUTO:
+        others = {"--threads": threads, "--nproc-per-node": nproc_per_node, "--sanitize": sanitize}
+        flags = {"mode": mode, "bind": start.bind, "hang_timeout": start.hang_timeout}
+        job, threads = choose(job, flags, settings, contradicting=others, dry_run=dry_run)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
-    mode = checked_mode(mode)
     if not dry_run:
         fix_hash_seed(job, mode)
-    decision = decide(
-        job, mode=mode, threads=start.threads, master=rendezvous.master(), environment=env.snapshot()
-    )
+    decision = decide(job, mode=mode, threads=threads, master=rendezvous.master(), environment=env.snapshot())
     decision = with_options(with_binding(decision, start.bind), **settings)
     decision = with_checks(
         decision,
@@ -159,17 +163,21 @@ def run(
         print("\n".join(dry_run_lines(decision)))
         return
     if decision.is_main:
-        for line in banner(decision):
-            inform(line)
-        if config is not None:
-            inform(f"options that are not given are read from {config}")
-        if warning := oversubscription(decision):
-            log(warning)
+        _print_banner(decision, config)
     code = execute(decision)
     if code == 0 and (hint := scale_hint(decision)):
         inform(hint)
     # Without this the interpreter takes 0.4 s to unload torch.
     leave(code)
+
+
+def _print_banner(decision: Decision, config: Path | None) -> None:
+    for line in banner(decision):
+        inform(line)
+    if config is not None:
+        inform(f"options that are not given are read from {config}")
+    if warning := oversubscription(decision):
+        log(warning)
 
 
 def _refuse_misplaced(program: Program) -> None:

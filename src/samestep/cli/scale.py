@@ -26,7 +26,8 @@ from samestep.launch.submit.site_defaults import (
     SlurmSite,
     site_of,
 )
-from samestep.studies.report.write import write_figures
+from samestep.studies.report.run_page import NAME
+from samestep.studies.report.write import write_figures, write_pdf
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
 from samestep.studies.scaling.analysis.study_file import seen_from_here
@@ -49,7 +50,7 @@ SETTINGS: Mapping[str, Any] = {
 
 _SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
 _JOB_PANELS = (_JOBS, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
-_WITH_COLLECT = ("--collect", "--worth", "--figures", "--json", "--quiet")
+_WITH_COLLECT = ("--collect", "--worth", "--figures", "--pdf", "--json", "--quiet")
 """Options that do not change how a study is measured."""
 
 
@@ -136,7 +137,7 @@ def scale(
     out: Annotated[
         Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", RESULTS_PANEL)
     ] = None,
-    output: results.Output,
+    output: results.PageOutput,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     dry_run: launch.DryRun = False,
     submission: StudyJobs,
@@ -210,10 +211,12 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _refuse_unused(context: typer.Context, submission: StudyJobs, output: results.Output) -> None:
+def _refuse_unused(context: typer.Context, submission: StudyJobs, output: results.PageOutput) -> None:
     """Refuse options of jobs without ``--submit``, of a new study with ``--collect``, and of no result."""
-    if submission.detach and output.figures is not None:
-        raise UsageError("--figures needs the results, and --detach does not wait; give it with --collect.")
+    if submission.detach and (output.figures or output.pdf):
+        raise UsageError(
+            "--figures and --pdf need the results, and --detach does not wait; give them with --collect."
+        )
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
     for one in context.command.params:
@@ -224,7 +227,7 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs, output: result
         if submission.collect is not None and flag not in _WITH_COLLECT:
             raise UsageError(
                 f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
-                "out; only --worth, --figures and --json go with --collect."
+                "out; only --worth, --figures, --pdf and --json go with --collect."
             )
         is_of_job = flag == "--detach" or getattr(one, "rich_help_panel", "") in _JOB_PANELS
         if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
@@ -233,7 +236,7 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs, output: result
             )
 
 
-def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.Output) -> int:
+def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.PageOutput) -> int:
     """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
     if isinstance(result, str):
         print(result)
@@ -245,4 +248,6 @@ def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.
         print(study_text(seen_from_here(study, folder), terminal_width()))
     if output.figures is not None:
         log(write_figures(charts(study), output.figures))
+    if output.pdf is not None:
+        log(write_pdf(folder / NAME, output.pdf))
     return code

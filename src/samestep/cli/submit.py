@@ -1,4 +1,4 @@
-"""Implements ``samestep submit``, which writes a job for Slurm or MPI, submits it and follows it."""
+"""Implements ``samestep submit``, which writes a job for Slurm, MPI or Kubernetes, submits and follows it."""
 
 import os
 import sys
@@ -22,12 +22,24 @@ from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
 from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
 from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
+from samestep.launch.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
+from samestep.launch.submit.kubernetes_commands import FollowedKubernetesJob
+from samestep.launch.submit.kubernetes_commands import submit as submit_to_kubernetes
 from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
 from samestep.launch.submit.mpi import script as mpi_script
 from samestep.launch.submit.mpi_hosts import hosts_in, hosts_of
+from samestep.launch.submit.node_sizes import per_node
 from samestep.launch.submit.shell import slug
-from samestep.launch.submit.site_defaults import HOSTS_PANEL, SIZE_PANEL, MpiSite, SlurmSite, site_of
-from samestep.launch.submit.slurm import Launch, SlurmJob, per_node
+from samestep.launch.submit.site_defaults import (
+    HOSTS_PANEL,
+    POD_PANEL,
+    SIZE_PANEL,
+    KubernetesSite,
+    MpiSite,
+    SlurmSite,
+    site_of,
+)
+from samestep.launch.submit.slurm import Launch, SlurmJob
 from samestep.launch.submit.slurm import script as slurm_script
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
 from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
@@ -46,6 +58,10 @@ Target = Annotated[
 JobName = Annotated[
     str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
 ]
+Nodes = Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)]
+PerNode = Annotated[
+    int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node")
+]
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
@@ -54,13 +70,10 @@ def slurm(
     target: Target,
     arguments: launch.Arguments = None,
     *,
-    nodes: Annotated[int, option("N", "Number of nodes.", SIZE_PANEL)] = 1,
+    nodes: Nodes = 1,
     gpus_per_node: launch.GpusPerNode = 0,
     workers: launch.WorkerCount = None,
-    nproc_per_node: Annotated[
-        int | None,
-        option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node"),
-    ] = None,
+    nproc_per_node: PerNode = None,
     requeue: Annotated[
         bool,
         switch("Before the time limit, write a checkpoint and requeue the job.", SIZE_PANEL, "--requeue"),
@@ -191,7 +204,65 @@ def mpi(
     return _follow(started, detach=detach)
 
 
-submit = typer.Typer(help="Write the job for Slurm or MPI, submit it, and follow it to its end.")
+@with_flags_of(KubernetesSite)
+def kubernetes(
+    target: Target,
+    arguments: launch.Arguments = None,
+    *,
+    nodes: Nodes = 1,
+    gpus_per_node: launch.GpusPerNode = 0,
+    workers: launch.WorkerCount = None,
+    nproc_per_node: PerNode = None,
+    operator: Annotated[
+        str,
+        option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL),
+    ] = "none",
+    job_name: JobName = None,
+    dry_run: launch.DryRun = False,
+    detach: launch.Detach = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    **settings: Any,
+) -> int:
+    """Write a Kubernetes job, create it by kubectl, and follow its pods and the log of rank 0 to the end.
+
+    It is an Indexed Job with a headless Service, or with --operator a JobSet or a PyTorchJob. The manifest
+    is stored in jobs/. The image or the claim has the script at the same relative path as this folder.
+    Ctrl-C ends the following, not the job. Defaults are read from the kubernetes table of
+    ~/.config/samestep/config.toml; flags override them.
+    """
+    site = site_of(KubernetesSite, settings)
+    command, script = _work(target, arguments or [])
+    job = KubernetesJob(
+        command=command,
+        name=job_name or service_name(command.name),
+        nodes=nodes,
+        per_node=per_node(
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            workers=workers,
+            nproc_per_node=nproc_per_node,
+            in_command=command.workers,
+        ),
+        gpus_per_node=gpus_per_node,
+        operator=operator,
+        site=site,
+    )
+    tasks = nodes if job.per_node == 1 else 1  # with several workers, each pod's start knows their number
+    _refuse_own_workers(script, tasks=tasks, remedy="Give it several workers in each pod")
+    text = manifest(job)
+    if dry_run:
+        _print(_encoded(text))
+        return 0
+    file = _store(job.name, text, suffix=".yaml")
+    submit_to_kubernetes(job, file)
+    log(
+        f"{job.resource} is created: {counted(job.workers, 'worker')} in {counted(nodes, 'pod')}. "
+        f"Its manifest is {file}."
+    )
+    return _follow(FollowedKubernetesJob(job, file), detach=detach)
+
+
+submit = typer.Typer(help="Write the job for Slurm, MPI or Kubernetes, submit it, and follow it to its end.")
 submit.command(
     "slurm",
     help=flowing(slurm.__doc__),
@@ -204,6 +275,12 @@ submit.command(
     context_settings=dict(SETTINGS),
     short_help="Start a job with Open MPI or MPICH.",
 )(mpi)
+submit.command(
+    "kubernetes",
+    help=flowing(kubernetes.__doc__),
+    context_settings=dict(SETTINGS),
+    short_help="Create a Kubernetes job.",
+)(kubernetes)
 
 
 def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None]:

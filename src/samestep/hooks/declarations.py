@@ -327,6 +327,15 @@ DEVICES_OF_DDP = Hook(
     "a model on the CPU has no device_ids",
     arguments=("self", "module", "device_ids", "output_device"),
 )
+SYNCHRONIZED_NORM = Hook(
+    "torch.nn:SyncBatchNorm", "forward", _GLOO, "torch computes it on GPUs only", arguments=("self", "input")
+)
+NORMS_OF_DDP = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "_passing_sync_batchnorm_handle",
+    _GLOO,
+    "torch refuses SyncBatchNorm on the CPU",
+)
 
 # --- launching -------------------------------------------------------------------------------------------
 
@@ -351,6 +360,11 @@ PARENTS_CHILDREN = Hook(
 def cuda(name: str) -> Hook:
     """Return the hook of a function or class of ``torch.cuda`` that ``--device cpu`` replaces."""
     return Hook("torch.cuda", name, _CUDA, _ON_CPU, optional=True)
+
+
+def accelerator(name: str) -> Hook:
+    """Return the hook of a function of ``torch.accelerator`` that ``--device cpu`` replaces."""
+    return Hook("torch.accelerator", name, _CUDA, _ON_CPU, optional=True)
 
 
 def file_function(owner: str, name: str) -> Hook:

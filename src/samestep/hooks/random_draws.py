@@ -109,5 +109,4 @@ def _clear_cache() -> None:
     _cached = b"", None
 
 
-_TWISTER_BYTES = 4 * 625
-"""Size of the raw state: 624 words and a position."""
+_TWISTER_BYTES = 4 * 625  # size of the raw state: 624 words and a position

@@ -4,6 +4,7 @@ A forked process that reads all names of all modules copies most of its memory, 
 search. So the launcher searches before it forks; later searches are limited to modules that are new or grown.
 """
 
+import glob
 import os
 import pathlib
 import sys
@@ -65,17 +66,22 @@ def _replace_all(pairs: _Pairs) -> None:
         _replace(names, pairs, _searched[module].names if is_known else [*names])
     openers = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]  # noqa: SLF001
     _replace(openers, pairs, [*openers])
-    accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
-    if accessor is not None:
-        for name, value in [*vars(accessor).items()]:
+    for holder in _holders_of_file_functions():
+        for name, value in [*vars(holder).items()]:
             plain = value.__func__ if isinstance(value, staticmethod) else value
             if id(plain) in pairs and pairs[id(plain)][0] is plain:
-                setattr(accessor, name, staticmethod(pairs[id(plain)][1]))
+                setattr(holder, name, staticmethod(pairs[id(plain)][1]))
     for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         for old, new in pairs.values():
             if old in group:
                 cast("set[Any]", group).discard(old)
                 cast("set[Any]", group).add(new)
+
+
+def _holders_of_file_functions() -> list[type]:
+    """Return the classes by which pathlib calls functions of `os`: those of Python 3.10, and of 3.13."""
+    found = (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None))
+    return [holder for holder in found if holder is not None]
 
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -19,8 +19,8 @@ from itertools import count
 from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
+from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
-from samestep.base.standard_streams import write_stderr
 
 Make: TypeAlias = Callable[[Any], Any]
 """Returns the replacement of the attribute that it gets."""
@@ -30,24 +30,16 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """An attribute that a feature replaces.
+    """An attribute that a feature replaces."""
 
-    Args:
-        owner: the module, or module and class separated by a colon: ``torch.autograd``, ``torch.nn:Module``.
-        attribute: its name.
-        feature: the feature that needs it.
-        reason: why the feature replaces it.
-        order: its position in the chain of the attribute's hooks; higher is outside.
-        arguments: names of the first parameters that the replacement relies on.
-        optional: whether the feature does without an attribute that is missing; otherwise it is refused.
-    """
-
+    # the module, or module and class separated by a colon: ``torch.autograd``, ``torch.nn:Module``
     owner: str
-    attribute: str
-    feature: str
-    reason: str
-    order: int = 0
-    arguments: tuple[str, ...] = ()
+    attribute: str  # its name
+    feature: str  # the feature that needs it
+    reason: str  # why the feature replaces it
+    order: int = 0  # its position in the chain of the attribute's hooks; higher is outside
+    arguments: tuple[str, ...] = ()  # names of the first parameters that the replacement relies on
+    # whether the feature does without an attribute that is missing; otherwise it is refused
     optional: bool = False
 
     @property
@@ -67,8 +59,7 @@ class _Chain:
 
     owner: Any
     attribute: str
-    before: Any
-    """The attribute before the first hook, as the owner holds it; `_MISSING` for an inherited one."""
+    before: Any  # the attribute before the first hook, as the owner holds it; `_MISSING` for an inherited one
     original: Any
     installed: Any = None
     hooks: list[tuple[tuple[int, int], Make]] = field(default_factory=list)
@@ -142,7 +133,7 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
 
 
 def put(hook: Hook, value: Any) -> Any:
-    """Set the attribute of `hook`, and return its value before; nothing restores it."""
+    """Set the attribute of `hook`, and return its previous value; nothing restores it."""
     owner = _owner(hook)
     before = getattr(owner, hook.attribute)
     setattr(owner, hook.attribute, value)

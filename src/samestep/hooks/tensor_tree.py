@@ -4,11 +4,14 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+_DEEPEST = 8
+"""The depth to which structures are searched: objects may refer to each other."""
 Path: TypeAlias = tuple[str | int, ...]
 """Path of a part in a structure: keys, indices and names from the outside in."""
 Change: TypeAlias = Callable[[Path, Tensor], Any]
@@ -21,7 +24,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """
     if isinstance(value, Tensor):
         yield path, value
-    else:
+    elif len(path) < _DEEPEST:
         for key, part in parts_of(value):
             yield from leaves(part, (*path, key))
 
@@ -30,7 +33,8 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
     """Return `value` with each tensor replaced; containers are copied, everything else is shared."""
     if isinstance(value, Tensor):
         return change(path, value)
-    parts = {key: mapped(part, change, (*path, key)) for key, part in parts_of(value)}
+    own = parts_of(value) if len(path) < _DEEPEST else ()
+    parts = {key: mapped(part, change, (*path, key)) for key, part in own}
     if not parts:
         return value
     if isinstance(value, tuple):
@@ -59,6 +63,29 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         for field in fields(value):
             if hasattr(value, field.name):
                 yield field.name, getattr(value, field.name)
+    else:
+        yield from _fields_with_tensors(value).items()
+
+
+def _fields_with_tensors(value: Any, depth: int = 2) -> dict[str, Any]:
+    """Return the fields of an object that holds tensors, or lists of objects that do; nothing for others."""
+    fields = getattr(value, "__dict__", None)
+    if not isinstance(fields, dict) or callable(value) or isinstance(value, (type, ModuleType)):
+        return {}
+    return fields if any(_holds_tensors(part, depth) for part in fields.values()) else {}
+
+
+def _holds_tensors(part: Any, depth: int) -> bool:
+    if isinstance(part, Tensor):
+        return True
+    first = next(iter(part.values() if isinstance(part, dict) else part), None) if _is_filled(part) else part
+    if isinstance(first, Tensor):
+        return True
+    return depth > 0 and bool(_fields_with_tensors(first, depth - 1))
+
+
+def _is_filled(part: Any) -> bool:
+    return isinstance(part, list | tuple | dict) and bool(part)
 
 
 def data_in(value: Any) -> list[Tensor]:

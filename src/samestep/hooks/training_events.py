@@ -112,17 +112,13 @@ class _EventSource:
 
     Its wrappers run in every step, after the model's work has evicted everything else from the caches, where
     a Python call costs about ten times as much. So they call as few functions as possible.
-
-    Args:
-        listener: receives the events.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._is_in_backward = False
         self._stepping: Optimizer | None = None
-        self._last: ref[nn.Module] | None = None
-        """The module with parameters that was called last."""
+        self._last: ref[nn.Module] | None = None  # the module with parameters that was called last
 
     def wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a replacement of `nn.Module.__call__`."""

@@ -13,6 +13,8 @@ from typing import Any
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 
+_skipped_folders: set[str] = set()
+
 
 @contextmanager
 def uncompiled(owner: type) -> Iterator[None]:
@@ -34,11 +36,17 @@ def uncompiled(owner: type) -> Iterator[None]:
 
 def _mark(methods: list[FunctionType]) -> None:
     # The public spelling gives another function.
-    from torch._dynamo import decorators, eval_frame
+    from torch._dynamo import decorators, eval_frame, trace_rules
 
     dynamo: Any = eval_frame
+    if not hasattr(dynamo, "FrameExecStrategy"):  # torch 2.6 can only skip files
+        folders = {__package__, *(one.__module__.rpartition(".")[0] for one in methods)}
+        for folder in folders - _skipped_folders:
+            trace_rules.add(folder)
+            _skipped_folders.add(folder)
+        return
     for one in methods:
         decorators.skip(one)
-        if hasattr(dynamo, "FrameExecStrategy"):  # older versions compile the functions that these call
-            skip = dynamo.FrameAction.SKIP
-            dynamo.set_code_exec_strategy(one.__code__, dynamo.FrameExecStrategy(skip, skip))
+        # Some versions compile the functions that a skipped one calls.
+        skip = dynamo.FrameAction.SKIP
+        dynamo.set_code_exec_strategy(one.__code__, dynamo.FrameExecStrategy(skip, skip))

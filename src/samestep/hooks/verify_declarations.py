@@ -33,6 +33,10 @@ ATTENTION = Hook(
     "its dropout is disabled in the run without random features",
     arguments=("query", "key", "value", "attn_mask", "dropout_p"),
 )
+NORM_CLIPS = tuple(
+    Hook(owner, "clip_grad_norm_", _VERIFY, "the norm of gradients before they are clipped")
+    for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
+)
 
 _NOTES = "verify: notes"
 PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")

@@ -1,6 +1,9 @@
 """Lists which back end of torch.distributed suits which device and network, and which one applies here."""
 
+import re
+import shutil
 import socket
+import subprocess
 from typing import Any
 
 import psutil
@@ -37,6 +40,28 @@ def available() -> list[str]:
     return [name for name in ("nccl", "xccl", "gloo", "mpi") if dist.is_backend_available(name)]
 
 
+def nvlink_pairs(matrix: str) -> list[tuple[int, int]]:
+    """Return the pairs of GPUs that NVLink connects, from the output of ``nvidia-smi topo -m``."""
+    rows = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
+    return [
+        (one, other)
+        for one, row in enumerate(rows)
+        for other in range(one + 1, len(rows))
+        if row[1 + other].startswith("NV")
+    ]
+
+
+def links_here(count: int) -> str:
+    """Return a sentence about NVLink between the GPUs of this machine; empty without two of NVIDIA."""
+    command = shutil.which("nvidia-smi")
+    if count < 2 or command is None:
+        return ""
+    done = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, check=False)
+    pairs = nvlink_pairs(done.stdout)
+    text = ", ".join(f"{one} and {other}" for one, other in pairs) or "no GPUs"
+    return f" NVLink connects {text}; nvidia-smi topo -m shows the other connections."
+
+
 def run(setup: Setup) -> Outcome:
     """Run the experiment; it starts no ranks."""
     del setup
@@ -62,6 +87,7 @@ def run(setup: Setup) -> Outcome:
     head = ("device", "network", "back end", "its all-reduce", "in this torch", "here")
     return Outcome(
         tables=[Table(head=head, rows=rows)],
-        measured=f"{ROWS[here][2]} applies here: this machine has {device}, and {network}. Nothing is timed.",
+        measured=f"{ROWS[here][2]} applies here: this machine has {device}, and {network}."
+        f"{links_here(count)} Nothing is timed.",
         values=values,
     )

@@ -85,8 +85,9 @@ def run(setup: Setup, *, epochs: int = 1, samples: int = 1000) -> Outcome:
         tables=[Table(head=head, rows=rows)],
         measured=(
             f"One worker has {own:.4%}. Up to {counted_twice} of {len(right):,} samples are counted twice, "
-            f"which moves the accuracy by up to {worst:.4%}; the exact evaluation gives {own:.4%} on every "
-            f"number of workers. 10,000 samples become {sizes[3]:,} on 3 workers and {sizes[7]:,} on 7."
+            f"which moves the accuracy by up to {100 * worst:.4f} points; the exact evaluation gives "
+            f"{own:.4%} on every number of workers. 10,000 samples become {sizes[3]:,} on 3 workers and "
+            f"{sizes[7]:,} on 7."
         ),
         values={"accuracy": own, "evaluations": found},
     )

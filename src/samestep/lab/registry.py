@@ -106,10 +106,11 @@ _ALL = (
             "It trains with the global batch kept, and with a batch per worker and each rule for the rate, "
             "on equally many samples."
         ),
-        expect="A batch per worker takes 1/N of the steps, and is less accurate unless the rate is scaled.",
+        expect="A batch per worker takes 1/N of the steps; a scaled rate is meant to restore the accuracy.",
         why=(
             "N times the batch is another training: fewer, less noisy steps. The linear rule makes each step "
-            "longer to compensate. With the global batch kept, the steps are those of one worker."
+            "longer, which need not compensate in a short training. With the global batch kept, the steps "
+            "are those of one worker."
         ),
         trains=True,
     ),
@@ -139,11 +140,12 @@ _ALL = (
     Experiment(
         name="precision",
         question="What do lower precisions change in accuracy and speed?",
-        does="It trains in fp32, bf16, fp16 with loss scaling and bf16-true, with several seeds.",
+        does="It trains in fp32, bf16, fp16 with loss scaling, bf16-true and fp16-true, with several seeds.",
         expect="Equal accuracy within the spread; faster only on hardware with units for 16 bits.",
         why=(
             "Mixed precision keeps float32 weights, and fp16 scales the loss so that small gradients do not "
-            "become 0. The MNIST tutorial (004) uses Apex and its level O2."
+            "become 0. In a short training of a small network, weights of 16 bits can do as well. "
+            "The MNIST tutorial (004) uses Apex and its level O2."
         ),
         trains=True,
     ),
@@ -163,10 +165,11 @@ _ALL = (
         name="threads",
         question="How many compute threads does each rank need?",
         does="It measures steps with several numbers of threads per rank, interleaved.",
-        expect="The cores divided by the ranks is the fastest or close; more threads than cores is slower.",
+        expect="The cores divided by the ranks is the fastest or close; more threads can be slower by far.",
         why=(
-            "Threads beyond the cores wait for each other. torchrun sets one thread for each rank unless "
-            "OMP_NUM_THREADS is set; without a launcher, each rank would start a thread for every core."
+            "Threads beyond the cores wait for each other, while the system lets others run. torchrun sets "
+            "one thread for each rank unless OMP_NUM_THREADS is set; without a launcher, each rank would "
+            "start a thread for every core."
         ),
     ),
     Experiment(

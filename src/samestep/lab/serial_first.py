@@ -127,14 +127,16 @@ def run(
     slow, fast = (median(taken) for taken in loading.values())
     paths = [(name, rate_text(1 / median(taken), "samples")) for name, taken in loading.items()]
     best = max(times, key=lambda name: first / median(times[name]))
+    clear = quartiles(times[best])[1] < quartiles(times[changes[0]])[0]
+    answer = f"the fastest is {best}, {first / median(times[best]):.2f} times the speed without changes"
     return Outcome(
         tables=[
             Table(head=("change", "step", "quartiles", "speed"), rows=rows, title=f"Steps of {model}"),
             Table(head=("data path", "speed"), rows=paths, title=f"Loading {images.name}"),
         ],
         measured=(
-            f"On one worker the fastest is {best}, {first / median(times[best]):.2f} times the speed without "
-            f"changes; gathering batches loads {slow / fast:.0f} times as fast as sample by sample."
+            f"On one worker {answer if clear else 'no change is clearly faster: the quartiles overlap'}; "
+            f"gathering batches loads {slow / fast:.0f} times as fast as sample by sample."
         ),
         values={
             "step_s": {

@@ -70,11 +70,19 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
     differences = [one[True] - one[False] for one in found]
     mean, half = mean_and_half(differences)
     rows = [
-        (str(seed), *(f"{100 * value:.2f} %" for value in (one[True], one[False], one[True] - one[False])))
+        (
+            str(seed),
+            *(f"{100 * one[new_order]:.2f} %" for new_order in (True, False)),
+            f"{100 * (one[True] - one[False]):+.2f}",
+        )
         for seed, one in enumerate(found)
     ]
     rows.append(
-        ("mean", *(interval_text(values, scale=100, unit=" %") for values in (new, same, differences)))
+        (
+            "mean",
+            *(interval_text(values, scale=100, unit=" %") for values in (new, same)),
+            interval_text(differences, scale=100),
+        )
     )
     effect = "an effect is measured" if abs(mean) > half else "no effect is measured"
     return Outcome(

@@ -69,11 +69,17 @@ def run(setup: Setup, *, rounds: int = ROUNDS, steps: int = STEPS) -> Outcome:
     share = named["its share of the cores"]
     worst = max(chosen, key=lambda count: values[count]["median_s"])
     ratio = values[worst]["median_s"] / values[share]["median_s"]
+    equal = [
+        count
+        for count in chosen
+        if count != best and values[count]["quartiles_s"][0] <= values[best]["quartiles_s"][1]
+    ]
+    overlap = f" The quartiles of {' and '.join(map(str, equal))} overlap with it." if equal else ""
     return Outcome(
         tables=[Table(head=("threads", "in all", "rule", "step", "quartiles"), rows=rows)],
         measured=(
-            f"{setup.workers} ranks on {cores} cores are fastest with {counted(best, 'thread')} each; with "
-            f"{worst} a step takes {ratio:.2f} times as long as with the share of {share}."
+            f"{setup.workers} ranks on {cores} cores are fastest with {counted(best, 'thread')} each."
+            f"{overlap} With {worst} a step takes {ratio:.2f} times as long as with the share of {share}."
         ),
         values={"cores": cores, "share": share, "threads": values},
     )

@@ -85,22 +85,14 @@ class Logs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """Nodes of a job, and the rendezvous of their launchers, one on each node.
+    """Nodes of a job, and the rendezvous of their launchers, one on each node."""
 
-    Args:
-        count: number of nodes; the maximum if it may change.
-        least: the minimum; None if nodes may not leave and return during the run.
-        rank: number of this node; None if the rendezvous assigns it.
-        backend: static: the node ranks are given
-        endpoint: ``host:port`` that all nodes reach, on node 0; empty for one node.
-        options: further options of the back end (``--rdzv-conf``).
-    """
-
-    count: int = 1
-    least: int | None = None
-    rank: int | None = None
-    backend: Literal["static", "c10d"] = "static"
-    endpoint: str = ""
+    count: int = 1  # number of nodes; the maximum if it may change
+    least: int | None = None  # the minimum; None if nodes may not leave and return during the run
+    rank: int | None = None  # number of this node; None if the rendezvous assigns it
+    backend: Literal["static", "c10d"] = "static"  # static: the node ranks are given
+    endpoint: str = ""  # ``host:port`` that all nodes reach, on node 0; empty for one node
+    # further options of the back end (``--rdzv-conf``)
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -18,8 +18,7 @@ _POLL_S = 0.1
 _READ_EVERY_S = 0.5
 _SEEN_WITHIN_S = 5.0
 """Seconds that a node stays until the others have read its verdict: it may serve the store."""
-_SILENT_S = 30.0
-"""Seconds that a node that is done waits for a node that posts nothing new."""
+_SILENT_S = 30.0  # seconds that a node that is done waits for a node that posts nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from samestep.base.env import Environment, integer
 from samestep.base.errors import UsageError
-from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.machine.description import CpuShare
+from samestep.base.process_identity import Ancestors, ancestors
 from samestep.base.units import whole
 from samestep.launchers.registry import BY_NAME, SLURM, TORCHELASTIC
 
@@ -20,8 +20,7 @@ _PASSED = "SAMESTEP_THREADS"
 """Variable with the value that `samestep run` set ``OMP_NUM_THREADS`` to, and the reason: otherwise it could
 not be distinguished from the user's own value."""
 
-_ASKED = "as asked"
-"""Reason of a number that the user gave with a flag."""
+_ASKED = "as asked"  # reason of a number that the user gave with a flag
 BOUND = "SAMESTEP_BOUND"
 """Variable with the kind of binding that `samestep.launchers.binding` has applied to this process."""
 

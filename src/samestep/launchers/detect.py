@@ -15,6 +15,7 @@ from samestep.launchers.read_variables import Claim, claim_of, place_of
 from samestep.launchers.registry import (
     BY_NAME,
     ENVIRONMENT,
+    KUBERNETES,
     LAUNCHERS,
     SLURM,
     UNKNOWN,
@@ -97,6 +98,8 @@ def refuse_incomplete(env: Environment) -> None:
     for launcher in reversed(LAUNCHERS):  # the plainer row of two that share variables
         values = claim_of(launcher, env).values
         several = values.get("size", 1) > 1 or values.get("rank", 0) > 0
+        if launcher is KUBERNETES:  # pods of an Indexed Job without a number of ranks are separate runs
+            continue
         if several and not (launcher is SLURM and is_job_script(env)):
             _refuse_incomplete(launcher, env)
     if env.get("SLURM_PROCID") and not env.get("SLURM_STEP_ID") and not _is_batch_script(env):
@@ -174,7 +177,7 @@ def _notes_when_single(env: Environment) -> tuple[str, ...]:
 
 
 def _notes_on_assumed(place: Place, assumed: tuple[str, ...]) -> tuple[str, ...]:
-    if "local_rank" not in assumed or place.size == 1:
+    if "local_rank" not in assumed or "node" not in assumed or place.size == 1:
         return ()
     if place.local_size == place.size:
         layout = "all ranks are taken to be on this host (MASTER_ADDR is this host)"

@@ -11,8 +11,7 @@ MOST = 2**16
 """Maximum nodes of a job, as in Slurm itself; a few characters can stand for any number."""
 _RANGES = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?(,[0-9]{1,18}(-[0-9]{1,18})?)*")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
-_SHOWN = 200
-"""Maximum characters of a list that a message quotes."""
+_SHOWN = 200  # maximum characters of a list that a message quotes
 
 
 def hosts(text: str) -> list[str]:

@@ -148,7 +148,21 @@ ENVIRONMENT = Launcher(
     silent_means_alone=True,
 )
 
-LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, ENVIRONMENT)
+# The pods of an Indexed Job, also of a JobSet: Kubernetes gives each its number, and the manifest must give
+# their number. A manifest that sets RANK has ranks other than pods.
+KUBERNETES = Launcher(
+    name="kubernetes",
+    proof=(("JOB_COMPLETION_INDEX", "WORLD_SIZE"),),
+    rank=("RANK", "JOB_COMPLETION_INDEX"),
+    size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE",),
+    node=("JOB_COMPLETION_INDEX",),
+    also_sets=("environment",),
+    silent_means_alone=True,
+)
+
+LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, KUBERNETES, ENVIRONMENT)
 """Innermost first: of several that are found, the first started this process."""
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}
 
@@ -169,7 +183,7 @@ RANK_VARIABLES = (
     *("TORCHELASTIC_", "SAMESTEP_RUN_ID"),
     *("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "MV2_COMM_WORLD_"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_NTASKS", "SLURM_NPROCS"),
-    "SLURM_TASKS_PER_NODE",
+    *("SLURM_TASKS_PER_NODE", "JOB_COMPLETION_INDEX"),
 )
 """Prefixes of variables from which a script or a library infers that it is one of several ranks."""
 

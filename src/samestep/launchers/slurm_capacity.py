@@ -17,8 +17,7 @@ from samestep.launchers.detect import UNLAUNCHED, detect
 from samestep.launchers.hostlist import hosts, tasks_per_node
 
 Launched: TypeAlias = Literal["tasks", "node"]
-_GPUS = re.compile(r"(\d+)(?:,|$)")
-"""Pattern of the counts in ``4``, ``a100:4`` and ``a100:2,v100:2``."""
+_GPUS = re.compile(r"(\d+)(?:,|$)")  # pattern of the counts in ``4``, ``a100:4`` and ``a100:2,v100:2``
 
 
 _OF_GPUS = ("SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES")

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from samestep.base import env
-from samestep.base.console import inform, log
+from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.place import Place
-from samestep.base.standard_streams import write_stderr
 from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.local.child import Start
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from samestep.base import env
+from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
-from samestep.base.standard_streams import write_stderr
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.local.programs import Around, has_met
 from samestep.launch.source.launcher_variables import VariableRead

@@ -7,8 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from samestep.base.folders import user_cache
 from samestep.base.machine.accelerators import can_have_accelerators
-from samestep.base.user_folders import user_cache
 from samestep.launch.plan import Spawn
 from samestep.run.decision import Decision
 

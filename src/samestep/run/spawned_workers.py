@@ -28,8 +28,7 @@ from samestep.launch.local.workers import Worker
 from samestep.launchers.detect import Detected
 from samestep.ranks.world.torch_rendezvous import JobEndpoint, prepare_groups
 
-_DEPTH = 4
-"""Depth of nested arguments in which tensors are searched."""
+_DEPTH = 4  # depth of nested arguments in which tensors are searched
 
 
 def share_tensors(value: Any, depth: int = 0) -> None:

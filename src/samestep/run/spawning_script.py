@@ -37,31 +37,22 @@ from samestep.run.started_processes import StartedProcesses, is_started_by_scrip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnedRuns:
-    """Settings of the workers that a script spawns.
+    """Settings of the workers that a script spawns."""
 
-    Args:
-        asked: number of workers of a node that the user has asked for; None for as many as the script spawns.
-        around: runs a worker's function in the contexts of a worker.
-        watch: returns the function that runs and watches one of that many workers.
-        needs_fork: an option that workers have only if samestep forks them; empty for none.
-        must_spawn: whether a script that trains in its own process ends with `TRAINS_ALONE`.
-        again: runs it after a call whose steps were recorded.
-        has_steps: returns whether the workers of these ranks, of an earlier call, have recorded steps.
-        was_stopped: returns whether the worker of this rank was ended after its last recorded step. The
-            script then ends too, since it may use the results of a complete training.
-        on_failure: called with the cause if a worker has failed.
-        seed: seeds the global generators of a worker; seeds that the script sets at its import follow.
-    """
-
+    # number of workers of a node that the user has asked for; None for as many as the script spawns
     asked: int | None
-    around: Around
-    watch: Callable[[int], Watch]
-    needs_fork: str = ""
-    must_spawn: bool = False
-    again: Around = as_it_is
+    around: Around  # runs a worker's function in the contexts of a worker
+    watch: Callable[[int], Watch]  # returns the function that runs and watches one of that many workers
+    needs_fork: str = ""  # an option that workers have only if samestep forks them; empty for none
+    must_spawn: bool = False  # whether a script that trains in its own process ends with `TRAINS_ALONE`
+    again: Around = as_it_is  # runs it after a call whose steps were recorded
+    # returns whether the workers of these ranks, of an earlier call, have recorded steps
     has_steps: Callable[[Sequence[int]], bool] = lambda _: False
+    # returns whether the worker of this rank was ended after its last recorded step. The script then ends
+    # too, since it may use the results of a complete training
     was_stopped: Callable[[int], bool] | None = None
-    on_failure: Callable[[Failure], object] = lambda _: None
+    on_failure: Callable[[Failure], object] = lambda _: None  # called with the cause if a worker has failed
+    # seeds the global generators of a worker; seeds that the script sets at its import follow
     seed: Callable[[], None] = seed_generators
 
 

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from samestep.base.errors import UsageError
-from samestep.base.package import PACKAGE
+from samestep.base.folders import PACKAGE
 from samestep.launch.local.workers import pidfd
 from samestep.ranks.hang.script_position import is_script
 from samestep.run.spawned_workers import SpawnedProcess, SpawnedWorkers, share_tensors
@@ -32,15 +32,11 @@ def is_started_by_script() -> bool:
 
 @dataclass(slots=True)
 class StartedProcesses:
-    """The processes that a script has started, and the workers in their place.
+    """The processes that a script has started, and the workers in their place."""
 
-    Args:
-        size: number of processes, one for each rank; they get their ranks in the order of their starts.
-        fork: forks as many workers, each of which calls a function with its rank; `inherits` is whether they
-            keep the states of this process's generators.
-    """
-
-    size: int
+    size: int  # number of processes, one for each rank; they get their ranks in the order of their starts
+    # forks as many workers, each of which calls a function with its rank; `inherits` is whether they keep the
+    # states of this process's generators
     fork: Callable[..., SpawnedWorkers]
     processes: list[Any] = field(default_factory=list)
     workers: SpawnedWorkers | None = None

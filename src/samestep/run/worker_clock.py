@@ -26,8 +26,7 @@ from samestep.observe.clock.step_clock import ScriptClock
 
 PATIENCE_S = 10.0
 """Seconds that a worker which has recorded its steps waits for the others."""
-_KEPT = 1000
-"""Characters of stderr that are kept, to find its last line."""
+_KEPT = 1000  # characters of stderr that are kept, to find its last line
 
 
 def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:

@@ -7,9 +7,9 @@ from functools import partial
 from typing import NoReturn
 
 from samestep.base import env
+from samestep.base.console import write_stderr
 from samestep.base.errors import OutOfStep, StepsDiffer
 from samestep.base.place import Place
-from samestep.base.standard_streams import write_stderr
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Around, Watch

@@ -1,16 +1,20 @@
 """Conformance checks for user-defined collectives."""
 
-from samestep.base.errors import Nonconforming
-from samestep.testing.checks import (
-    Check,
-    check_all_gather,
-    check_all_reduce,
-    check_broadcast,
-    check_gather,
-    check_reduce,
-    check_reduce_scatter,
-    check_scatter,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samestep.base.errors import Nonconforming
+    from samestep.testing.checks import (
+        Check,
+        check_all_gather,
+        check_all_reduce,
+        check_broadcast,
+        check_gather,
+        check_reduce,
+        check_reduce_scatter,
+        check_scatter,
+    )
 
 __all__ = [
     "Check",
@@ -23,3 +27,11 @@ __all__ = [
     "check_reduce_scatter",
     "check_scatter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use: `gpu` also answers where torch is missing."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "samestep.base.errors" if name == "Nonconforming" else "samestep.testing.checks"
+    return getattr(import_module(home), name)

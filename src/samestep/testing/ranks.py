@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.owned_folders import owned_folder
-from samestep.base.package import PACKAGE
 from samestep.base.place import Place
-from samestep.base.thread_frames import frames_of
+from samestep.base.stack_dumps import frames_of
+from samestep.ranks.hang.script_position import is_script
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
@@ -46,11 +46,6 @@ class Outcome:
 
 
 Task = Callable[[World], Any]
-_LIBRARIES = (
-    PACKAGE,
-    str(Path(torch.__file__).parent),
-    str(Path(threading.__file__).parent / "threading.py"),
-)
 
 
 def on_threads(task: Task, size: int, *, timeout_s: float) -> list[Outcome]:
@@ -188,7 +183,7 @@ def _run(task: Task, world: World) -> Outcome:
         return Outcome(value=task(world))
     except Exception as error:  # noqa: BLE001 - returned to the caller
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not _is_library(frame.filename)]
+        own = [frame for frame in frames if is_script(frame.filename)]
         at = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
         return Outcome(error=f"{type(error).__name__}: {error}{at}")
 
@@ -198,12 +193,8 @@ def _where(frames: Sequence[FrameType]) -> str:
     called = ""
     for frame in frames:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        if not _is_library(file):
+        if is_script(file):
             return f"{called}at {file}:{line}: {getline(file, line).strip()}"
         if "/torch/distributed/" in file and frame.f_code.co_name != "wrapper":
             called = f"in {frame.f_code.co_name} "
     return called.strip() or "outside of the function"
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(("<", *_LIBRARIES))

@@ -29,6 +29,11 @@ class Settings:
     seed: int = option(
         default=0, about="Seed of initial weights, order and augmentation.", least=0, most=2**63 - 1
     )
+    shuffle: str = option(
+        default="every-epoch",
+        about="Order of the samples: a new one in every epoch, one for all epochs, or that of the data set.",
+        choices=("every-epoch", "once", "never"),
+    )
     augment: str = option(default="", about="Augmentation, such as crop:4,flip,cutout:8; empty for none.")
     label_smoothing: float = option(
         default=0.0, about="Weight of the uniform distribution in the targets.", least=0, most=1
@@ -82,9 +87,9 @@ class Settings:
 
     precision: str = option(
         default="fp32",
-        about="fp32; bf16, fp16 (mixed); bf16-true (weights too); fp64; auto: bf16 if the hardware has it.",
+        about="fp32; bf16, fp16: mixed; bf16-true, fp16-true: weights too; fp64; auto: bf16 if fast here.",
         panel=_SPEED,
-        choices=("fp32", "bf16", "fp16", "bf16-true", "fp64", "auto"),
+        choices=("fp32", "bf16", "fp16", "bf16-true", "fp16-true", "fp64", "auto"),
     )
     compile: bool = option(default=False, about="Compile the model with torch.compile.", panel=_SPEED)
     channels_last: bool = option(
@@ -256,6 +261,12 @@ class RunOptions:
         panel=_WATCH,
         least=1,
     )
+    evaluate_first: bool = option(
+        default=False, about="Evaluate the untrained model too, before the first step.", panel=_WATCH
+    )
+    print_every: int | None = option(
+        default=None, about="Steps between printed lines with the loss.", panel=_WATCH, least=1
+    )
     checkpoint_steps: int | None = option(
         default=None, about="Steps between checkpoints.", panel=_KEEP, least=1
     )
@@ -289,7 +300,9 @@ class RunOptions:
         panel=_WATCH,
     )
     per_rank: bool = option(
-        default=False, about="Print each worker's speed after every evaluation.", panel=_WATCH
+        default=False,
+        about="Print each worker's loss, accuracy and speed after every evaluation.",
+        panel=_WATCH,
     )
     profile: str | None = option(
         default=None, about="A:B traces steps A to B-1 on all workers with torch.profiler.", panel=_WATCH

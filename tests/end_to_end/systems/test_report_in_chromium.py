@@ -9,10 +9,11 @@ import zlib
 import numpy as np
 import pytest
 
-from samestep.studies.report import run_comparison
+from samestep.cli.main import run_command
 from samestep.studies.report.read_run import read_run
-from samestep.studies.report.run_page import write_report
+from samestep.studies.report.run_page import render_side_by_side, write_report
 from samestep.studies.scaling.report.page import write_study_page
+from support.page_checks import found_in, with_checks
 from support.run_folders import run_folder
 from support.studies import study
 from support.systems import program
@@ -31,7 +32,7 @@ def pages(tmp_path_factory):
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
     write_report(one)
-    (root / "both.html").write_text(run_comparison.render([read_run(one), read_run(two)]))
+    (root / "both.html").write_text(render_side_by_side([read_run(one), read_run(two)]))
     write_study_page(study(), root / "study.html")
     write_study_page(
         study(workers=(1, 2, 4, 8, 16, 32, 64), modes=("strong", "weak"), variants=("sync=ddp", "sync=flat")),
@@ -157,3 +158,68 @@ def inflated(stream):
         return zlib.decompress(stream)
     except zlib.error:
         return b""
+
+
+@pytest.mark.parametrize("page", ["one/report.html", "both.html", "study.html", "studies.html"])
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
+def test_a_page_is_readable_at_each_width_by_day_and_by_night(pages, tmp_path, page, width, scheme):
+    """The window of headless Chromium is at least 500 wide: a frame in it has the width."""
+    with_checks(pages / page, tmp_path / "page.html")
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        "<!doctype html><body style='margin:0'>"
+        f"<iframe src='page.html' style='border:0;width:{width}px;height:4000px'></iframe>"
+        "<script>onload = () => setTimeout(() => { document.body.append(document.querySelector('iframe')"
+        ".contentDocument.getElementById('found')) }, 8000)</script>"
+    )
+    dom, log = browse(
+        f"file://{frame}",
+        tmp_path / "profile",
+        *("--virtual-time-budget=10000", "--dump-dom", "--allow-file-access-from-files"),
+        *(f"--window-size={max(width, 600)},2000", f"--blink-settings=preferredColorScheme={scheme}"),
+    )
+
+    found = found_in(dom)
+    assert "CONSOLE" not in log
+    assert found["width"] == width
+    assert found["wide"] <= width
+    assert found["broken"] == []
+    assert found["small"] == []
+    assert found["faults"] == []
+    assert "color-contrast" in found["passes"]
+
+
+def test_a_scaling_report_is_printed_to_a_pdf_by_one_flag(tmp_path, capsys):
+    program("chromium", "chromium", "chromium-browser", "google-chrome")
+    table, paper = tmp_path / "times.csv", tmp_path / "proposal" / "report.pdf"
+    table.write_text("workers,seconds\n1,100\n2,52\n4,29\n")
+
+    assert run_command(["report", str(table), "--pdf", str(paper)]) == 0
+
+    assert paper.read_bytes().startswith(b"%PDF-")
+    assert str(paper) in capsys.readouterr().err
+
+
+def test_a_pdf_without_a_browser_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
+    table = tmp_path / "times.csv"
+    table.write_text("workers,seconds\n1,100\n2,52\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert run_command(["report", str(table), "--pdf", str(tmp_path / "report.pdf")]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Chromium" in line
+    assert not (tmp_path / "times.html").exists()
+
+
+def test_runs_are_compared_over_the_same_steps_by_their_workers(pages):
+    text = (pages / "both.html").read_text()
+    assert "seconds of training" not in text
+    ticks = re.findall(r'<text class="tick x" x="([\d.]+)"[^>]*>([^<]+)<', text)
+    places = {}
+    for place, number in ticks:
+        places.setdefault(number, set()).add(place)
+    assert places
+    assert all(len(at) == 1 for at in places.values())
+    assert re.search(r"one, \d+ workers?<", text)

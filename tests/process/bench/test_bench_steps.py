@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.bench.request import SYNCS
+from samestep.studies.bench.request import ONE_PROCESS, SYNCS
 from samestep.studies.bench.step_times import measure
 from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem, Trainee, ways_here
 
@@ -25,7 +25,7 @@ def test_all_ways_are_measured_and_compared_with_none(ranks):
     (names, rows), (_, others) = ranks
 
     assert list(WAYS) == [ALONE, *SYNCS]
-    assert names == [name for name in WAYS if name != "data_parallel"]
+    assert set(WAYS) - set(names) - {ONE_PROCESS} == {"data_parallel"}
     assert [row.sync for row in rows] == names
     assert all(row.step_s > 0 and row.efficiency > 0 and row.workers == 2 for row in rows)
     assert rows[0].efficiency == 1.0
@@ -43,12 +43,26 @@ def stepped(world, name):
     return [parameter.detach().clone() for parameter in trainee.model.parameters()]
 
 
-@pytest.mark.parametrize("name", [name for name in WAYS if name not in (ALONE, "reference", "data_parallel")])
+@pytest.mark.parametrize("name", set(WAYS) - {ALONE, "reference", "data_parallel", ONE_PROCESS})
 def test_each_way_takes_the_steps_of_the_reference(processes, name):
     expected = processes.run(stepped, 2, "reference")[0]
 
     for found in processes.run(stepped, 2, name):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def threads_of_a_step(world):
+    trainee, before = Trainee(PROBLEM, world), torch.get_num_threads()
+    with WAYS[ONE_PROCESS](trainee, world):
+        during = torch.get_num_threads()
+    return before, during, torch.get_num_threads()
+
+
+def test_one_process_has_the_threads_of_all_workers(processes):
+    first, other = processes.run(threads_of_a_step, 2)
+
+    assert first == (first[0], 2 * first[0], first[0])
+    assert other == (other[0],) * 3
 
 
 def test_no_exchange_leaves_the_ranks_apart(processes):
@@ -57,8 +71,9 @@ def test_no_exchange_leaves_the_ranks_apart(processes):
     assert not all(map(torch.equal, one, other))
 
 
-def test_one_process_trains_on_the_samples_of_all_and_the_others_stand_still(processes):
-    first, other = processes.run(stepped, 2, "data_parallel")
+@pytest.mark.parametrize("name", ["data_parallel", ONE_PROCESS])
+def test_one_process_trains_on_the_samples_of_all_and_the_others_stand_still(processes, name):
+    first, other = processes.run(stepped, 2, name)
 
     alone = Trainee(PROBLEM, SoloWorld())
     assert all(map(torch.equal, other, alone.model.parameters()))

@@ -1,6 +1,7 @@
 """Each experiment answers its question with the values that theory gives; ranks are threads."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def test_torch_loads_no_other_prefix_and_samestep_loads_all():
 def test_every_precision_is_trained():
     values = precision.run(TWO, seeds=1, epochs=1, samples=128).values
 
-    assert list(values) == ["fp32", "bf16", "fp16", "bf16-true"]
+    assert list(values) == ["fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
     assert all(0 < one["accuracies"][0] <= 1 for one in values.values())
 
 
@@ -252,3 +253,22 @@ def test_the_fastest_all_reduce_is_one_that_was_measured():
     (fastest,) = values["fastest"]
     assert fastest["from_bytes"] == 1024
     assert fastest["algorithm"] in names
+
+
+def test_pairs_of_gpus_that_nvlink_connects_are_read_from_the_matrix_of_nvidia_smi():
+    matrix = """        GPU0  GPU1  GPU2  NIC0  CPU Affinity
+GPU0     X    NV12  SYS   PXB   0-15
+GPU1    NV12   X    PIX   SYS   0-15
+GPU2    SYS   PIX    X    NODE  16-31
+NIC0    PXB   SYS   NODE   X
+"""
+
+    assert backends.nvlink_pairs(matrix) == [(0, 1)]
+    assert backends.nvlink_pairs("") == []
+
+
+def test_steps_that_are_faster_with_communication_than_without_are_called_noise():
+    noisy, plausible = (SimpleNamespace(sync="ddp", efficiency=efficiency) for efficiency in (1.56, 0.9))
+
+    assert "ddp" in synchronizers.noise([noisy, plausible])
+    assert synchronizers.noise([plausible]) == ""

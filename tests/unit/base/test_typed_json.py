@@ -55,12 +55,12 @@ def test_all_kinds_of_values_are_read():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"path": 1}, "outer.path is not text"),
+        ({"path": 1}, "outer.path is not a string"),
         ({"inner": {}}, "outer.inner is not a list"),
         ({"inner": [3]}, "outer.inner[0] is not an object"),
         ({"inner": [{}]}, "outer.inner[0] lacks count"),
-        ({"inner": [{"count": True}]}, "outer.inner[0].count is not a whole number"),
-        ({"inner": [{"count": 1.0}]}, "outer.inner[0].count is not a whole number"),
+        ({"inner": [{"count": True}]}, "outer.inner[0].count is not an integer"),
+        ({"inner": [{"count": 1.0}]}, "outer.inner[0].count is not an integer"),
         ({"inner": [{"count": 0}]}, "outer.inner[0].count is not above 0"),
         ({"inner": [{"count": 1, "mode": "x"}]}, "outer.inner[0].mode is not one of strong, weak"),
         ({"inner": [{"count": 1, "mode": []}]}, "outer.inner[0].mode is not one of strong, weak"),

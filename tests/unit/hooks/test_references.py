@@ -90,3 +90,16 @@ def test_replacements_can_be_replaced_again(library):
             assert module.f is other
         assert module.f is new
     assert module.f is old
+
+
+def test_the_functions_that_pathlib_calls_by_a_class_are_replaced(monkeypatch):
+    originals = [lambda: "scanned", lambda: "stated"]
+
+    class Globber:  # as in Python 3.13
+        scandir = staticmethod(originals[0])
+        lstat = staticmethod(originals[1])
+
+    monkeypatch.setattr(references.glob, "_StringGlobber", Globber, raising=False)
+    with references_replaced([(originals[0], lambda: "replaced")]):
+        assert [Globber.scandir(), Globber.lstat()] == ["replaced", "stated"]
+    assert Globber.scandir() == "scanned"

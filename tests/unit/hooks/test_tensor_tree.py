@@ -97,3 +97,31 @@ WEIGHT = torch.ones(3, requires_grad=True)
 def test_the_data_of_a_batch_is_its_inputs(value, found):
     assert [tensor.shape for tensor in data_in(value)] == [tensor.shape for tensor in found]
     assert [tensor.dtype for tensor in data_in(value)] == [tensor.dtype for tensor in found]
+
+
+class Layer:
+    def __init__(self, keys):
+        self.keys, self.is_full = keys, False
+
+
+class Cache:
+    def __init__(self, *layers):
+        self.layers = list(layers)
+
+
+def test_tensors_in_the_fields_of_objects_are_found_and_replaced():
+    cache = Cache(Layer(torch.ones(2)), Layer(torch.zeros(2)))
+    found = dict(leaves(cache))
+    doubled = mapped(cache, lambda _, tensor: tensor + 1)
+
+    assert list(found) == [("layers", 0, "keys"), ("layers", 1, "keys")]
+    assert [float(layer.keys[0]) for layer in doubled.layers] == [2, 1]
+    assert not doubled.layers[0].is_full
+    assert [float(layer.keys[0]) for layer in cache.layers] == [1, 0]
+
+
+def test_objects_that_refer_to_each_other_are_searched_to_a_depth():
+    one, other = Layer(torch.ones(2)), Layer(torch.zeros(2))
+    one.other, other.other = other, one
+
+    assert ("other", "keys") in dict(leaves(one))

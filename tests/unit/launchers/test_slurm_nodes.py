@@ -3,8 +3,7 @@
 import pytest
 
 from samestep.base.errors import DetectionError
-from samestep.launchers.slurm_nodes import address_of
-from samestep.ranks.rendezvous.endpoint import resolve
+from samestep.ranks.rendezvous.endpoint import address_of, resolve
 
 NODE = "node-that-no-resolver-knows.invalid"
 

@@ -209,7 +209,7 @@ class EquivalenceCheck:
 
             given, failure = self._comparison.attempted(disturbed, "another worker's failed")
             if self._draws:  # equally on all ranks
-                torch.rand(how.skipped_draws)
+                torch.rand(how.skipped_draws, device="cpu")
                 torch.rand(how.skipped_draws, device=self._world.device)
             return _Failed(failure) if given is None else self._compared(given, dims, how)
 
@@ -262,7 +262,7 @@ class EquivalenceCheck:
         own = torch.Generator().manual_seed(3)
         value = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for _, tensor in sorted(tensors.items(), key=lambda item: repr(item[0])):
-            weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64)
+            weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64, device="cpu")
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
         tensors_in = [*self._module.parameters(), *(tensor for _, tensor in given.tensors())]

@@ -120,10 +120,10 @@ def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturba
     count = total if how.samples is None else how.samples
     # The order is kept, since it may be by length; samples repeat, so that slices differ.
     if how.lopsided:
-        groups = how.size * torch.arange(count) // count
+        groups = how.size * torch.arange(count, device="cpu") // count
         chosen = groups * (total // how.size)
     else:
-        chosen = torch.randint(0, total, (count,), generator=own).sort().values
+        chosen = torch.randint(0, total, (count,), generator=own, device="cpu").sort().values
 
     def change(path: Path, tensor: Tensor) -> Tensor:
         value = tensor.detach()
@@ -201,7 +201,7 @@ def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
         return values
     root_mean_square = float(values.square().mean()) ** 0.5
     inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
-    noise = torch.randn(values.shape, generator=own, dtype=torch.float64).to(values.device)
+    noise = torch.randn(values.shape, generator=own, dtype=torch.float64, device="cpu").to(values.device)
     return noise.mul_(0.3 * max(root_mean_square, inputs**-0.5))
 
 
@@ -245,4 +245,4 @@ def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
 
 
 def _uniform(like: Tensor, own: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=own, dtype=torch.float64).to(like.device)
+    return torch.rand(like.shape, generator=own, dtype=torch.float64, device="cpu").to(like.device)

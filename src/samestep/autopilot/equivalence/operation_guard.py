@@ -9,8 +9,7 @@ from typing import Any
 
 from samestep.hooks.tensor_tree import leaves
 
-_MOST_NODES = 2000
-"""The number of graph nodes that are inspected: those nearest to the outputs."""
+_MOST_NODES = 2000  # the number of graph nodes that are inspected: those nearest to the outputs
 _BEGIN = "_SliceBackward"
 """The node of a sliced input with gradients; the graph before it belongs to other calls."""
 

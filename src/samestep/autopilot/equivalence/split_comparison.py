@@ -30,7 +30,7 @@ from samestep.autopilot.split.call_plans import (
 )
 from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
-from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_number
+from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
 from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
 from samestep.autopilot.split.random_draws import InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
@@ -198,15 +198,15 @@ class SplitComparison:
         All of it is known before the outputs are gathered, so the ranks agree on it in one collective.
         """
         alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
-        place = returned_number(whole.returned, outputs, total)
+        place = returned_of_slice(whole.returned, outputs, total)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"
         values = {
             "its outputs have another structure": alike,
-            f"its output{place or ''} is a number that may depend on the slice": place is None,
-            f"it keeps a number that may depend on the slice ({name or elsewhere})": name is None,
+            f"its output{place or ''} is no tensor and may depend on the slice": place is None,
+            f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
         state = {
             f"its buffers differ: it keeps statistics of its slice ({buffer or elsewhere})": buffer is None,

@@ -3,7 +3,6 @@
 import logging
 import math
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
@@ -13,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments, Dims
 from samestep.autopilot.split.draw_plans import DrawRecord
 from samestep.autopilot.split.guards import Attributes, changed, python_state
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.random_draws import DrawRecorder
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
-from samestep.autopilot.state.reachable_state import PLAIN, fields_of, is_compiled, is_record, walked
+from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
-from samestep.autopilot.state.saved_state import SavedState, SideOutput, restore_record
+from samestep.autopilot.state.saved_state import SavedState, SideOutput
 from samestep.base.context_values import bound
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
@@ -36,36 +36,22 @@ _OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3,
 
 @dataclass(frozen=True, slots=True)
 class UnsplitCall:
-    """The results of an unsplit call.
+    """The results of an unsplit call."""
 
-    Args:
-        outputs: copies of the tensors that the call returned or assigned to attributes.
-        tensors: the same tensors with their graphs; empty if gradients were disabled.
-        sides: the attributes to which the call assigned tensors.
-        buffers: the buffers after the call.
-        drawn: the state of the random generators after the call.
-        returned: the outputs as `forward` returned them.
-        left: the changed state beside tensors.
-        draws: the random draws of the call.
-        writes: the reason why it cannot be split, if it writes into its arguments, into its parameters, or
-            into buffers without an effect that could be compared.
-        printed: whether the call printed.
-        scale: the largest value among outputs, inputs and parameters, as a reference for rounding.
-        reads: the values that the call read from its samples.
-    """
-
-    outputs: Mapping[Path, Tensor]
-    tensors: Mapping[Path, Tensor]
-    sides: tuple[SideOutput, ...]
-    buffers: Mapping[str, Tensor]
-    drawn: RngState
-    returned: Any
-    left: Attributes
-    draws: Sequence[DrawRecord]
+    outputs: Mapping[Path, Tensor]  # copies of the tensors that the call returned or assigned to attributes
+    tensors: Mapping[Path, Tensor]  # the same tensors with their graphs; empty if gradients were disabled
+    sides: tuple[SideOutput, ...]  # the attributes to which the call assigned tensors
+    buffers: Mapping[str, Tensor]  # the buffers after the call
+    drawn: RngState  # the state of the random generators after the call
+    returned: Any  # the outputs as `forward` returned them
+    left: Attributes  # the changed state beside tensors
+    draws: Sequence[DrawRecord]  # the random draws of the call
+    # the reason why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
+    # without an effect that could be compared
     writes: str
-    printed: bool
-    scale: float
-    reads: Reads
+    printed: bool  # whether the call printed
+    scale: float  # the largest value among outputs, inputs and parameters, as a reference for rounding
+    reads: Reads  # the values that the call read from its samples
 
     @property
     def flaw(self) -> str:
@@ -82,8 +68,7 @@ class ModuleRun:
         self.before = SavedState(module)
         self.drawn = RngState.now(device)
         self.left = python_state(module)
-        self.dims: Dims = {}
-        """The way to split whose sample reads are recorded; empty for none."""
+        self.dims: Dims = {}  # the way to split whose sample reads are recorded; empty for none
 
     def restore(self) -> None:
         """Restore the initial state of the module and the generators."""
@@ -120,7 +105,7 @@ class ModuleRun:
         recorder = DrawRecorder() if records else None
         copied = given.copied()
         own = given if grad else copied
-        form, records_in = (form_of(own), versions_of(own)), records_of(own)
+        kept, versions_in = SavedArguments(own), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
         reads = SampleReads()
         reads.follow(tensor for path, tensor in own.tensors() if path in self.dims)
@@ -133,7 +118,7 @@ class ModuleRun:
             reads if self.dims else nullcontext(),
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
-        is_same = (form_of(own), versions_of(own)) == form and copied.same(given)
+        is_same = not kept.are_changed() and versions_of(own) == versions_in and copied.same(given)
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
@@ -141,8 +126,7 @@ class ModuleRun:
             writes = "it writes into its parameters"
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
-        for record, fields in records_in:
-            restore_record(record, fields)
+        kept.restore()
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
         return UnsplitCall(
@@ -159,23 +143,6 @@ class ModuleRun:
             scale=largest(*found.values(), *dict(given.tensors()).values(), *self.module.parameters()),
             reads=reads.found,
         )
-
-
-def form_of(given: CallArguments) -> list[Any]:
-    """Return the state of arguments, beside tensors, that a call may change: lengths, keys, fields."""
-    found: list[Any] = []
-    for key, value in walked("", (given.args, dict(given.kwargs))):
-        sized = len(value) if isinstance(value, (list, dict, set, deque)) else None
-        found.append((key, value if isinstance(value, PLAIN) else id(type(value)), sized))
-        if is_record(value):
-            found.append(sorted((name, id(one)) for name, one in fields_of(value).items()))
-    return found
-
-
-def records_of(given: CallArguments) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the objects of user-defined classes among the arguments, with their fields."""
-    values = (value for _, value in walked("", (given.args, dict(given.kwargs))))
-    return [(one, fields_of(one)) for one in values if not isinstance(one, PLAIN) and is_record(one)]
 
 
 def _copied(tensor: Tensor) -> Tensor:

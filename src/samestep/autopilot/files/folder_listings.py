@@ -15,11 +15,9 @@ from zlib import crc32
 
 from samestep.autopilot.files.journal import PATIENCE_S, Journal
 
-_OTHER_NAMES_S = 2.0
-"""Seconds to wait for a record with the same names, if there is one with other names."""
+_OTHER_NAMES_S = 2.0  # seconds to wait for a record with the same names, if there is one with other names
 
-_LEAST_NAMES = 2
-"""Entries of a folder that can have another order."""
+_LEAST_NAMES = 2  # entries of a folder that can have another order
 
 
 class ChangedFolders:
@@ -98,8 +96,7 @@ class ShuffledListings:
 
     def __init__(self, rank: Callable[[], int]) -> None:
         self._rank = rank
-        self.folders: list[str] = []
-        """The folders of which this process got another order."""
+        self.folders: list[str] = []  # the folders of which this process got another order
 
     def ordered(self, path: str, names: Sequence[str]) -> list[str]:
         """Return names in this rank's order."""

@@ -19,8 +19,7 @@ from samestep.base.polling import holds_within
 
 PATIENCE_S = 60.0
 """The longest time in seconds that a rank waits for another one."""
-_RENAME_S = 5.0
-"""The longest time in seconds between the lines before and after a rename."""
+_RENAME_S = 5.0  # the longest time in seconds between the lines before and after a rename
 
 
 class Journal:
@@ -28,8 +27,7 @@ class Journal:
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
-        self.size = 0
-        """The number of bytes read so far."""
+        self.size = 0  # the number of bytes read so far
         self.places: dict[str, str | None] = {}
         """The current places of moved or copied base paths; None for a path that did not exist."""
         self._bases: dict[str, str | None] = {}

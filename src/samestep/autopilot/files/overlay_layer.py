@@ -20,8 +20,7 @@ class OverlayLayer:
     def __init__(self, lookup: OverlayLookup, announce: Callable[[str], object]) -> None:
         self._lookup, self._announce = lookup, announce
         self.changed = ChangedFolders()
-        self.made: list[str] = []
-        """The paths that this rank has created or written, in this order."""
+        self.made: list[str] = []  # the paths that this rank has created or written, in this order
 
     def names(self, folder: Folder) -> list[str]:
         """Return the names in a folder: those from before the run in their order, then new ones, sorted."""

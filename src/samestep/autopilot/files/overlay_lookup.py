@@ -28,8 +28,7 @@ WHITEOUT = "/dev/null/removed"
 BASE = "/dev/null/base"
 MARK = ".samestep-base"
 _CHANGES = ".samestep-changes"
-_LINKS = 40
-"""The largest number of symbolic links in the resolution of one path, as in Linux."""
+_LINKS = 40  # the largest number of symbolic links in the resolution of one path, as in Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,7 @@ class OverlayLookup:
         self._changes = os.path.join(root, _CHANGES)
         self._folders: dict[str, tuple[Folder, int]] = {}
         self._known: tuple[int, int] = (-1, -1)
-        self.current: str | None = None
-        """The working folder, after this rank has changed it; None before."""
+        self.current: str | None = None  # the working folder, after this rank has changed it; None before
         self._descriptors: dict[int, tuple[int, str]] = {}
 
     def text(self, path: Any, dir_fd: int | None = None) -> str | None:

@@ -36,20 +36,15 @@ Fetch: TypeAlias = Callable[[Fetcher, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A request to load one batch.
+    """A request to load one batch."""
 
-    Args:
-        indices: of all samples of the batch.
-        own: the positions of this rank's samples.
-        what: ``check`` loads the batch, and this rank's share too for a comparison; ``share`` and ``whole``
-            load later batches, and only check that no random numbers are drawn.
-        seed: the seed of each sample's random numbers, together with its position in the batch; None if they
-            come from the generators of the process.
-    """
-
-    indices: Sequence[Any]
-    own: range
+    indices: Sequence[Any]  # of all samples of the batch
+    own: range  # the positions of this rank's samples
+    # ``check`` loads the batch, and this rank's share too for a comparison; ``share`` and ``whole`` load
+    # later batches, and only check that no random numbers are drawn
     what: Literal["check", "share", "whole"]
+    # the seed of each sample's random numbers, together with its position in the batch; None if they come
+    # from the generators of the process
     seed: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -61,14 +56,11 @@ class FetchResult(NamedTuple):
     """The result of a request; a named tuple, which a loader can pin."""
 
     data: Any
-    refused: str = ""
-    """The reason why shares cannot be loaded separately; empty if they can."""
-    rows: tuple[Row, ...] = ()
-    """The form of the batches; empty if it is unknown."""
+    refused: str = ""  # the reason why shares cannot be loaded separately; empty if they can
+    rows: tuple[Row, ...] = ()  # the form of the batches; empty if it is unknown
     whole_s: float = 0.0
     share_s: float = 0.0
-    draws: bool = False
-    """Whether samples draw random numbers."""
+    draws: bool = False  # whether samples draw random numbers
 
 
 @contextmanager
@@ -180,10 +172,8 @@ def _timed(load: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, data
 
 
-_MOST = 2000
-"""The largest number of objects that are inspected."""
-_OF_EACH = 64
-"""The largest number of elements that are inspected in a container, beside its length."""
+_MOST = 2000  # the largest number of objects that are inspected
+_OF_EACH = 64  # the largest number of elements that are inspected in a container, beside its length
 
 State: TypeAlias = list[Any]
 _READERS: Mapping[Any, Callable[[Any], Any]] = {

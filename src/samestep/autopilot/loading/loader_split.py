@@ -42,8 +42,7 @@ class Slicing:
         self._models: WeakSet[nn.Module] = WeakSet()
         self._draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._stream = torch.get_rng_state()
-        self.backwards = 0
-        """The number of backward passes from losses of slices so far."""
+        self.backwards = 0  # the number of backward passes from losses of slices so far
 
     def begin_pass(self) -> bool:
         """Begin a pass; return whether it is training, whose batches are sliced."""

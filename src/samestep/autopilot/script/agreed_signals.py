@@ -67,7 +67,7 @@ class SignalHandlers:
         if not self._handlers:
             return
         numbers = sorted(self._handlers)
-        counts = torch.tensor([self._arrived[number] for number in numbers])
+        counts = torch.tensor([self._arrived[number] for number in numbers], device="cpu")
         self._world.all_reduce(counts, op="max")
         for number, count in zip(numbers, counts.tolist(), strict=True):
             while self._handled[number] < count:

@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 
 from samestep.autopilot.script.failed_calls import FailedCalls
-from samestep.base.package import PACKAGE
+from samestep.base.folders import PACKAGE
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""

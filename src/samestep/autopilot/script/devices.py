@@ -27,6 +27,7 @@ from samestep.autopilot.script.call_account import is_internal_code
 from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.machine.accelerators import accelerator_count, driver_is_open
 from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
@@ -50,13 +51,15 @@ def own_device(options: Options) -> Iterator[str | None]:
             yield "cpu"
         return
     environment = env.snapshot()
-    count = torch.cuda.device_count()  # queries the driver's library, and opens no device
-    alone = shown_alone(count, environment.get(VISIBLE[0]), detect(environment).place)
+    was_open = driver_is_open()
+    # CUDA's library lists GPUs without opening one; that of ROCm is often missing.
+    count = accelerator_count() if torch.version.hip else torch.cuda.device_count()
+    alone = shown_alone(count, environment, detect(environment).place)
     if alone is None:
         yield None
         return
-    with env.exported({VISIBLE[0]: alone}):
-        if torch.cuda.device_count() != 1:
+    with env.exported(alone):
+        if was_open or torch.cuda.device_count() != 1:
             raise UsageError(
                 f"this process has already opened one of {count} visible GPUs, so the others cannot be "
                 f"hidden. Start each worker with one GPU (srun --gpus-per-task=1, {VISIBLE[0]}), or use "
@@ -143,6 +146,7 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
         declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
         **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
         **{declarations.cuda(name): instead(value) for name, value in STAND_INS.items()},
+        **{declarations.accelerator(name): instead(value) for name, value in OF_ACCELERATOR.items()},
         **{
             hook: partial(_answering, value=value)
             for hook, value in zip(declarations.DEVICE_ANSWERS, _answers(gpus), strict=True)
@@ -335,6 +339,16 @@ STAND_INS: Mapping[str, Any] = {
     "set_rng_state_all": _set_rng_states,
 }
 """Replacements by their names in `torch.cuda`."""
+OF_ACCELERATOR: Mapping[str, Any] = {
+    **dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats", "set_stream"), _nothing),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), NAMED.select),
+    **dict.fromkeys(("current_device_index", "current_device_idx"), STAND_INS["current_device"]),
+    "device_index": nullcontext,
+    "current_stream": Stream,
+    "get_memory_info": _free_and_total,
+    "get_device_capability": lambda *_, **__: {},
+}
+"""Replacements by their names in `torch.accelerator`."""
 
 
 def _answers(gpus: int) -> tuple[Any, ...]:

@@ -1,18 +1,25 @@
 """Lets a native script that names NCCL and GPUs run on CPUs, over Gloo (``--device cpu``).
 
 `devices.onto_cpu` gives each name of a GPU the meaning of the CPU. This adds what only scripts with several
-ranks use: the back end of process groups, and the `device_ids` of `DistributedDataParallel` and `barrier`.
+ranks use: the back end of process groups, the `device_ids` of `DistributedDataParallel` and `barrier`, and
+`SyncBatchNorm`, which torch computes on GPUs only.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
 from samestep.autopilot.script.devices import NAMED, VISIBLE, onto_cpu
 from samestep.base import env
 from samestep.hooks import declarations
-from samestep.hooks.registry import Hook, Make, attached_all, wrapping
+from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
+from samestep.parallel.gradients.batch_norm import global_forward
+from samestep.ranks.world.process_group import adopt
 
 
 @contextmanager
@@ -22,6 +29,8 @@ def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
         **dict.fromkeys(declarations.GLOO_GROUPS, wrapping(_over_gloo)),
         declarations.DEVICES_OF_BARRIER: wrapping(_met),
         declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
+        declarations.NORMS_OF_DDP: instead(lambda *_: None),
+        declarations.SYNCHRONIZED_NORM: wrapping(_normalized),
     }
     seen = gpus or detect(env.snapshot()).place.local_size
     with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu(gpus=seen), attached_all(hooks):
@@ -46,6 +55,16 @@ def _met(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wait at a barrier, whose third argument is a list of devices."""
     kwargs.pop("device_ids", None)
     return original(*args[:2], **kwargs)
+
+
+def _normalized(original: Callable[..., Tensor], norm: nn.SyncBatchNorm, batch: Tensor) -> Tensor:
+    """Normalize a batch with the statistics of all ranks; torch's own error names a group of some ranks."""
+    if not dist.is_initialized() or norm.process_group not in (None, dist.group.WORLD):
+        return original(norm, batch)
+    world = adopt()
+    if world.place.size == 1:
+        return BatchNorm.forward(norm, batch)
+    return global_forward(norm, batch, world=world)
 
 
 def _gloo(backend: Any) -> Any:

@@ -23,10 +23,6 @@ class Options:
     """The user's choices for one run; with the defaults, the results are those of one worker.
 
     Fields with help are flags of the command line.
-
-    Args:
-        scratch: a folder for all written files instead of their paths; None to write to their paths.
-        seed: the seed of generators that the script does not seed; None draws one.
     """
 
     explain: bool = option(
@@ -74,8 +70,9 @@ class Options:
         panel="Output",
         names=["--all-output"],
     )
+    # a folder for all written files instead of their paths; None to write to their paths
     scratch: Path | None = None
-    seed: int | None = None
+    seed: int | None = None  # the seed of generators that the script does not seed; None draws one
 
     def __post_init__(self) -> None:
         check(self)

@@ -22,10 +22,8 @@ from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 
-_FILES = 100
-"""The largest number of user-defined source files that are read."""
-_functional = [0]
-"""The number of calls of `functional_call` that are running."""
+_FILES = 100  # the largest number of user-defined source files that are read
+_functional = [0]  # the number of calls of `functional_call` that are running
 
 
 @contextmanager

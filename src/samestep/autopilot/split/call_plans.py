@@ -54,7 +54,10 @@ def _digest(value: Tensor) -> tuple[float, float, float]:
     """Return a randomly weighted sum of all elements, their absolute sum, and the rounding of zeros."""
     real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
     flat = real.double().flatten().nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)
-    weights = torch.rand(len(flat), generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 0.5
+    weights = (
+        torch.rand(len(flat), generator=torch.Generator().manual_seed(3), dtype=torch.float64, device="cpu")
+        - 0.5
+    )
     eps = torch.finfo(real.dtype).eps if real.is_floating_point() else 0.0
     weighted = float((flat * weights.to(flat.device)).sum())
     return weighted, float(flat.abs().sum()), _ROUNDED * eps * len(flat)

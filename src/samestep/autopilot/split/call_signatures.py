@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.guard_intervals import GuardIntervals, numbers_in
 from samestep.autopilot.split.guards import Attributes, changed, plain_arguments, plain_attributes, without
-from samestep.autopilot.state.reachable_state import Key
+from samestep.autopilot.state.reachable_state import Key, constants_of
 
 Signature: TypeAlias = tuple[Any, ...]
 """Modes and shapes of a call, and the values of its guards."""
@@ -34,6 +35,12 @@ class _States:
     """The number of new values, by the rest of their signature."""
     changing: set[Key] = field(default_factory=set)
     """The attributes that the calls themselves change."""
+    intervals: GuardIntervals | None = None
+    """The intervals between the constants of the module's code and the first values of its guards."""
+    checked: defaultdict[Signature, set[Any]] = field(default_factory=lambda: defaultdict(set))
+    """The intervals of the checked values, by the rest of the signature."""
+    counted: set[Any] = field(default_factory=set)
+    """The intervals of the attributes that calls change, in which a call was compared."""
 
 
 class CallSignatures:
@@ -49,7 +56,8 @@ class CallSignatures:
         """Return the signature of a call, with the values of its guards.
 
         Beyond `MOST_STATES` values, a new value is treated as an earlier one that could not be split, or else
-        as the last one; it is checked whenever the number of new values has doubled.
+        as the last one. It is checked if it lies in another interval between the module's constants than
+        all checked ones, and whenever the number of new values has doubled.
         """
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
@@ -60,7 +68,13 @@ class CallSignatures:
         if state in known:
             return form, state
         states.new[form] += 1
-        if states.new[form] <= MOST_STATES or states.new[form].bit_count() == 1:
+        if states.intervals is None:
+            numbers = [value for _, value in (*state[0], *plain.items())]
+            states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
+        place = states.intervals.of(state)
+        is_early = states.new[form] <= MOST_STATES or states.new[form].bit_count() == 1
+        if is_early or place not in states.checked[form]:
+            states.checked[form].add(place)
             known.append(state)
         else:
             state = next((one for one in known if plans.get((form, one)) is None), known[-1])
@@ -84,6 +98,19 @@ class CallSignatures:
             known.append(state)
         return form, state
 
+    def is_counted_anew(self, module: nn.Module, plain: Attributes) -> bool:
+        """Return whether an attribute that calls change comes to a constant, or into another interval."""
+        states = self._modules[module]
+        if states.intervals is None:
+            return False
+        keys = [key for key in states.changing if key[1] != "num_batches_tracked"]
+        values = [(key, plain[key]) for key in keys if type(plain.get(key)) in (int, float)]
+        # Forward may count before or after it compares.
+        places = {(key, states.intervals.of(value + step)) for key, value in values for step in (0, 1)}
+        is_new = not places <= states.counted
+        states.counted |= places
+        return is_new
+
 
 class CheckedSizes:
     """Records which sizes of the calls of one signature are checked, and which have failed.
@@ -96,8 +123,7 @@ class CheckedSizes:
         self._known: dict[Any, bool] = {}
         """For each size of a call, whether it has been checked and has not failed."""
         self._has_failed = False
-        self._has_single = False
-        """Whether a size with a slice of one sample has been checked."""
+        self._has_single = False  # whether a size with a slice of one sample has been checked
 
     def are_checked(self, given: CallArguments, total: int | None, ranks: int) -> bool:
         """Return whether a call is checked: one of a new size."""

@@ -34,17 +34,11 @@ class DrawRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDraw:
-    """One draw of a call, as the equivalence check has found it.
+    """One draw of a call, as the equivalence check has found it."""
 
-    Args:
-        record: the draw of the unsplit call.
-        dim: its sample dimension; None where the draw does not depend on the samples.
-        every: the number of positions along `dim` for each sample.
-    """
-
-    record: DrawRecord
-    dim: int | None
-    every: int = 1
+    record: DrawRecord  # the draw of the unsplit call
+    dim: int | None  # its sample dimension; None where the draw does not depend on the samples
+    every: int = 1  # the number of positions along `dim` for each sample
 
     def fits(self, draw: DrawType, shape: Sequence[int], samples: int) -> bool:
         """Return whether a draw of a slice differs from this one in its number of samples only."""
@@ -56,15 +50,10 @@ class PlannedDraw:
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """The sample dimension of each random draw of a call, as the equivalence check has found it.
+    """The sample dimension of each random draw of a call, as the equivalence check has found it."""
 
-    Args:
-        draws: the draws of the unsplit call, in their order.
-        inner: whether samples vary faster than positions, if one dimension combines both.
-    """
-
-    draws: tuple[PlannedDraw, ...]
-    inner: bool
+    draws: tuple[PlannedDraw, ...]  # the draws of the unsplit call, in their order
+    inner: bool  # whether samples vary faster than positions, if one dimension combines both
 
     def repeated(self, draw: DrawType, shape: Sequence[int], samples: int) -> PlannedDraw | None:
         """Return the planned draw of this shape, whatever its number: a loop may draw more often than before.
@@ -83,24 +72,15 @@ class DrawPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDraw:
-    """A draw for the whole batch, and the position of this rank's part in it.
+    """A draw for the whole batch, and the position of this rank's part in it."""
 
-    Args:
-        shape: the shape for the whole batch.
-        dim: the dimension of the samples.
-        start: the first sample of this rank.
-        length: the number of samples of this rank.
-        every: the number of positions along `dim` for each sample.
-        inner: whether samples vary faster than positions.
-        order: the dimensions of the whole batch's draw, outermost in memory first; None if unknown.
-    """
-
-    shape: tuple[int, ...]
-    dim: int
-    start: int
-    length: int
-    every: int = 1
-    inner: bool = False
+    shape: tuple[int, ...]  # the shape for the whole batch
+    dim: int  # the dimension of the samples
+    start: int  # the first sample of this rank
+    length: int  # the number of samples of this rank
+    every: int = 1  # the number of positions along `dim` for each sample
+    inner: bool = False  # whether samples vary faster than positions
+    # the dimensions of the whole batch's draw, outermost in memory first; None if unknown
     order: tuple[int, ...] | None = None
 
     def own(self, whole: Tensor) -> Tensor:

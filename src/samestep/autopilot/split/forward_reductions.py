@@ -1,8 +1,8 @@
 """Reads the reductions of scalars while they are computed, for scalars without an autograd graph.
 
 Losses in evaluation, accuracies and detached values have no graph. This mode observes the operations of a
-call, and records for each reduced tensor what `samestep.autopilot.split.loss_reduction` would read from
-its graph.
+call, and records for each reduced tensor what `samestep.autopilot.split.loss_reduction` reads from a
+graph.
 """
 
 import math
@@ -46,8 +46,7 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The readings by the id of the tensor, which stays unique because the tensor is kept here."""
         self._partial: set[int] = set()
         """The tensors computed from a mean or a sum over some dimensions: maybe over features only."""
-        self._computed: dict[int, Tensor] = {}
-        """The scalars computed here whose reading is unknown."""
+        self._computed: dict[int, Tensor] = {}  # the scalars computed here whose reading is unknown
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -39,10 +39,8 @@ class Gradients:
     def __init__(self, world: World, *, check_every: int = 100) -> None:
         self._world = world
         self._check_every = check_every
-        self._followed: dict[int, Tensor] = {}
-        """By id, which is unique as long as the tensors are kept here."""
-        self._names: list[str] = []
-        """The names of the followed tensors, for messages."""
+        self._followed: dict[int, Tensor] = {}  # by id, which is unique as long as the tensors are kept here
+        self._names: list[str] = []  # the names of the followed tensors, for messages
         self._synchronizers: list[GradientSynchronizer] = []
         self._all_reduces = 0
 

@@ -8,8 +8,9 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +20,13 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, modules_of, reached, walked
+from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, is_record, modules_of, reached, walked
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks.tensor_tree import Path, parts_of, text
 
@@ -156,7 +158,44 @@ def python_state(module: nn.Module) -> Attributes:
             found[key] = (len(value), None)
         elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
             found[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+        elif _is_opaque(value):
+            found[key] = _Identity(value)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """An object that equals only itself; it is kept, so that no other object gets its address."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _is_opaque(value: Any) -> bool:
+    """Return whether a value may hold results of a call, and its parts are not compared themselves."""
+    if isinstance(value, PackedSequence):
+        return True
+    if isinstance(value, FunctionType):
+        return value.__closure__ is not None
+    compared = (
+        *PLAIN,
+        *LISTS,
+        dict,
+        set,
+        tuple,
+        Tensor,
+        np.ndarray,
+        np.generic,
+        Enum,
+        nn.Module,
+        type,
+        ModuleType,
+    )
+    return not isinstance(value, (*compared, MethodType)) and not is_record(value)
 
 
 def _end_of(values: Any) -> Any:
@@ -196,13 +235,21 @@ def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None
     return None
 
 
-def returned_number(whole: Any, part: Any, total: int) -> str | None:
-    """Return the place of a number among the outputs that may depend on the slice, if there is any."""
-    other = dict(_numbers(part))
-    for path, value in _numbers(whole):
-        if value == 0 or other.get(path) != value or _is_share(value, total):
+def returned_of_slice(whole: Any, part: Any, total: int) -> str | None:
+    """Return the place of a value beside tensors in the outputs that may depend on the slice, if any."""
+    own, other = dict(_others(whole)), dict(_others(part))
+    for path in {**own, **other}:
+        if path not in own or path not in other or _may_depend(own[path], other[path], total):
             return text(path)
     return None
+
+
+def _may_depend(whole: Any, part: Any, total: int) -> bool:
+    if isinstance(whole, (int, float)) and not isinstance(whole, bool):
+        return whole == 0 or part != whole or _is_share(whole, total)
+    if isinstance(whole, (*PLAIN, bytes, torch.dtype, torch.device, MethodType)):
+        return not _same(whole, part)
+    return whole is not part  # an array, a function or an object may hold values of the slice
 
 
 def _is_share(value: Any, total: int) -> bool:
@@ -258,11 +305,14 @@ def _is_ours(hook: Any) -> bool:
     return module.startswith(("samestep.parallel.gradients.", "samestep.hooks."))
 
 
-def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+def _others(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the parts of a value that are no tensors and no containers, with their places."""
+    parts = list(parts_of(value))
+    for key, part in parts:
+        yield from _others(part, (*path, key))
+    is_container = isinstance(value, (list, tuple, dict)) and not isinstance(value, PackedSequence)
+    if not parts and not is_container and not isinstance(value, Tensor):
         yield path, value
-    for key, part in parts_of(value):
-        yield from _numbers(part, (*path, key))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -43,19 +43,13 @@ ELEMENTS = "elements"
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The reduction of samples to a scalar.
+    """The reduction of samples to a scalar."""
 
-    Args:
-        kind: a sum, or a mean: a sum divided by `weight`.
-        weight: the divisor of a mean.
-        source: an identifier for the origin of the weight; terms of different sources have no common weight.
-        others: the weights of further terms of a sum of means; they must be proportional to `weight` on all
-            ranks.
-    """
-
-    kind: Literal["sum", "mean"]
-    weight: float = 1.0
+    kind: Literal["sum", "mean"]  # a sum, or a mean: a sum divided by `weight`
+    weight: float = 1.0  # the divisor of a mean
+    # an identifier for the origin of the weight; terms of different sources have no common weight
     source: Hashable = ELEMENTS
+    # the weights of further terms of a sum of means; they must be proportional to `weight` on all ranks
     others: tuple[float, ...] = ()
 
 
@@ -70,17 +64,13 @@ Term: TypeAlias = Reduction | Independent | None
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The assumptions under which a scalar is read; the equivalence check refutes the wrong ones.
+    """The assumptions under which a scalar is read; the equivalence check refutes the wrong ones."""
 
-    Args:
-        divided: whether a sum divided by a number is a mean with this weight; otherwise it is a scaled sum.
-        multiplied: whether a sum multiplied by a number is a mean, with the reciprocal as its weight.
-        sums_independent: whether a sum that is added to a mean does not depend on the samples, as a penalty
-            on weights.
-    """
-
+    # whether a sum divided by a number is a mean with this weight; otherwise it is a scaled sum
     divided: bool = True
+    # whether a sum multiplied by a number is a mean, with the reciprocal as its weight
     multiplied: bool = False
+    # whether a sum that is added to a mean does not depend on the samples, as a penalty on weights
     sums_independent: bool = False
 
 
@@ -270,8 +260,7 @@ def _mean(node: Any) -> Term:
     return _of_selection(node, Reduction("mean", float(count)))
 
 
-_NEAR = 50
-"""The largest number of operations before a mean that are searched for a selection."""
+_NEAR = 50  # the largest number of operations before a mean that are searched for a selection
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _READERS: Mapping[str, Callable[[Any], Term]] = {
     **dict.fromkeys(("NllLossBackward", "NllLoss2DBackward"), _labels),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from samestep.autopilot.split.call_plans import ConcatenatedOutput, Gathering
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.autopilot.state.saved_state import SideOutput, refill
+from samestep.autopilot.state.reachable_state import fields_of
+from samestep.autopilot.state.saved_state import SideOutput, refill, restore_record
 from samestep.base.errors import UsageError
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 
@@ -24,12 +25,18 @@ def outcome(
 
 
 def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> None:
-    """Assign side outputs to their attributes; a list or dict keeps its identity."""
+    """Assign side outputs to their attributes; a list, a dict or an object keeps its identity."""
     for (name, key), value in left.items():
         owner = module.get_submodule(name)
         before = getattr(owner, key, None)
         if isinstance(before, list | dict) and type(before) is type(value):
             refill(before, value)
+        elif (
+            type(before) is type(value)
+            and isinstance(getattr(before, "__dict__", None), dict)
+            and not isinstance(before, Tensor)
+        ):
+            restore_record(before, fields_of(value))
         else:
             setattr(owner, key, value)
 

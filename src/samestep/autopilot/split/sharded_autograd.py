@@ -30,8 +30,7 @@ class BatchSplit:
     """The division of one batch into slices, one per rank."""
 
     world: World
-    total: int
-    """Number of samples of the batch."""
+    total: int  # number of samples of the batch
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -120,10 +119,12 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
 
     They are sent as bytes, to support all dtypes; shorter parts are padded.
     """
-    flat = part.detach().movedim(dim, 0).contiguous()
+    flat = part.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
     row = flat[:1].numel() if len(flat) else math.prod(part.shape[:dim] + part.shape[dim + 1 :])
-    message = torch.zeros(max(lengths) * row, dtype=part.dtype, device=part.device)
-    message[: flat.numel()] = flat.reshape(-1)
+    message, most = flat.view(-1), max(lengths) * row
+    if flat.numel() < most:
+        message = torch.zeros(most, dtype=part.dtype, device=part.device)
+        message[: flat.numel()] = flat.view(-1)
     parts = world.all_gather(message.view(torch.uint8))
     shape = (-1, *flat.shape[1:]) if row else flat.shape
     rows = [

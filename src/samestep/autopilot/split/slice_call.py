@@ -58,10 +58,10 @@ def _own_stream(world: World) -> Iterator[None]:
     The stream depends on the state of the common one and on the rank, so a run can be repeated. Python's
     `random` and NumPy stay common, because modules use them for decisions, such as to skip a layer.
     """
-    seed = int(torch.randint(2**62, ()))  # advances the common stream, equally on all ranks
+    seed = int(torch.randint(2**62, (), device="cpu"))  # advances the common stream, equally on all ranks
     own = int(np.random.SeedSequence([seed, world.place.rank]).generate_state(1, np.uint64)[0] >> 1)
     devices = [] if world.device.type == "cpu" else [world.device]
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices, device_type=world.device.type):
         torch.manual_seed(own)
         yield
 

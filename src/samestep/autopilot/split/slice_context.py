@@ -23,17 +23,12 @@ _agree: ContextVar[Agree | None] = ContextVar("samestep_agree", default=None)
 
 @dataclass(frozen=True, slots=True)
 class SliceContext:
-    """The slice that is being computed.
+    """The slice that is being computed."""
 
-    Args:
-        split: how the batch is sharded.
-        again: returns the context that recomputes a part of the slice, given the draws before that part.
-        draws: returns how many random draws the call has made so far.
-    """
-
-    split: BatchSplit
+    split: BatchSplit  # how the batch is sharded
+    # returns the context that recomputes a part of the slice, given the draws before that part
     again: Callable[[int], AbstractContextManager[Any]]
-    draws: Callable[[], int]
+    draws: Callable[[], int]  # returns how many random draws the call has made so far
 
 
 current_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", default=None)

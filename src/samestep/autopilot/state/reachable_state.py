@@ -37,8 +37,7 @@ Key: TypeAlias = tuple[int, str]
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
-_COMPILED = "_torchdynamo_orig_callable"
-"""The attribute that marks a compiled function."""
+_COMPILED = "_torchdynamo_orig_callable"  # the attribute that marks a compiled function
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` itself defines."""
@@ -244,27 +243,56 @@ def _is_of_users(kind: Any) -> bool:
     return any(True for value in vars(kind).values() for _ in functions_in(value))
 
 
+def constants_of(module: nn.Module) -> set[Any]:
+    """Return the numbers and texts in the code that the forward of a module runs."""
+    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    users = (kind for kind in kinds if not kind.__module__.startswith("torch."))
+    return {value for kind in users for one in _code_of(kind) for value in _constants_in(one.__code__)}
+
+
+@lru_cache(maxsize=4096)
+def _constants_in(code: CodeType) -> frozenset[Any]:
+    found: set[Any] = set()
+    waiting: list[Any] = [code]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, CodeType):
+            waiting += one.co_consts
+        elif isinstance(one, (tuple, frozenset)):
+            waiting += one
+        elif isinstance(one, (int, float, str)):
+            found.add(one)
+    return frozenset(found)
+
+
 @lru_cache(maxsize=256)
 def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the user-defined functions of a class, and those they call, refer to."""
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    for function in _code_of(kind):
+        names = function.__globals__
+        for name in _names_in(function.__code__):
+            if not isinstance(names.get(name), FunctionType):
+                found[id(names), name] = names, name
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=256)
+def _code_of(kind: Any) -> tuple[FunctionType, ...]:
+    """Return the user-defined functions of a class, and those that they call by a global name."""
     functions = [
         one for owner in kind.__mro__ for value in vars(owner).values() for one in functions_in(value)
     ]
-    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-    seen: set[CodeType] = set()
+    found: dict[CodeType, FunctionType] = {}
     while functions:
         function = functions.pop()
-        if function.__code__ in seen:
+        if function.__code__ in found:
             continue
-        seen.add(function.__code__)
-        names = function.__globals__
-        for name in _names_in(function.__code__):
-            value = names.get(name)
-            if isinstance(value, FunctionType):
-                if is_user_code(value.__code__.co_filename):
-                    functions.append(value)
-            else:
-                found[id(names), name] = names, name
+        found[function.__code__] = function
+        called = (function.__globals__.get(name) for name in _names_in(function.__code__))
+        functions += [
+            one for one in called if isinstance(one, FunctionType) and is_user_code(one.__code__.co_filename)
+        ]
     return tuple(found.values())
 
 

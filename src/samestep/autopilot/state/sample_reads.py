@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.base.errors import OutOfStep
-from samestep.base.package import PACKAGE
+from samestep.base.folders import PACKAGE
 from samestep.hooks.tensor_tree import leaves
 
 Site: TypeAlias = tuple[str, int, int, bool]

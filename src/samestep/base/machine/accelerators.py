@@ -3,9 +3,11 @@
 A process that has opened a device must not be forked, so another process counts them.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from samestep.base.errors import UsageError
@@ -24,15 +26,39 @@ def can_have_accelerators(dev: Path = Path("/dev")) -> bool:
     return sys.platform != "linux" or any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES)
 
 
+def visible_gpus(environment: Mapping[str, str], total: int, chosen: slice) -> dict[str, str]:
+    """Return the variables with which a program sees only the `chosen` of `total` GPUs that it sees now.
+
+    ROCm reads CUDA_VISIBLE_DEVICES too, but ignores it if HIP_VISIBLE_DEVICES is set.
+    """
+    names = [
+        "CUDA_VISIBLE_DEVICES",
+        *(["HIP_VISIBLE_DEVICES"] if "HIP_VISIBLE_DEVICES" in environment else []),
+    ]
+    every = ",".join(map(str, range(total)))
+    listed = {name: environment.get(name, every).split(",")[chosen] for name in names}
+    return {name: ",".join(one.strip() for one in gpus) for name, gpus in listed.items()}
+
+
 def only_first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
-    """Return the variable with which a program sees at most `count` of the GPUs that it sees now.
+    """Return the variables with which a program sees at most `count` of the GPUs that it sees now.
 
     >>> only_first_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6"}, 2), only_first_gpus({}, 2)
     ({'CUDA_VISIBLE_DEVICES': '4,5'}, {'CUDA_VISIBLE_DEVICES': '0,1'})
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    names = map(str, range(count)) if visible is None else visible.split(",")[:count]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+    return visible_gpus(environment, count, slice(count))
+
+
+def driver_is_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Return whether this process has called the CUDA driver, of which torch itself may have no trace.
+
+    Its device file of unified memory is opened by the driver, and not by the library that lists GPUs.
+    """
+    for one in descriptors.iterdir() if descriptors.exists() else ():
+        with suppress(OSError):  # the descriptor of this listing is closed at its end
+            if os.readlink(one) == "/dev/nvidia-uvm":  # noqa: PTH115 - `Path.readlink` is slower
+                return True
+    return False
 
 
 def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -> int:

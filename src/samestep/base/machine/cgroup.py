@@ -4,9 +4,11 @@ A limit binds every group below it, so the tightest one between this process's g
 counts. Containers see their own group as the root of the mount; `mountinfo` lists what is mounted where.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from samestep.base.machine.kernel_files import text_of
 
 # Version 1 spells "no limit" as a huge number of bytes, rounded to pages.
 _UNLIMITED_BYTES = 2**60
@@ -24,8 +26,7 @@ class Limit:
 class _Mount:
     root: str
     point: Path
-    controllers: frozenset[str]
-    """Empty for version 2, which has one tree for all."""
+    controllers: frozenset[str]  # empty for version 2, which has one tree for all
 
 
 def cpu_limit(proc: Path = Path("/proc")) -> Limit | None:
@@ -45,23 +46,21 @@ def cpu_limit(proc: Path = Path("/proc")) -> Limit | None:
 
 def memory_limit(proc: Path = Path("/proc")) -> Limit | None:
     """Return the tightest memory limit of this process, in bytes; None where there is none."""
-    limits = [
-        Limit(int(word), group / name)
-        for group in _groups("memory", proc)
-        for name in ("memory.max", "memory.limit_in_bytes")
-        for word in _words(group / name)
-        if word != "max" and int(word) < _UNLIMITED_BYTES
-    ]
-    return min(limits, key=lambda limit: limit.value, default=None)
+    return _tightest("memory", ("memory.max", "memory.limit_in_bytes"), proc)
 
 
 def process_limit(proc: Path = Path("/proc")) -> Limit | None:
     """Return the tightest limit of processes and threads together; None where there is none."""
+    return _tightest("pids", ("pids.max",), proc)
+
+
+def _tightest(controller: str, names: Sequence[str], proc: Path) -> Limit | None:
     limits = [
-        Limit(int(word), group / "pids.max")
-        for group in _groups("pids", proc)
-        for word in _words(group / "pids.max")
-        if word != "max"
+        Limit(int(word), group / name)
+        for group in _groups(controller, proc)
+        for name in names
+        for word in _words(group / name)
+        if word != "max" and int(word) < _UNLIMITED_BYTES
     ]
     return min(limits, key=lambda limit: limit.value, default=None)
 
@@ -69,7 +68,7 @@ def process_limit(proc: Path = Path("/proc")) -> Limit | None:
 def _groups(controller: str, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's group and the groups above it, both versions."""
     mounts = list(_mounts(proc))
-    for line in _lines(proc / "self/cgroup"):
+    for line in text_of(proc / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         controllers = frozenset(names.split(",")) if names else frozenset[str]()
         if controllers and controller not in controllers:
@@ -95,7 +94,7 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
     A line reads ``31 23 0:28 ROOT POINT rw - cgroup cgroup rw,cpu,cpuacct`` (proc(5), mountinfo).
     """
-    for line in _lines(proc / "self/mountinfo"):
+    for line in text_of(proc / "self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2) if right.count(" ") >= 2 else ("", "", "")
         if kind not in {"cgroup", "cgroup2"}:
@@ -105,12 +104,5 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
         yield _Mount(root, Path(point), controllers)
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:  # not Linux, or hidden from this process
-        return []
-
-
 def _words(path: Path) -> list[str]:
-    return [word for line in _lines(path) for word in line.split()]
+    return text_of(path).split()

@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.machine.cgroup import cpu_limit, memory_limit
+from samestep.base.machine.kernel_files import text_of
 from samestep.base.units import whole
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
@@ -19,23 +20,14 @@ _SYS_CPU = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuShare:
-    """The CPUs that this process can use.
+    """The CPUs that this process can use."""
 
-    Args:
-        allowed: numbers of the logical processors in the affinity mask.
-        cores: physical cores among them; two hardware threads of one core compute little more than one.
-        quota: CPU time that the control group grants, in CPUs, or None.
-        quota_source: the file that sets the quota.
-        machine: logical processors of the whole machine.
-        granted: logical processors that the scheduler gives this job here, or None.
-    """
-
-    allowed: tuple[int, ...]
-    cores: int
-    quota: float | None = None
-    quota_source: str = ""
-    machine: int
-    granted: int | None = None
+    allowed: tuple[int, ...]  # numbers of the logical processors in the affinity mask
+    cores: int  # physical cores among them; two hardware threads of one core compute little more than one
+    quota: float | None = None  # CPU time that the control group grants, in CPUs, or None
+    quota_source: str = ""  # the file that sets the quota
+    machine: int  # logical processors of the whole machine
+    granted: int | None = None  # logical processors that the scheduler gives this job here, or None
 
     @property
     def granted_cores(self) -> int | None:
@@ -90,12 +82,9 @@ def machine() -> Machine:
 
 def processor() -> str:
     """Return the name of the CPU model, as far as the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = text_of(Path("/proc/cpuinfo")).splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
+    return next(models, platform.machine() if lines else platform.processor() or platform.machine())
 
 
 def package_version(name: str) -> str:
@@ -170,10 +159,7 @@ def _affinity(machine_cpus: int) -> Collection[int]:
 
 def _siblings(sys_cpu: Path, cpu: int) -> str:
     """Return the hardware threads of the core that a logical processor is part of, as its name."""
-    try:
-        return (sys_cpu / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)
+    return text_of(sys_cpu / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _memory_bytes() -> int:

@@ -14,23 +14,14 @@ _DOWN = {"down", "lowerlayerdown", "notpresent"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface.
+    """A network interface."""
 
-    Args:
-        name: the system's name for it.
-        up: whether it carries messages.
-        loopback: whether it reaches this host only.
-        addresses: its IP addresses without link-local ones.
-        mbits: its speed in Mbit/s; None where the driver does not report it.
-        mtu: size of its largest packet in bytes; None where unknown.
-    """
-
-    name: str
-    up: bool
-    loopback: bool = False
-    addresses: tuple[str, ...] = ()
-    mbits: int | None = None
-    mtu: int | None = None
+    name: str  # the system's name for it
+    up: bool  # whether it carries messages
+    loopback: bool = False  # whether it reaches this host only
+    addresses: tuple[str, ...] = ()  # its IP addresses without link-local ones
+    mbits: int | None = None  # its speed in Mbit/s; None where the driver does not report it
+    mtu: int | None = None  # size of its largest packet in bytes; None where unknown
 
     def describe(self) -> str:
         """Return name, addresses and speed on one line."""

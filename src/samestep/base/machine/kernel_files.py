@@ -20,6 +20,14 @@ def number_of(path: Path) -> int | None:
         return None
 
 
+def name_space(kind: str, proc: Path = Path("/proc")) -> str:
+    """Return the name of a namespace of this process, such as ``pid`` or ``ipc``; empty where unknown."""
+    try:
+        return str((proc / "self/ns" / kind).readlink())
+    except OSError:  # not Linux
+        return ""
+
+
 def folders_in(path: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name; links to folders are included."""
     try:

@@ -2,39 +2,30 @@
 
 import os
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from samestep.base.machine.kernel_files import text_of
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A physical core.
+    """A physical core."""
 
-    Args:
-        node: NUMA node; 0 where unknown.
-        cpus: numbers of its hardware threads that this process can use.
-    """
-
-    node: int
-    cpus: tuple[int, ...]
+    node: int  # NUMA node; 0 where unknown
+    cpus: tuple[int, ...]  # numbers of its hardware threads that this process can use
 
 
 def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system")) -> tuple[Core, ...]:
-    """Return the cores that the logical processors `allowed` are part of, node by node.
-
-    Args:
-        allowed: numbers of logical processors.
-        system: the ``/sys/devices/system`` folder.
-    """
+    """Return the cores that the logical processors `allowed` are part of, node by node."""
     node_of = {
         cpu: int(folder.name.removeprefix("node"))
         for folder in system.glob("node/node[0-9]*")
-        for cpu in numbers(_text(folder / "cpulist"))
+        for cpu in numbers(text_of(folder / "cpulist"))
     }
     threads: dict[tuple[int, ...], list[int]] = {}
     for cpu in sorted(allowed):
-        siblings = _text(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = text_of(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
         threads.setdefault(tuple(numbers(siblings)) or (cpu,), []).append(cpu)
     found = [Core(node_of.get(cpus[0], 0), tuple(cpus)) for cpus in threads.values()]
     return tuple(sorted(found, key=lambda core: (core.node, core.cpus)))
@@ -55,9 +46,9 @@ def gpu_nodes(
     opens = opens or _opens
     seen: list[tuple[str, int]] = []  # UUID and node
     for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
-        facts = dict(_pair(line) for line in _text(folder / "information").splitlines())
+        facts = dict(_pair(line) for line in text_of(folder / "information").splitlines())
         if opens(root / f"dev/nvidia{facts.get('Device Minor', '')}"):
-            node = _text(root / f"sys/bus/pci/devices/{folder.name}/numa_node")
+            node = text_of(root / f"sys/bus/pci/devices/{folder.name}/numa_node")
             seen.append((facts.get("GPU UUID", ""), int(node or -1)))
     chosen = _chosen(seen, visible)
     return () if any(node < 0 for node in chosen) else tuple(chosen)
@@ -75,21 +66,6 @@ def numbers(text: str) -> list[int]:
         if first.strip():
             found.extend(range(int(first), int(last or first) + 1))
     return found
-
-
-def ranges(found: Collection[int]) -> str:
-    """Format numbers as the kernel's lists do.
-
-    >>> ranges({8, 0, 1, 2, 3})
-    '0-3,8'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(found):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _chosen(seen: list[tuple[str, int]], visible: str | None) -> list[int]:
@@ -116,9 +92,3 @@ def _opens(path: Path) -> bool:
 def _pair(line: str) -> tuple[str, str]:
     name, _, value = line.partition(":")
     return name.strip(), value.strip()
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""

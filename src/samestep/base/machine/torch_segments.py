@@ -1,11 +1,16 @@
-"""Frees torch's shared memory of processes that were killed between making a segment and unlinking it."""
+"""Frees torch's shared memory of processes that were killed between making a segment and unlinking it.
+
+torch names its shared memory after the id that the process has in its own container. Containers have
+pid namespaces of their own, and can share memory with each other and with the host: several processes
+of a host can have one id.
+"""
 
 import os
 from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.base.machine.process_ids import memory_is_numbered_apart
+from samestep.base.machine.kernel_files import name_space
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's own
 
@@ -25,3 +30,29 @@ def free_segments(pids: Set[int], *, since_s: float) -> None:
                 made = segment.lstat()
                 if made.st_uid == os.getuid() and made.st_ctime >= since_s:
                     segment.unlink()
+
+
+# The kernel's fixed ids of the host's pid and IPC namespaces.
+_HOSTS_PID = "pid:[4026531836]"
+_HOSTS_IPC = "ipc:[4026531839]"
+
+
+def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
+    """Return all ids of all processes of this host, including those within their containers.
+
+    None where not all are visible: in a container, or where other users' processes are hidden.
+    """
+    if name_space("pid", proc) != _HOSTS_PID or not (proc / "1").exists():
+        return None
+    numbers: set[str] = set()
+    for status in proc.glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended since
+            lines = status.read_text(errors="replace").splitlines()
+            numbers.add(status.parent.name)
+            numbers.update(*(line.split()[1:] for line in lines if line.startswith("NSpid:")))
+    return numbers
+
+
+def memory_is_numbered_apart(proc: Path = Path("/proc")) -> bool:
+    """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``)."""
+    return name_space("ipc", proc) == _HOSTS_IPC and name_space("pid", proc) != _HOSTS_PID

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -107,6 +107,45 @@ class WatchedWorkers(Workers):
         ),
     ] = 0
     hang_timeout: Annotated[float, HANG_TIMEOUT] = 60.0
+
+
+AUTO = "auto"
+"""The value of ``-n`` for a number of workers that is measured."""
+
+
+def worker_count(text: str) -> int | str:
+    """Return the value of ``-n``: a number of workers, or `AUTO`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        return AUTO if text == AUTO else int(text)
+    except ValueError:
+        raise UsageError(f"-n {text!r} is neither a number of workers nor {AUTO}.") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWorkers(WatchedWorkers):
+    """The options of ``run``, whose number of workers can be measured."""
+
+    workers: Annotated[
+        Any,
+        option(
+            "N",
+            "Number of workers, on all nodes; auto: measure the serial script's steps on this host's cores, "
+            "and choose workers and threads.",
+            WORKERS_PANEL,
+            "-n",
+            "--workers",
+            parser=worker_count,
+        ),
+    ] = None
+
+    @property
+    def number(self) -> int | None:
+        """The number of workers, if one was given."""
+        return None if self.workers == AUTO else self.workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

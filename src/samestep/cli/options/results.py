@@ -6,7 +6,7 @@ from typing import Annotated
 
 from samestep.base.errors import UsageError
 from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, option, switch
-from samestep.studies.report.write import refuse_unwritable
+from samestep.studies.report.write import refuse_unwritable, refuse_without_browser
 
 AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
 Data = Annotated[
@@ -34,6 +34,20 @@ class Output:
     def check(self) -> None:
         """Refuse a folder for figures that cannot be written to."""
         refuse_unwritable("--figures", self.figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOutput(Output):
+    """The options of results that have a page."""
+
+    pdf: Annotated[
+        Path | None, option("FILE", "Also print the page to a PDF, by Chromium.", RESULTS_PANEL)
+    ] = None
+
+    def check(self) -> None:
+        """Refuse files that cannot be written."""
+        super(PageOutput, self).check()
+        refuse_without_browser(self.pdf)
 
 
 def _efficiency(text: str) -> float:

@@ -17,8 +17,7 @@ from samestep.ranks.hang.rank_status import RankStatus
 from samestep.ranks.hang.report import STEPS_ADVICE, describe_status, place_of
 from samestep.ranks.hang.script_position import is_script, name_of_blocking, with_text
 
-_PLACES = 4
-"""Maximum number of other ranks in the headline."""
+_PLACES = 4  # maximum number of other ranks in the headline
 _ADVICE = {
     signal.SIGKILL: "The kernel sends SIGKILL when memory runs out (see dmesg): give each worker more "
     "memory, a smaller batch or fewer loader processes. A scheduler sends it at a limit of memory or time.",

@@ -26,30 +26,19 @@ _CAUSE, _ABORT, _CONSEQUENCE = range(3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Failure of one worker.
-
-    Args:
-        exit_code: exit code of the process; the negative signal number if a signal killed it.
-        error: name of the exception's class; empty if there was none.
-        message: the exception's text.
-        traceback: the full report as Python prints it, ending in a newline; empty if there is none.
-        unwritten: the file that could not be written and the reason, if that is the cause.
-        line: the program's line that failed, as ``file:line``; empty if it is unknown.
-        headline: the failure in one line, where it is not that a worker failed; otherwise empty.
-        details: what the log file gets instead of the traceback; empty for the same.
-    """
+    """Failure of one worker."""
 
     rank: int
     local_rank: int
     pid: int
-    exit_code: int
-    error: str = ""
-    message: str = ""
-    traceback: str = ""
-    unwritten: str = ""
-    line: str = ""
-    headline: str = ""
-    details: str = ""
+    exit_code: int  # exit code of the process; the negative signal number if a signal killed it
+    error: str = ""  # name of the exception's class; empty if there was none
+    message: str = ""  # the exception's text
+    traceback: str = ""  # the full report as Python prints it, ending in a newline; empty if there is none
+    unwritten: str = ""  # the file that could not be written and the reason, if that is the cause
+    line: str = ""  # the program's line that failed, as ``file:line``; empty if it is unknown
+    headline: str = ""  # the failure in one line, where it is not that a worker failed; otherwise empty
+    details: str = ""  # what the log file gets instead of the traceback; empty for the same
 
     @property
     def code(self) -> int:

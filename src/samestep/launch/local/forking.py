@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from samestep.base.machine.accelerators import driver_is_open
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
 
-_PAUSE_HARD = 2
-"""OpenMP's `omp_pause_hard`: release all resources, including the threads."""
+_PAUSE_HARD = 2  # OpenMP's `omp_pause_hard`: release all resources, including the threads
 Limit: TypeAlias = tuple[int, int]
 _PER_WORKER = 8
 """Descriptors of a worker: its pipe, its pidfd, the file of its stack, for each of two streams a pipe and a
@@ -35,7 +35,7 @@ def fork_is_safe() -> bool:
     A fork is unsafe on macOS, whose system libraries do not survive it; with an open device context, which
     a child can neither use nor close; and with other threads, whose locks would stay locked in the child.
     """
-    if sys.platform != "linux" or threading.active_count() > 1:
+    if sys.platform != "linux" or threading.active_count() > 1 or driver_is_open():
         return False
     torch = sys.modules.get("torch")
     if torch is None:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from samestep.base.console import log
 from samestep.base.errors import Error, UsageError, WorldError
-from samestep.base.package import PACKAGE
+from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
 from samestep.launch.local.write_failure import write_failure
 

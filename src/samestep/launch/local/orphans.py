@@ -37,8 +37,7 @@ _F_SETSIG = 10
 _adopters: list[int] = []
 """Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_OPEN = os.open
-"""The system's function: a replicated script has replaced it."""
+_OPEN = os.open  # the system's function: a replicated script has replaced it
 _LONGEST_FOLDER = 88
 """Maximum length: multiprocessing creates sockets in the folder, and the system limits their paths to 107."""
 

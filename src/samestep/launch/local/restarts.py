@@ -17,12 +17,9 @@ class Restarts:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.done = 0
-        """Number of restarts so far."""
-        self.pause_s = 0.0
-        """Seconds to wait before the next restart, after the last failure."""
-        self.is_same = False
-        """Whether the last failure was the same as the previous one, at the same step."""
+        self.done = 0  # number of restarts so far
+        self.pause_s = 0.0  # seconds to wait before the next restart, after the last failure
+        self.is_same = False  # whether the last failure was the same as the previous one, at the same step
         self._before: tuple[tuple[int, str, str], int | None] | None = None
 
     @property

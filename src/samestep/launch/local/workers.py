@@ -36,12 +36,9 @@ from samestep.ranks.hang.status_store import SharedMemoryStore
 
 _POLL_S = 0.05
 _POLITE_S = 5.0
-_CAUSE_S = 1.0
-"""Seconds to wait for the cause of a failure that is likely a consequence."""
-_STATUS_S = 1.5
-"""Seconds to wait for the statuses of the live workers after one was killed."""
-_SECOND_S = 1.0
-"""Seconds before the ending signal is sent to workers that do not get it at once."""
+_CAUSE_S = 1.0  # seconds to wait for the cause of a failure that is likely a consequence
+_STATUS_S = 1.5  # seconds to wait for the statuses of the live workers after one was killed
+_SECOND_S = 1.0  # seconds before the ending signal is sent to workers that do not get it at once
 
 
 @dataclass(slots=True)
@@ -50,8 +47,7 @@ class Worker:
 
     start: Start
     pid: int
-    reports: int
-    """Launcher's end of the report pipe."""
+    reports: int  # launcher's end of the report pipe
     exit_code: int | None = None
     report: Report | None = None
     _received: bytearray = field(default_factory=bytearray)
@@ -286,7 +282,7 @@ class Workers:
     def _known_statuses(self) -> dict[int, RankStatus]:
         return {} if self._statuses is None else parse_statuses(self._statuses.read())
 
-    def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def await_end(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
         """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
         self._wait_until(time.monotonic() + timeout_s, hurry)
 

@@ -32,16 +32,14 @@ from samestep.ranks.rendezvous.endpoint import resolve
 from samestep.ranks.rendezvous.gloo_interface import address_towards, is_own
 from samestep.ranks.rendezvous.network_store import NetworkStore, serve
 
-_READ_S = 60
-"""Seconds that c10d's rendezvous waits for the store, as with torchrun."""
+_READ_S = 60  # seconds that c10d's rendezvous waits for the store, as with torchrun
 _IMPATIENT = {"last_call_timeout": 5, "keep_alive_interval": 3, "keep_alive_max_attempt": 3}
 """Seconds that a rendezvous waits for more than the minimum of nodes, and after which a silent node is lost.
 
 torch's 30 and 15 would be most of the time that a run loses with a node."""
 
 _YES = ("1", "true", "t", "yes", "y")
-_MEET_S = 600
-"""Maximum seconds between the starts of two launchers, as with torchrun."""
+_MEET_S = 600  # maximum seconds between the starts of two launchers, as with torchrun
 _CLASH = "roll/clash"
 _GRACE_S = 1.0
 

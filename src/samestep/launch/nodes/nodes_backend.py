@@ -159,8 +159,7 @@ class _Agent(SimpleElasticAgent):
         self._on_round_end = on_round_end
         self._entry = entry
         self._workers: Workers | None = None
-        self.has_begun = False
-        """Whether workers have been started at least once."""
+        self.has_begun = False  # whether workers have been started at least once
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # C++ code waits for the other nodes, and would delay a recorded signal until it returns.

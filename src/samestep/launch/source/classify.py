@@ -80,8 +80,7 @@ NATIVE = (
 _KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *SPAWNERS, *PROCESSES, *NATIVE, *LIBRARIES))
 
 
-_RANK_POSITION = 4
-"""Index of ``rank`` in the arguments of `torch.distributed.init_process_group`."""
+_RANK_POSITION = 4  # index of ``rank`` in the arguments of `torch.distributed.init_process_group`
 _SET_BY_LAUNCHERS = ("RANK", "MASTER_PORT")
 
 

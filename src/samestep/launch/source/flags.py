@@ -17,8 +17,7 @@ from samestep.launch.source.reached import reached_nodes
 _FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
 """A string that is a flag, or two flags as in click's ``--yes/--no``."""
 _PARSED = re.compile(r"\.parse_(known_)?args\w*$")
-_EXPLICIT = ("argparse", "optparse", "configargparse")
-"""Packages whose parsers take each flag as a string."""
+_EXPLICIT = ("argparse", "optparse", "configargparse")  # packages whose parsers take each flag as a string
 
 DERIVING = (
     "absl.flags",

@@ -48,8 +48,7 @@ _STRATEGIES = (
 _ONE_DEVICE_STRATEGY = "SingleDevice"
 
 _UNSET = ("", "none", "null", "false", "no", "0", "-1")
-_Asks = Callable[[object], bool]
-"""Whether the value of an argument asks for several devices."""
+_Asks = Callable[[object], bool]  # whether the value of an argument asks for several devices
 
 
 def _count(value: object) -> bool:

@@ -10,8 +10,7 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 
 _INSTALLED = {"site-packages", "dist-packages"}
-_DEEPEST = 64
-"""Maximum depth of nested packages."""
+_DEEPEST = 64  # maximum depth of nested packages
 
 
 def source_of(name: str, path: Sequence[str]) -> Path | None:

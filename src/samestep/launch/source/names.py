@@ -3,8 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-_MEANINGS = 8
-"""Maximum number of bindings of one name; a name that is bound more often is not a launcher's."""
+_MEANINGS = 8  # maximum number of bindings of one name; a name that is bound more often is not a launcher's
 
 
 class Names:

@@ -14,8 +14,7 @@ from samestep.launch.source.names import assigned
 
 Module: TypeAlias = tuple[Path, ast.Module]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_BY_NAME = ("globals", "Fire")
-"""Calls that find functions of a module by names that are not in its text."""
+_BY_NAME = ("globals", "Fire")  # calls that find functions of a module by names that are not in its text
 
 
 @dataclass(eq=False, slots=True)
@@ -23,8 +22,7 @@ class _Unit:
     """Code that runs as a whole: the statements of a module, or the body of a function."""
 
     file: Path
-    triggers: frozenset[str]
-    """Names that call it; of a method, also that of its class."""
+    triggers: frozenset[str]  # names that call it; of a method, also that of its class
     nodes: list[ast.AST] = field(default_factory=list)
 
 

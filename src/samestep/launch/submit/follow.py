@@ -9,8 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Protocol
 
-_LOG_S = 0.3
-"""Seconds between two reads of the log."""
+_LOG_S = 0.3  # seconds between two reads of the log
 _FIRST_S, _GROWTH = 0.5, 1.3
 _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
 """Seconds between two polls of the job; they are rare because a scheduler serves many users."""

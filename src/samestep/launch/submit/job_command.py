@@ -17,12 +17,17 @@ class JobCommand:
     """A command of samestep."""
 
     verb: str  # such as ``run``
-    arguments: tuple[str, ...]  # the words after it, quoted for a shell, without ``-n``
+    arguments: tuple[str, ...]  # the words after it, without ``-n``
     name: str  # the default name of the job
     workers: int | None = None  # the value of ``-n 4`` or ``-n4`` among the arguments; None without it
+    resume: str = ""  # the last argument, in which a shell replaces variables; empty for none
 
     def words(self, workers: int | None = None) -> list[str]:
-        """Return the words after ``samestep``, quoted; with ``-n`` if samestep starts the workers."""
+        """Return the words after ``samestep``, quoted for a shell."""
+        return [*quoted(self.plain_words(workers)), *([self.resume] if self.resume else [])]
+
+    def plain_words(self, workers: int | None = None) -> list[str]:
+        """Return the words after ``samestep``; with ``-n`` if samestep starts the workers."""
         count = [] if workers is None else ["-n", str(workers)]
         first = self.arguments[:1] if self.verb == "bench" else ()  # its commands have their own flags
         return [self.verb, *first, *count, *self.arguments[len(first) :]]
@@ -43,7 +48,7 @@ class JobCommand:
                     "--requeue starts the job again, but --out needs a new folder. Give --resume DIR "
                     "instead, which starts a run or continues it."
                 )
-        return replace(self, arguments=(*self.arguments, f"--resume={folder}"))
+        return replace(self, resume=f"--resume={folder}")
 
 
 def parse_command(words: list[str]) -> JobCommand:
@@ -62,7 +67,7 @@ def parse_command(words: list[str]) -> JobCommand:
     workers, own = _without_count(own)
     recipe = [word for word in rest[:1] if not word.startswith("-")]
     name = slug(Path(theirs[0]).name.removesuffix(".py")) if theirs else slug("-".join([verb, *recipe]))
-    return JobCommand(verb=verb, arguments=tuple(quoted([*own, *theirs])), name=name, workers=workers)
+    return JobCommand(verb=verb, arguments=(*own, *theirs), name=name, workers=workers)
 
 
 def _own(verb: str, rest: list[str]) -> tuple[list[str], list[str]]:

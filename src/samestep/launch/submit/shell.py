@@ -12,8 +12,7 @@ from samestep.base.errors import UsageError
 WIDTH = 100
 TIMED_OUT = 124
 """Exit code of a command that did not end in time, as that of ``timeout``."""
-_NOT_FOUND = 127
-"""Exit code of a command that does not exist or cannot be executed, as that of a shell."""
+_NOT_FOUND = 127  # exit code of a command that does not exist or cannot be executed, as that of a shell
 _WIDEST = 44
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+", re.ASCII)
 

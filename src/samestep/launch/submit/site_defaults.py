@@ -15,12 +15,20 @@ from samestep.base.errors import UsageError
 from samestep.base.setting_fields import check, option
 from samestep.launch.submit.shell import quoted
 
-SIZE_PANEL, SOFTWARE_PANEL, HOSTS_PANEL = "Resources of a Slurm job", "Software", "Hosts"
-SITE_PANEL = "Slurm site"
+SIZE_PANEL, SOFTWARE_PANEL, HOSTS_PANEL = "Resources of a job", "Software", "Hosts"
+SITE_PANEL, POD_PANEL = "Slurm site", "Pods"
 
 
 def _text(about: str, panel: str, metavar: str, *names: str, default: Any = "") -> Any:
     return option(default=default, about=about, panel=panel, metavar=metavar, names=names)
+
+
+def _cores() -> Any:
+    return option(default=None, about="Cores of each worker.", panel=SIZE_PANEL, metavar="C", least=1)
+
+
+def _memory() -> Any:
+    return _text("Memory of each node, such as 64G.", SIZE_PANEL, "SIZE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +88,8 @@ class Software:
 class SlurmSite(Software):
     """The ``[slurm]`` table: requests of all Slurm jobs of a site."""
 
-    cpus_per_task: int | None = option(
-        default=None, about="Cores of each worker.", panel=SIZE_PANEL, metavar="C", least=1
-    )
-    mem: str = _text("Memory of each node, such as 64G.", SIZE_PANEL, "SIZE")
+    cpus_per_task: int | None = _cores()
+    mem: str = _memory()
     time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time")
     partition: str = _text("Partition to run in.", SITE_PANEL, "NAME", "--partition", "-p")
     account: str = _text("Account to charge.", SITE_PANEL, "NAME", "--account", "-A")
@@ -124,12 +130,32 @@ class MpiSite(Software):
         return super(MpiSite, self).python(here)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesSite:
+    """The ``[kubernetes]`` table: the pods of a site."""
+
+    image: str = _text("Image of the pods; its python3 has samestep.", POD_PANEL, "IMAGE")
+    workdir: str = _text("Working folder in the pods. Default: the image's.", POD_PANEL, "DIR")
+    claim: str = _text("PersistentVolumeClaim, mounted at the working folder or /work.", POD_PANEL, "NAME")
+    cpus_per_task: int | None = _cores()
+    mem: str = _memory()
+    gpu_resource: str = _text("Name of the GPUs.", POD_PANEL, "NAME", default="nvidia.com/gpu")
+    namespace: str = _text("Namespace. Default: kubectl's.", POD_PANEL, "NAME", "--namespace")
+    secret: str = _text(
+        "Secret by which the pods authenticate each other.", POD_PANEL, "NAME", default="samestep"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def _at_home(path: str) -> str:
     """Return a path with ``~`` expanded, because a shell does not expand it within quotes."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-Site = TypeVar("Site", SlurmSite, MpiSite)
+Site = TypeVar("Site", SlurmSite, MpiSite, KubernetesSite)
+_TABLES = {SlurmSite: "slurm", MpiSite: "mpi", KubernetesSite: "kubernetes"}
 
 
 def site_of(kind: type[Site], flags: Mapping[str, Any]) -> Site:
@@ -138,9 +164,7 @@ def site_of(kind: type[Site], flags: Mapping[str, Any]) -> Site:
     Raises:
         UsageError: the configuration or a flag is wrong.
     """
-    return with_flags(
-        table(config_path(env.snapshot()), "slurm" if kind is SlurmSite else "mpi", kind), flags
-    )
+    return with_flags(table(config_path(env.snapshot()), _TABLES[kind], kind), flags)
 
 
 def with_flags(site: Site, flags: Mapping[str, Any]) -> Site:

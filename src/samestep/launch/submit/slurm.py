@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import PREEMPTED, UsageError
-from samestep.base.units import MOST_WORKERS, counted
+from samestep.base.units import counted
 from samestep.launch.submit.job_command import JobCommand
+from samestep.launch.submit.node_sizes import check_sizes
 from samestep.launch.submit.shell import command, comment, directive, explained, quoted
 from samestep.launch.submit.site_defaults import SlurmSite
 
@@ -24,8 +25,7 @@ MOST_STARTS = 100
 """Number of starts after which a requeued job ends, in case it makes no progress."""
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(?P<third>\d+))?\Z")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours, or days-hours:minutes:seconds."""
-_EARLY_S = 60
-"""Seconds by which Slurm may send the warning too early."""
+_EARLY_S = 60  # seconds by which Slurm may send the warning too early
 Launch: TypeAlias = Literal["tasks", "node"]
 LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
 
@@ -46,20 +46,7 @@ class SlurmRequest:
     def __post_init__(self) -> None:
         if self.launch not in LAUNCHES:
             raise UsageError(f"--launch {self.launch!r} is not one of {', '.join(LAUNCHES)}.")
-        for flag, value, least in (
-            ("--nodes", self.nodes, 1),
-            ("--nproc-per-node", self.per_node, 1),
-            ("--gpus-per-node", self.gpus_per_node, 0),
-        ):
-            if value < least:
-                raise UsageError(f"{flag} is {value}; give at least {least}.")
-            if value > MOST_WORKERS:
-                raise UsageError(f"{flag} is {value}; give at most {MOST_WORKERS:,}.")
-        if 0 < self.gpus_per_node < self.per_node:
-            raise UsageError(
-                f"{self.per_node} workers on each node need a GPU each, but --gpus-per-node is "
-                f"{self.gpus_per_node}; ask for more GPUs or fewer workers."
-            )
+        check_sizes(nodes=self.nodes, per_node=self.per_node, gpus_per_node=self.gpus_per_node)
 
     @property
     def workers(self) -> int:
@@ -144,15 +131,11 @@ def _site(site: SlurmSite) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob(SlurmRequest):
-    """A Slurm job.
+    """A Slurm job."""
 
-    Args:
-        command: the command that each worker runs.
-        warning_s: seconds before the time limit at which the workers get a signal, after which the job is
-            requeued; None for a job that ends at its limit.
-    """
-
-    command: JobCommand
+    command: JobCommand  # the command that each worker runs
+    # seconds before the time limit at which the workers get a signal, after which the job is requeued; None
+    # for a job that ends at its limit
     warning_s: int | None = None
 
     def __post_init__(self) -> None:
@@ -180,34 +163,6 @@ def seconds_of(limit: str) -> int | None:
     if found["days"] is not None or found["third"] is not None:
         return ((days * 24 + first) * 60 + second) * 60 + third or None
     return first * 60 + second or None
-
-
-def per_node(
-    *, nodes: int, gpus_per_node: int, workers: int | None, nproc_per_node: int | None, in_command: int | None
-) -> int:
-    """Return the number of workers on each node.
-
-    Each of the last three is a number that was given, or None; `in_command` is among the arguments of the
-    job's command. The default is a worker for each GPU, at least one.
-
-    Raises:
-        UsageError: the numbers contradict each other, or the workers cannot be divided evenly.
-    """
-    if workers is not None and in_command is not None and workers != in_command:
-        raise UsageError(f"-n {workers} and -n {in_command} contradict each other; give only one of them.")
-    total = in_command if workers is None else workers
-    if total is None:
-        return max(gpus_per_node, 1) if nproc_per_node is None else nproc_per_node
-    if nproc_per_node is not None and nproc_per_node * nodes != total:
-        raise UsageError(
-            f"-n is {total}, but --nproc-per-node {nproc_per_node} on {nodes} node(s) is "
-            f"{nproc_per_node * nodes} workers; give only one of them."
-        )
-    if total < 1 or nodes < 1 or total % nodes:
-        raise UsageError(
-            f"-n {total} workers cannot be divided evenly by --nodes {nodes}; give a multiple of the nodes."
-        )
-    return total // nodes
 
 
 def script(job: SlurmJob) -> str:

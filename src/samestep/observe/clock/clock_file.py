@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
 from samestep.base.machine.description import machine
-from samestep.base.machine.topology import ranges
 from samestep.base.place import Place
+from samestep.base.units import ranges
 from samestep.ranks.world.device_description import (
     device_id,
     device_name,
@@ -46,17 +46,11 @@ _open = os.open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOptions:
-    """The options of a step clock.
+    """The options of a step clock."""
 
-    Args:
-        folder: folder of the files of all workers.
-        steps: number of recorded steps after which the run is stopped; None for no limit.
-        warm_up: number of steps before the first recorded one.
-    """
-
-    folder: Path
-    steps: int | None = None
-    warm_up: int = 5
+    folder: Path  # folder of the files of all workers
+    steps: int | None = None  # number of recorded steps after which the run is stopped; None for no limit
+    warm_up: int = 5  # number of steps before the first recorded one
 
     def file_of(self, rank: int) -> Path:
         """Return the file of a worker."""
@@ -82,12 +76,6 @@ class ClockOptions:
 
 class ClockFile:
     """The clock file of one worker; it is overwritten if the workers were restarted after a failure.
-
-    Args:
-        clocking: the options of the clock.
-        place: the worker's rank and host.
-        kind: kind of the program.
-        config: settings of a recipe.
 
     Raises:
         UsageError: the file exists already, or cannot be created.

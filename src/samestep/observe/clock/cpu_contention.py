@@ -27,8 +27,7 @@ from samestep.base.step_phases import BACKWARD, FORWARD
 
 COMPUTING = (FORWARD, BACKWARD)
 """The phases in which the thread's CPU time is measured."""
-_DECAY = 0.9
-"""Weight of the sums so far when a step is added to them."""
+_DECAY = 0.9  # weight of the sums so far when a step is added to them
 _ALL, _EVERY = 8, 16
 """The first steps are all sampled; then one of so many."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -38,8 +37,7 @@ class CpuUse(NamedTuple):
     """CPU time of a thread, in seconds."""
 
     ran: float = 0.0
-    delayed: float = 0.0
-    """Time in which the thread was runnable and waited for a core."""
+    delayed: float = 0.0  # time in which the thread was runnable and waited for a core
 
 
 Readings: TypeAlias = list[Any]
@@ -100,8 +98,7 @@ class ContentionEstimator:
 
     def __init__(self) -> None:
         self._ran = self._delayed = 0.0
-        self._deficit = 0.0
-        """Sum of the negative estimates that no later step has made up for; at most 0."""
+        self._deficit = 0.0  # sum of the negative estimates that no later step has made up for; at most 0
         self._overlapped = self._backward = 0.0
         """Of the sampled steps: seconds of backward that were communication, and seconds of backward."""
 

@@ -24,8 +24,7 @@ class HostInstants:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
-        self._origin_s: float | None = None
-        """Unix time at which `now` is 0."""
+        self._origin_s: float | None = None  # unix time at which `now` is 0
 
     def between(self, before: float, after: float) -> float:
         """Return the seconds between two instants that have passed."""

@@ -39,11 +39,9 @@ class LoadedSamples:
     def __init__(self) -> None:
         self._batches: list[tuple[int | None, int]] = []
         """Samples and id of the data set, for each batch of this step."""
-        self._used = 0
-        """The number of these batches that were loaded before the last training call."""
+        self._used = 0  # the number of these batches that were loaded before the last training call
         self._samples_seen = self._batches_seen = 0
-        self._has_several = False
-        """Whether a step reads several data sets, whose epochs may differ."""
+        self._has_several = False  # whether a step reads several data sets, whose epochs may differ
 
     def add(self, samples: int | None, data: int) -> None:
         """Record a batch.

@@ -10,11 +10,7 @@ from samestep.observe.clock.step_reader import Log, StepReader
 
 
 class LoopClock:
-    """Logs the ends of the phases of each step; steps never wait for the device.
-
-    Args:
-        instants: creates the instants.
-    """
+    """Logs the ends of the phases of each step; steps never wait for the device."""
 
     def __init__(self, instants: Instants) -> None:
         self._instants, self._now = instants, instants.now

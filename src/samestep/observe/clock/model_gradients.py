@@ -39,12 +39,9 @@ class DdpInfo:
 class ModelInfo:
     """A model that a script calls."""
 
-    ids: frozenset[int]
-    """Ids of the model and of its attribute `module`, which a wrapper has."""
-    sync: str
-    """``ddp`` or ``fsdp``, by the outermost such wrapper in the model; empty without one."""
-    ddps: tuple[DdpInfo, ...]
-    """All `DistributedDataParallel` in the model, itself included."""
+    ids: frozenset[int]  # ids of the model and of its attribute `module`, which a wrapper has
+    sync: str  # ``ddp`` or ``fsdp``, by the outermost such wrapper in the model; empty without one
+    ddps: tuple[DdpInfo, ...]  # all `DistributedDataParallel` in the model, itself included
 
 
 class ModelRegistry:

@@ -22,20 +22,16 @@ class OptimizerCycle:
     """
 
     def __init__(self) -> None:
-        self._known: WeakSet[Optimizer] = WeakSet()
-        """The optimizers of the current cycle order."""
+        self._known: WeakSet[Optimizer] = WeakSet()  # the optimizers of the current cycle order
         self._steps: Counter[int] = Counter()
         """Steps of each optimizer in the current cycle, by id; of a single optimizer, since it is single."""
-        self._most: Counter[int] = Counter()
-        """Maximum steps of each optimizer in any cycle of several."""
+        self._most: Counter[int] = Counter()  # maximum steps of each optimizer in any cycle of several
         self._before: int | None = None
-        self._last: int | None = None
-        """Id of the optimizer that ends a cycle; None while unknown."""
+        self._last: int | None = None  # id of the optimizer that ends a cycle; None while unknown
         self._ended = 0
         self._single: ref[Optimizer] | None = None
         """The optimizer whose every step is a cycle, if the last step was its own."""
-        self.restarts = False
-        """Whether the last step showed that all cycles so far were only parts of cycles."""
+        self.restarts = False  # whether the last step showed that all cycles so far were only parts of cycles
 
     def ends_cycle(self, optimizer: Optimizer) -> bool:
         """Record that an optimizer has stepped; return whether this ends a cycle."""

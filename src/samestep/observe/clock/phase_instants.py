@@ -28,10 +28,8 @@ class Phases:
 
     def __init__(self, instant: Any) -> None:
         self.instant = instant
-        self.cpu = CpuUse()
-        """CPU time that the script's thread has had until that instant."""
-        self._readings: Readings | None = None
-        """CPU readings of this step; None if it is not sampled."""
+        self.cpu = CpuUse()  # CPU time that the script's thread has had until that instant
+        self._readings: Readings | None = None  # CPU readings of this step; None if it is not sampled
         self.phase = OTHER
         self._marks: list[Any] = [OTHER, self.instant]
         """Each phase that has ended and its end; the first mark is the end of the step before."""
@@ -73,29 +71,18 @@ class Phases:
 
 @dataclass(slots=True)
 class ClockedStep:
-    """One step with its measurements.
+    """One step with its measurements."""
 
-    Args:
-        number: the step's number in the run, from 0.
-        marks: see `Phases.cut`.
-        samples: rows of this rank in training calls.
-        evaluated: whether the step contains an evaluation.
-        gradient_bytes: bytes of gradients that this rank sent; None if unknown.
-        overlaps: whether communication overlapped with backward.
-        readings: CPU readings, by which overlapped communication is estimated; None if not sampled.
-        loaded: samples of the batches that were loaded; None if unknown.
-        elements: elements of the input tensors of training calls.
-    """
-
-    number: int
-    marks: list[Any]
-    samples: int
-    evaluated: bool
-    gradient_bytes: int | None = None
-    overlaps: bool = False
+    number: int  # the step's number in the run, from 0
+    marks: list[Any]  # see `Phases.cut`
+    samples: int  # rows of this rank in training calls
+    evaluated: bool  # whether the step contains an evaluation
+    gradient_bytes: int | None = None  # bytes of gradients that this rank sent; None if unknown
+    overlaps: bool = False  # whether communication overlapped with backward
+    # CPU readings, by which overlapped communication is estimated; None if not sampled
     readings: Readings | None = None
-    loaded: int | None = None
-    elements: int = 0
+    loaded: int | None = None  # samples of the batches that were loaded; None if unknown
+    elements: int = 0  # elements of the input tensors of training calls
 
     @property
     def end(self) -> Any:

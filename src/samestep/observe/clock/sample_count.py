@@ -18,8 +18,7 @@ class SampleCounter:
     """
 
     def __init__(self) -> None:
-        self._trained: set[int] = set()
-        """Ids of the models that were trained."""
+        self._trained: set[int] = set()  # ids of the models that were trained
         self.count = self.elements = 0
         """Rows, and elements of the input tensors, in the training calls of the step."""
         self.evaluated = False

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from samestep.base.step_phases import OPTIMIZER, OTHER
 from samestep.hooks import declarations
-from samestep.hooks.graph_end import GraphEnd
+from samestep.hooks.backward import GraphEnd
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import Listener, OnExit, subscribed
 from samestep.hooks.uncompiled import uncompiled
@@ -81,10 +81,8 @@ class ScriptClock(Listener):
         self._cpu_clock: ThreadCpuClock | None = None
         self._log: Log = []
         self._reader = StepReader(self._log)
-        self.samples = self._reader.samples
-        """Samples of all calls of models; complete after `end`."""
-        self._writer: StepWriter | None = None
-        """Created by the first call of a model."""
+        self.samples = self._reader.samples  # samples of all calls of models; complete after `end`
+        self._writer: StepWriter | None = None  # created by the first call of a model
         self._cycle, self._models = OptimizerCycle(), ModelRegistry(self._note_copy, self._note_copy_end)
         self._loader_hook = LoaderHook(self._note_batch)
         self._early: deque[tuple[int | None, int]] = deque(maxlen=MAX_BATCHES + 1)
@@ -93,8 +91,7 @@ class ScriptClock(Listener):
         self._trained_loader: DataLoader[Any] | None = None
         """The loader whose iteration began last, now and at the last training call."""
         self._last_module: ref[nn.Module] | None = None
-        self._model: ModelInfo | None = None
-        """The model of the last training call."""
+        self._model: ModelInfo | None = None  # the model of the last training call
         self._steps = 0
         self._is_started = self._is_recording = self._has_ended = False
         """Whether the first step has begun, whether any step has been recorded, whether recording is over."""
@@ -102,8 +99,7 @@ class ScriptClock(Listener):
         self._is_in_backward = self._is_graph_done = self._is_communicating = False
         self._may_overlap = False
         """Whether a backward of this step communicates; `StepReader` decides whether that overlapped."""
-        self._overlapped_steps = 0
-        """Number of steps in which a backward communicated."""
+        self._overlapped_steps = 0  # number of steps in which a backward communicated
         self._sync = self._backend = ""
         self._uses_shared_memory = False
         """Whether the last gradient all-reduce of a synchronizer used the shared memory of one host."""

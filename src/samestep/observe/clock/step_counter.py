@@ -26,8 +26,7 @@ class StepCounts:
     """The steps of one rank, received from a `ScriptClock`; see `StepSink`."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        """All steps, known after the end."""
+        self.steps = 0  # all steps, known after the end
         self.forget_steps()
 
     def forget_steps(self) -> None:

@@ -39,25 +39,17 @@ class StepSink(Protocol):
 
 
 class StepWriter:
-    """Writes steps to a sink.
-
-    Args:
-        sink: receives the steps.
-        reader: computes them.
-        begin: writes the header before the first step.
-    """
+    """Writes the steps of `reader` to `sink`; `begin` writes the header before the first one."""
 
     def __init__(self, sink: StepSink, reader: StepReader, begin: Callable[[], None]) -> None:
         self._sink, self._reader, self._begin = sink, reader, begin
         self._steps: deque[ClockedStep] = deque()
-        self._lines: deque[dict[str, Any]] = deque()
-        """Lines of the steps whose instants have been read."""
+        self._lines: deque[dict[str, Any]] = deque()  # lines of the steps whose instants have been read
         self._contention = ContentionEstimator()
         self._has_begun = False
         self.of_device = False
         """Whether the script's own thread calls `read`, because only it may read the device's instants."""
-        self._error: Exception | None = None
-        """The first error in the thread."""
+        self._error: Exception | None = None  # the first error in the thread
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samestep-clock", daemon=True)

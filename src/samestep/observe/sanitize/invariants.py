@@ -5,35 +5,24 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from samestep.base.errors import OutOfStep
+from samestep.base.units import format_ranks
 from samestep.parallel.gradients.weight_checksum import drift_message
-from samestep.ranks.hang.format_ranks import format_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncPoint:
-    """Values of one rank at the start of a backward, or after an optimizer step.
+    """Values of one rank at the start of a backward, or after an optimizer step."""
 
-    Args:
-        kind: ``backward`` or ``optimizer step``.
-        number: number of the backward or step, from 1.
-        line: line of the script.
-        not_finite: whether the loss, or a gradient, is not finite.
-        weights: checksums of the parameters after a step.
-        shapes: shapes of the parameters.
-        samples: hashes of the samples of training calls since the last backward.
-        stream: digest of the random state before the first of these calls that drew; 0 if none did.
-        model: the model that was called, and the line of the call.
-    """
-
-    kind: str
-    number: int
-    line: str
-    not_finite: bool = False
-    weights: tuple[int, ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
+    kind: str  # ``backward`` or ``optimizer step``
+    number: int  # number of the backward or step, from 1
+    line: str  # line of the script
+    not_finite: bool = False  # whether the loss, or a gradient, is not finite
+    weights: tuple[int, ...] = ()  # checksums of the parameters after a step
+    shapes: tuple[tuple[int, ...], ...] = ()  # shapes of the parameters
+    # hashes of the samples of training calls since the last backward
     samples: tuple[int, ...] = field(default=())
-    stream: int = 0
-    model: str = ""
+    stream: int = 0  # digest of the random state before the first of these calls that drew; 0 if none did
+    model: str = ""  # the model that was called, and the line of the call
 
     @property
     def name(self) -> str:
@@ -49,22 +38,14 @@ class Suspicion(NamedTuple):
 
 
 def check(points: Sequence[SyncPoint]) -> None:
-    """Raise OutOfStep, on all ranks, for differences that invalidate the run.
-
-    Args:
-        points: the values of all ranks, in rank order.
-    """
+    """Raise OutOfStep, on all ranks, for differences between their values that invalidate the run."""
     _check_place(points)
     _check_finite(points)
     _check_weights(points)
 
 
 def suspicions(points: Sequence[SyncPoint]) -> list[Suspicion]:
-    """Return the probable mistakes that the values show.
-
-    Args:
-        points: the values of all ranks, in rank order.
-    """
+    """Return the probable mistakes that the values of all ranks show."""
     found = []
     first = points[0]
     equal = _equal_ranks(points, lambda one: tuple(sorted(one.samples)))

@@ -25,8 +25,7 @@ from samestep.ranks.hang.script_position import current_line
 T = TypeVar("T")
 BACKWARD, STEP = "backward", "optimizer step"
 NAME = "samestep --sanitize"
-_ROWS = 1024
-"""Maximum samples of a call that are hashed."""
+_ROWS = 1024  # maximum samples of a call that are hashed
 
 
 class SideGroup:
@@ -172,11 +171,7 @@ class Sanitizer(Listener):
 
 @contextmanager
 def sanitizing(*, native: bool) -> Iterator[None]:
-    """Compare the ranks of the script that this process runs, for the duration of a block.
-
-    Args:
-        native: see `Sanitizer`.
-    """
+    """Compare the ranks of the script that this process runs, for the duration of a block."""
     side = SideGroup()
     sanitizer = Sanitizer(side, native=native, warn=_print_warning)
     with _opened_with_default(side), sanitizer.attached():

@@ -20,10 +20,8 @@ class _IntegerBuffer:
     """The shards' values of an integer buffer."""
 
     before: Tensor
-    maximum: Tensor
-    """Maximum of each number over the shards."""
-    inverted: Tensor
-    """Complement of the minimum, so that a maximum over ranks combines both."""
+    maximum: Tensor  # maximum of each number over the shards
+    inverted: Tensor  # complement of the minimum, so that a maximum over ranks combines both
 
     def add(self, value: Tensor) -> None:
         """Add the value of one more shard."""

@@ -22,8 +22,7 @@ class Gradients:
         self._previous = {name: parameter.grad for name, parameter in self._all.items()}
         self._forms = [_sum_form(parameter) for parameter in self._trained.values()]
         self._versions: list[int] = []
-        self.dtype = self._forms[0].dtype if self._forms else torch.float32
-        """The dtype of a sum."""
+        self.dtype = self._forms[0].dtype if self._forms else torch.float32  # the dtype of a sum
 
     def __len__(self) -> int:
         """Return the number of tensors that a shard contributes."""

@@ -45,7 +45,7 @@ def identity(device: torch.device) -> dict[str, str]:
 def _settings() -> str:
     """Return settings of torch that change the bits of operations, and that a program may have changed."""
     # Half the smallest normal number is 0 if denormals are flushed.
-    denormal = (torch.full((1,), torch.finfo(torch.float32).tiny) / 2).item()
+    denormal = (torch.full((1,), torch.finfo(torch.float32).tiny, device="cpu") / 2).item()
     found = {
         "matmul precision": torch.get_float32_matmul_precision(),
         "mkldnn": torch.backends.mkldnn.enabled,

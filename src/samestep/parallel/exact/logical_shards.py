@@ -38,8 +38,7 @@ from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
 _generators = threading.Lock()  # ranks that are threads share the generators of the process
-_owners: set[int] = set()
-"""Id of the thread that holds the lock; empty if none does."""
+_owners: set[int] = set()  # id of the thread that holds the lock; empty if none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,7 @@ class Exact:
             place.size,
             self._world.device,
         )
-        self.exposed_s = 0.0
-        """Seconds that the last reduction took."""
+        self.exposed_s = 0.0  # seconds that the last reduction took
         self._reduction = ShardReduction(self._world, shards)
 
     def shards(self, step: int) -> Generator[LogicalShard, None, None]:

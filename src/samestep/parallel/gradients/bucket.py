@@ -85,7 +85,7 @@ class Bucket:
         self._packed = grads, slots = self._present()
         if self._missing or not steady:
             used = [parameter.grad is not None for parameter in self._parameters]
-            self._used.copy_(torch.tensor([*used, steady], dtype=torch.float32))
+            self._used.copy_(torch.tensor([*used, steady], dtype=torch.float32, device="cpu"))
             for index in self._missing:
                 self._slots[index].zero_()
             copy_all(slots, grads)
@@ -199,7 +199,7 @@ class InPlaceGradient:
 
     def __init__(self, world: World, name: str, parameter: Tensor) -> None:
         self._world, self._name, self._parameter = world, name, parameter
-        self._flags = torch.zeros(2)
+        self._flags = torch.zeros(2, device="cpu")
 
     def send(self, *, steady: bool = True) -> None:
         """Average the gradient over the ranks, if any has one."""

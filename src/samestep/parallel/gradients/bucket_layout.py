@@ -18,8 +18,7 @@ class Item:
     """The size of one gradient."""
 
     num_bytes: int
-    kind: Hashable
-    """Dtype and device, which are equal within a bucket."""
+    kind: Hashable  # dtype and device, which are equal within a bucket
 
 
 def plan_buckets(items: Sequence[Item], *, bucket_bytes: int) -> list[list[int]]:

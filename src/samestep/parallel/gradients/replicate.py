@@ -1,6 +1,6 @@
 """Trains one model data-parallel: equal at the start, synchronized in each step, and checked."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary, finalize, ref
@@ -88,10 +88,8 @@ def replicate(
         UsageError: unknown names, or a model that cannot be replicated (sparse gradients, no shapes yet).
         OutOfStep: the ranks have different models; the message names the first difference.
     """
-    if sync not in (AUTO, *SYNCHRONIZERS):
-        raise UsageError(f"sync={sync!r} is unknown; choose one of {', '.join((AUTO, *SYNCHRONIZERS))}")
-    if batch_norm not in BATCH_NORM_MODES:
-        raise UsageError(f"batch_norm={batch_norm!r} is unknown; choose one of {', '.join(BATCH_NORM_MODES)}")
+    _check_choice("sync", sync, (AUTO, *SYNCHRONIZERS))
+    _check_choice("batch_norm", batch_norm, BATCH_NORM_MODES)
     check_compression(compress, sync)
     if bucket_bytes < 1 or check_every < 0:
         raise UsageError(
@@ -103,15 +101,24 @@ def replicate(
         )
     check_supported(model)
     world = current() if world is None else world
+    _check_all_reduce(world, sync)
+    replicas = Replicas(model, world, check_every=check_every)
+    replicas.attach(sync, batch_norm, compress=compress, bucket_bytes=bucket_bytes)
+    _replicated[model] = replicas
+    return replicas
+
+
+def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+
+
+def _check_all_reduce(world: World, sync: str) -> None:
     if isinstance(world, ByAlgorithm) and sync in ("flat", "ddp"):
         raise UsageError(
             f"sync={sync!r} has its own all-reduce, but the world selects {world.crossovers.describe()}. "
             "Use sync='bucketed' or 'reference', or another world."
         )
-    replicas = Replicas(model, world, check_every=check_every)
-    replicas.attach(sync, batch_norm, compress=compress, bucket_bytes=bucket_bytes)
-    _replicated[model] = replicas
-    return replicas
 
 
 @contextmanager

@@ -73,8 +73,10 @@ class RunningStatistics:
         self.slot: Tensor | None = None
         self._sizes = [buffer.numel() for buffer in buffers]
         self.numel = sum(self._sizes) + 2 * len(tracked)
-        owners = torch.arange(len(tracked)).repeat_interleave(2)  # (buffers,)
-        self._owner = owners.repeat_interleave(torch.tensor(self._sizes)).to(buffers[0].device)  # (values,)
+        owners = torch.arange(len(tracked), device="cpu").repeat_interleave(2)  # (buffers,)
+        self._owner = owners.repeat_interleave(torch.tensor(self._sizes, device="cpu")).to(
+            buffers[0].device
+        )  # (values,)
         self._loaded: list[int] | None = None
         self._packed: list[Tensor] = []
 
@@ -96,7 +98,7 @@ class RunningStatistics:
         if steps != self._loaded:  # otherwise the device has them; copying them would make it wait
             dtype, device = self.kind
             self._loaded = steps
-            self._mine = torch.tensor([*map(bool, steps), *steps], dtype=dtype).to(device)
+            self._mine = torch.tensor([*map(bool, steps), *steps], dtype=dtype, device="cpu").to(device)
         copy_all([*self._slots, self._tail], [*buffers, self._mine])
         if not all(steps):
             self._values.masked_fill_(self._tail[self._owner] == 0, 0)  # never 0 * NaN

@@ -20,8 +20,7 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep
 from samestep.ranks.world.protocol import World
 
-_PIECE = 1 << 18
-"""Elements hashed at a time, which bounds the temporary memory."""
+_PIECE = 1 << 18  # elements hashed at a time, which bounds the temporary memory
 _BITS = {1: torch.uint8, 2: torch.int16}
 _FACTOR = 0x5851F42D4C957F2D  # odd; carries the order of the pieces
 
@@ -71,7 +70,7 @@ def _weights(device: torch.device) -> Tensor:
     """Return odd pseudo-random weights of shape (_PIECE,), the same on every rank."""
     if device not in _cached_weights:
         generator = torch.Generator().manual_seed(0x5A3E)
-        weights = torch.randint(-(1 << 62), 1 << 62, (_PIECE,), generator=generator)
+        weights = torch.randint(-(1 << 62), 1 << 62, (_PIECE,), generator=generator, device="cpu")
         _cached_weights[device] = (weights * 2 + 1).to(device)
     return _cached_weights[device]
 

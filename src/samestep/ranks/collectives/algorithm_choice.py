@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
+from samestep.base.folders import user_cache
 from samestep.base.machine import description
 from samestep.base.record import provenance, write_json
 from samestep.base.regular_files import read_text
 from samestep.base.units import bytes_of, bytes_text
 from samestep.base.untrusted_documents import parse_json
-from samestep.base.user_folders import user_cache
 
 ALGORITHMS = ("native", "naive", "tree", "ring", "halving_doubling", "shared_memory")
 """Names of all-reduce algorithms; see `samestep.ranks.collectives.algorithms`."""

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 SIGNATURE_BYTES = 128
-_RANK_DIGITS = 5
-"""Digits of the rank at the start of a signature."""
+_RANK_DIGITS = 5  # digits of the rank at the start of a signature
 
 
 def signature(rank: int, call: str, tensor: Tensor) -> bytes:

@@ -30,8 +30,7 @@ _BUFFERS = 3
 """Receive buffers, hence pieces on their way at once; a buffer is used again once its piece is combined."""
 _Transfer: TypeAlias = tuple[slice | None, slice | None]
 """Elements that are sent, and elements that are received at the same time."""
-_Transfers: TypeAlias = Sequence[tuple[Hop, Sequence[_Transfer]]]
-"""The transfers of each hop."""
+_Transfers: TypeAlias = Sequence[tuple[Hop, Sequence[_Transfer]]]  # the transfers of each hop
 
 
 class Execution:
@@ -40,7 +39,7 @@ class Execution:
     Args:
         world: the ranks.
         flat: one-dimensional and contiguous, of the type that is sent; copied chunks are written to it.
-        total: of equal size, maybe of higher precision; combined chunks are written to it. May be `flat`.
+        total: of equal size, maybe of higher precision; combined chunks are written to it. It can be `flat`.
         chunks: number of chunks of both.
         combine: the hops of this rank whose chunks are combined.
         copy: the hops after them.

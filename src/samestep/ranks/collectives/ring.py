@@ -1,4 +1,4 @@
-"""All-gather and reduce-scatter on a ring: each rank sends to the next one and receives from the one before.
+"""All-gather and reduce-scatter on a ring: each rank sends to the next, and receives from the previous one.
 
 ::
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from samestep.base.errors import PeerLost
+from samestep.base.machine.kernel_files import name_space
 
 Process: TypeAlias = tuple[int, str]
 SIZE = 64
 """Bytes per semaphore: a cache line of its own."""
 _SPINS, _YIELDS = 100, 4000
 """Polls before a rank sleeps: without, and then with a yield of the core between them; some ms in all."""
-_SLICE_S = 0.1
-"""Seconds of sleep between checks that the other ranks are alive."""
+_SLICE_S = 0.1  # seconds of sleep between checks that the other ranks are alive
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)
 """The same library, called without releasing the GIL: for calls that return at once."""
@@ -118,7 +118,5 @@ def _is_posted(semaphore: ctypes.c_void_p) -> bool:
 
 def own_process() -> Process:
     """Return this process's id, and the name of its PID namespace."""
-    try:
-        return os.getpid(), str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return 0, ""
+    space = name_space("pid")
+    return os.getpid() if space else 0, space

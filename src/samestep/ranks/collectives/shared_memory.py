@@ -43,7 +43,7 @@ PIECE = 1 << 20
 """Bytes of a piece: two or three of them fit in a core's own cache."""
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")
 _MOST_VIEWS = 512
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
@@ -72,8 +72,7 @@ class _Views:
     def __init__(self, slots: Tensor, dtype: torch.dtype, count: int) -> None:
         size = slots.shape[1]
         bounds = [count * rank // size for rank in range(size + 1)]
-        self.parts = [slice(*pair) for pair in pairwise(bounds)]
-        """The elements that each rank reduces."""
+        self.parts = [slice(*pair) for pair in pairwise(bounds)]  # the elements that each rank reduces
         self.halves = [list(half) for half in slots[:, :, : count * dtype.itemsize].view(dtype)]
         """By half and rank."""
         self.by_part = [[[one[part] for part in self.parts] for one in half] for half in self.halves]

@@ -30,8 +30,7 @@ from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, Wor
 
 FILE_SYSTEM = Path("/dev/shm")  # noqa: S108 - shared memory is what is wanted
 _MARK = 32
-_printed: set[str] = set()
-"""Reasons against shared memory that this process has printed."""
+_printed: set[str] = set()  # reasons against shared memory that this process has printed
 
 
 def on_one_host(world: World, *, timeout_s: float | None = None) -> World:

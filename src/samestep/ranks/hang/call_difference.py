@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.detection import Hang
-from samestep.ranks.hang.format_ranks import format_ranks, verb
 from samestep.ranks.hang.rank_status import MESSAGES, RankStatus, Wait
 
 Kind: TypeAlias = Literal["calls", "data", "roots", "messages"]
@@ -16,8 +16,7 @@ _DOING = {"send": "sends to", "recv": "receives from", "exchange": "exchanges wi
 class Difference:
     """A difference between the calls of ranks."""
 
-    kind: Kind
-    """Other collectives, other data in one collective, other roots, or messages that do not match."""
+    kind: Kind  # other collectives, other data in one collective, other roots, or messages that do not match
     words: str
 
 

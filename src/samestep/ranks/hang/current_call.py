@@ -21,16 +21,11 @@ _numbers = count(1)
 class Call(NamedTuple):
     """A call in which this process waits; one is created for every message, so it is cheap."""
 
-    op: str
-    """``send``, ``recv``, ``exchange`` or the name of a collective."""
-    peer: int | None
-    """The rank it waits for; None for all ranks."""
-    number: int
-    """Its number among the calls of this process."""
-    alone: bool
-    """Whether the rank can do nothing else until the peer answers: no other message is under way."""
-    in_main: bool
-    """Whether it is a call of the main thread."""
+    op: str  # ``send``, ``recv``, ``exchange`` or the name of a collective
+    peer: int | None  # the rank it waits for; None for all ranks
+    number: int  # its number among the calls of this process
+    alone: bool  # whether the rank can do nothing else until the peer answers: no other message is under way
+    in_main: bool  # whether it is a call of the main thread
 
 
 class CallRecord:
@@ -38,8 +33,7 @@ class CallRecord:
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self.has_failed = False
-        """Whether the call has failed, and the rank searches for the reason."""
+        self.has_failed = False  # whether the call has failed, and the rank searches for the reason
         _records.add(self)
 
     def begin(self, op: str, peer: int | None, alone: bool) -> Call:  # noqa: FBT001 - called for every message
@@ -54,12 +48,10 @@ class CallRecord:
 
 _records: "WeakSet[CallRecord]" = WeakSet()
 _script = CallRecord()
-_root: list[tuple[str, int]] = []
-"""Name and root of the collective that the script's main thread calls."""
+_root: list[tuple[str, int]] = []  # name and root of the collective that the script's main thread calls
 _ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
 """Position and name of the root among the arguments of each collective that has one."""
-_failed: list[Call] = []
-"""The last message of the script whose call has raised."""
+_failed: list[Call] = []  # the last message of the script whose call has raised
 
 
 def call_of_main_thread() -> Call | None:

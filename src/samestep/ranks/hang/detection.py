@@ -8,17 +8,11 @@ from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A wait that never ends.
+    """A wait that never ends."""
 
-    Args:
-        wait: the wait of the first waiting rank.
-        waiting: the ranks in this wait.
-        missing: the ranks that have not arrived; empty if all ranks wait, in different calls.
-    """
-
-    wait: Wait
-    waiting: tuple[int, ...]
-    missing: tuple[int, ...]
+    wait: Wait  # the wait of the first waiting rank
+    waiting: tuple[int, ...]  # the ranks in this wait
+    missing: tuple[int, ...]  # the ranks that have not arrived; empty if all ranks wait, in different calls
 
 
 def find_hang(

@@ -13,8 +13,7 @@ from typing import Any
 
 from samestep.ranks.collectives.call_counter import PROGRESS
 
-_RECENT = 8
-"""Number of collectives that are compared between ranks."""
+_RECENT = 8  # number of collectives that are compared between ranks
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
 """torch's names of data types, by the recorder's."""
 _UNEQUAL = ("gather", "scatter", "all_to_all")
@@ -36,8 +35,7 @@ class Recorder:
     """Reads the flight recorder of this process."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-        """Names of groups, by the recorder's id."""
+        self._names: dict[str, str] = {}  # names of groups, by the recorder's id
         self._messages: dict[str, int] = {}
         """For groups of Gloo: messages between two ranks before the first collective."""
 

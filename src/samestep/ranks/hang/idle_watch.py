@@ -12,10 +12,8 @@ import psutil
 from samestep.ranks.hang.monitor import INTERVAL_S
 from samestep.ranks.hang.script_position import line_of, main_frames, with_text
 
-_BUSY = 0.05
-"""Share of a core above which the worker and its child processes compute."""
-_TICKS_S = 0.03
-"""CPU time that does not count: the system measures child processes in steps of 0.01 s."""
+_BUSY = 0.05  # share of a core above which the worker and its child processes compute
+_TICKS_S = 0.03  # CPU time that does not count: the system measures child processes in steps of 0.01 s
 
 
 class IdleWatch:

@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
-_OF_STEPS = ("backward", "step")
-"""Methods whose call makes a loop a training loop."""
+_OF_STEPS = ("backward", "step")  # methods whose call makes a loop a training loop
 
 
 def is_in_training_loop(line: str) -> bool:

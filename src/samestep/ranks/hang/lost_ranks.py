@@ -10,34 +10,24 @@ A rank that neither waits nor has given up is lost: dead, stopped, or busy with 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.ranks.hang.format_ranks import format_ranks, verb
+from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
-_LINES = 4
-"""Maximum number of lost ranks whose lines are stated."""
+_LINES = 4  # maximum number of lost ranks whose lines are stated
 _DOING = {"send": "sends to", "recv": "receives from"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Lost ranks, and the chain of waits that leads to them.
+    """Lost ranks, and the chain of waits that leads to them."""
 
-    Args:
-        missing: the lost ranks; none if each rank waits for another.
-        way: the rank that searches, the rank it waits for, the rank that one waits for, and so on.
-    """
-
-    missing: tuple[int, ...]
+    missing: tuple[int, ...]  # the lost ranks; none if each rank waits for another
+    # the rank that searches, the rank it waits for, the rank that one waits for, and so on
     way: tuple[int, ...]
 
 
 def waiting_ranks(before: Mapping[int, RankStatus], after: Mapping[int, RankStatus]) -> dict[int, Wait]:
-    """Return the waits of the ranks that are alive and wait, or have given up waiting.
-
-    Args:
-        before: earlier statuses, by rank.
-        after: statuses some samples later, by rank.
-    """
+    """Return the waits of the ranks that wait, or have given up, by their statuses at two times."""
     return {
         rank: status.wait
         for rank, status in after.items()
@@ -70,13 +60,7 @@ def describe_circle(circle: list[int], waits: Mapping[int, Wait]) -> str:
 
 
 def describe_loss(loss: Loss, statuses: Mapping[int, RankStatus], error: str) -> str:
-    """Return the message about lost ranks.
-
-    Args:
-        loss: the lost ranks.
-        statuses: the last statuses of all ranks, by rank.
-        error: message of the back end.
-    """
+    """Return the message about lost ranks; `error` is that of the back end."""
     rank, *others = loss.way
     waits = ", ".join(
         f"rank {one} {'waited ' if one == rank else ''}for rank {other}"

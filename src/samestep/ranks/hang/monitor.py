@@ -11,19 +11,11 @@ from samestep.ranks.hang.status_store import StatusStore
 
 INTERVAL_S = 0.5
 """Seconds between two samples."""
-_JOIN_S = 5.0
-"""Seconds to wait for the thread at its end; the store may not answer."""
+_JOIN_S = 5.0  # seconds to wait for the thread at its end; the store may not answer
 
 
 class StatusMonitor:
-    """Posts and reads statuses; a subclass examines them.
-
-    Args:
-        place: this rank's place.
-        store: holds the statuses of all ranks.
-        sampler: samples the status of this rank.
-        interval_s: seconds between two samples.
-    """
+    """Posts and reads statuses; a subclass examines them."""
 
     def __init__(
         self, place: Place, store: StatusStore, sampler: StatusSampler, *, interval_s: float
@@ -54,7 +46,7 @@ class StatusMonitor:
         return "running"
 
     def is_posted(self, before: RankStatus, own: RankStatus) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether a status is posted, given the one before."""
+        """Return whether a status is posted, given the previous one."""
         return True
 
     def examine(self, own: RankStatus) -> None:

@@ -42,13 +42,7 @@ _UNUSED_TAG = 0x5A3E
 
 
 class PeerMonitor(StatusMonitor):
-    """Posts the waits of one world, and ends those of ranks that wait for each other.
-
-    Args:
-        place: this rank's place.
-        store: holds the statuses of the world's ranks.
-        record: the calls of the world.
-    """
+    """Posts the waits of one world, and ends those of ranks that wait for each other."""
 
     def __init__(self, place: Place, store: StatusStore, record: CallRecord) -> None:
         super().__init__(place, store, StatusSampler(0, lambda: record.call), interval_s=INTERVAL_S)
@@ -100,7 +94,7 @@ class PeerMonitor(StatusMonitor):
             if peer == self.place.rank or dist.group.WORLD is not self._group:
                 continue
             try:
-                work = dist.irecv(torch.empty(1), peer, tag=_UNUSED_TAG)
+                work = dist.irecv(torch.empty(1, device="cpu"), peer, tag=_UNUSED_TAG)
                 assert work is not None  # this rank is in the group
                 work.wait(timedelta(milliseconds=1))
             except (RuntimeError, ValueError) as error:  # the script may destroy the group meanwhile
@@ -114,11 +108,7 @@ class PeerMonitor(StatusMonitor):
 
 
 class PeerWaits:
-    """Records a world's waits for messages and collectives of Gloo's, and explains those that fail.
-
-    Args:
-        place: place of this process.
-    """
+    """Records a world's waits for messages and collectives of Gloo's, and explains those that fail."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._record = place, CallRecord()
@@ -159,9 +149,6 @@ class PeerWaits:
     @contextmanager
     def waiting(self, op: str) -> Iterator[None]:
         """Run a block that waits for all ranks, and explain its error if the wait fails.
-
-        Args:
-            op: the name of a collective.
 
         Raises:
             PeerLost: a rank is gone, or did not join the operation in time.

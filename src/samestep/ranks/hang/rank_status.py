@@ -14,30 +14,21 @@ MESSAGES = ("send", "recv", "exchange")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A call in which a rank waits for others.
+    """A call in which a rank waits for others."""
 
-    Args:
-        op: name of the operation in torch.
-        seq: number of the collective in its group, from 1; None for an operation without a number.
-        group: name of the process group.
-        ranks: the ranks of a collective, this one included; the other rank of a message; empty for all ranks.
-        age_s: seconds since the wait was first sampled.
-        number: number of the call on its rank; 0 where the call is known from torch's recorder only.
-        alone: whether the rank can do nothing else until the other rank of the message answers.
-        root: the root of a broadcast, reduce, gather or scatter that the script calls; None if it is unknown.
-        inside: the part of `DistributedDataParallel` that contains the call; empty for a call of the script.
-        recent: number, name and data of its last collectives, such as ``(9, "all_reduce", "4 int64")``.
-    """
-
-    op: str
-    seq: int | None
-    group: str
+    op: str  # name of the operation in torch
+    seq: int | None  # number of the collective in its group, from 1; None for an operation without a number
+    group: str  # name of the process group
+    # the ranks of a collective, this one included; the other rank of a message; empty for all ranks
     ranks: tuple[int, ...]
-    age_s: float
-    number: int = 0
-    alone: bool = False
+    age_s: float  # seconds since the wait was first sampled
+    number: int = 0  # number of the call on its rank; 0 where the call is known from torch's recorder only
+    alone: bool = False  # whether the rank can do nothing else until the other rank of the message answers
+    # the root of a broadcast, reduce, gather or scatter that the script calls; None if it is unknown
     root: int | None = None
+    # the part of `DistributedDataParallel` that contains the call; empty for a call of the script
     inside: str = ""
+    # number, name and data of its last collectives, such as ``(9, "all_reduce", "4 int64")``
     recent: tuple[tuple[int, str, str], ...] = ()
 
     @property
@@ -53,34 +44,21 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """The status of one rank.
+    """The status of one rank."""
 
-    Args:
-        generation: number of restarts of the workers before.
-        beat: number that increases with every status of this rank.
-        state: state of the script.
-        line: current line of the script, as ``file:line: text``; of a script that has ended, the line that
-            raised, or called `sys.exit`.
-        entered: number of collectives entered, by group.
-        has_joined: whether the rank has, or had, a process group.
-        wait: the longest current wait.
-        gave_up: whether the rank has stopped waiting, since its wait failed.
-        circle: the ranks that wait for each other, as text, if this rank has detected such ranks.
-        host: host name of the process.
-        pid: id of the process.
-    """
-
-    generation: int
-    beat: int
-    state: State = "running"
+    generation: int  # number of restarts of the workers before
+    beat: int  # number that increases with every status of this rank
+    state: State = "running"  # state of the script
+    # current line of the script, as ``file:line: text``; of a script that has ended, the line that raised, or
+    # called `sys.exit`
     line: str = ""
-    entered: dict[str, int] = field(default_factory=dict)
-    has_joined: bool = False
-    wait: Wait | None = None
-    gave_up: bool = False
-    circle: str = ""
-    host: str = ""
-    pid: int = 0
+    entered: dict[str, int] = field(default_factory=dict)  # number of collectives entered, by group
+    has_joined: bool = False  # whether the rank has, or had, a process group
+    wait: Wait | None = None  # the longest current wait
+    gave_up: bool = False  # whether the rank has stopped waiting, since its wait failed
+    circle: str = ""  # the ranks that wait for each other, as text, if this rank has detected such ranks
+    host: str = ""  # host name of the process
+    pid: int = 0  # id of the process
 
     @property
     def collectives(self) -> int:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.call_difference import Difference, find_difference
 from samestep.ranks.hang.detection import Hang
-from samestep.ranks.hang.format_ranks import format_ranks, verb
 from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
 from samestep.ranks.hang.rank_status import RankStatus
 
@@ -27,8 +27,7 @@ _MESSAGES = (
     "One of the ranks must send first while the other one receives; torch.distributed.batch_isend_irecv does "
     "both at once."
 )
-_PLACES = 4
-"""Maximum number of ranks whose lines are in the headline."""
+_PLACES = 4  # maximum number of ranks whose lines are in the headline
 _STOPPED = (
     "Find out who stopped the process (SIGSTOP, a debugger, a suspended container); kill -CONT continues it."
 )
@@ -36,17 +35,11 @@ _STOPPED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The advice that the report of a hang gives.
+    """The advice that the report of a hang gives."""
 
-    Args:
-        diverged: for ranks that execute different calls.
-        steps: for a rank that has left the training loop in which another one is.
-        slow: for a rank that may only be slow.
-    """
-
-    diverged: str
-    steps: str
-    slow: str
+    diverged: str  # for ranks that execute different calls
+    steps: str  # for a rank that has left the training loop in which another one is
+    slow: str  # for a rank that may only be slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from samestep.base.package import PACKAGE
-from samestep.base.stack_dumps import Frame
-from samestep.base.thread_frames import callers, frames_of
+from samestep.base.folders import PACKAGE
+from samestep.base.stack_dumps import Frame, callers, frames_of
 
 _TORCH = str(Path(getattr(find_spec("torch"), "origin", None) or "torch").parent)
 _LIBRARIES = tuple(
@@ -25,8 +24,7 @@ _DDP_PARTS = {
     "__init__": "the construction",
 }
 """Words for the collectives of `DistributedDataParallel`, by the methods that call them."""
-_TEXT = 80
-"""Maximum characters of a source line in messages."""
+_TEXT = 80  # maximum characters of a source line in messages
 _BLOCKING = {
     "all_gather",
     "all_gather_into_tensor",
@@ -95,10 +93,8 @@ class BlockedCall:
     """
 
     op: str
-    call: int
-    """Id of the frame: equal for all samples of one call, and possibly for a later call."""
-    is_new: bool = field(default=True, compare=False)
-    """Whether the call is sampled for the first time."""
+    call: int  # id of the frame: equal for all samples of one call, and possibly for a later call
+    is_new: bool = field(default=True, compare=False)  # whether the call is sampled for the first time
 
 
 def name_of_blocking(frames: Iterable[Frame]) -> str:

@@ -36,8 +36,7 @@ class StatusSampler:
         """Seconds for which the counts of a group, or a call of the script, have not changed."""
         self._found: dict[Hashable, Wait | None] = {}
         """The running collective that the recorder returned for these counts."""
-        self._given_up: Call | None = None
-        """A call that has failed; it is posted until the rank waits again."""
+        self._given_up: Call | None = None  # a call that has failed; it is posted until the rank waits again
         self.circle = ""
         """The ranks that wait for each other, as text; posted until the call of this rank has ended."""
         self._latest: Call | None = None
@@ -84,11 +83,7 @@ class StatusSampler:
         self._given_up = call
 
     def failed_call(self, traceback: str) -> Wait | None:
-        """Return the call that has raised: a message, or the last collective that this process entered.
-
-        Args:
-            traceback: the traceback as text.
-        """
+        """Return the call that has raised: a message, or the last collective that this process entered."""
         message = failed_message()
         if message is not None and f"in {message.op}\n" in traceback:
             return _wait_of(message, age_s=0.0)

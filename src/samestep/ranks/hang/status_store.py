@@ -65,8 +65,7 @@ class SharedMemoryStore:
     def __init__(self, size: int) -> None:
         self._size = size
         self._memory = mmap.mmap(-1, size * _SLOT)
-        self.rank = 0
-        """Rank of this process; set after the fork."""
+        self.rank = 0  # rank of this process; set after the fork
 
     def use_here(self, rank: int) -> None:
         """Make this the store of this process, which is `rank`: see `inherited_store`."""
@@ -143,10 +142,8 @@ class ProcessGroupStore:
         self._messages: dict[int, bytes] = {}
         self._has_aborted = self._is_closed = False
         self._wanted, self._wake = threading.Event(), threading.Event()
-        self._begun = self._ended = 0
-        """Numbers of rounds of requests."""
-        self._group_store: Any = None
-        """A reference, so that the store's server outlives the group."""
+        self._begun = self._ended = 0  # numbers of rounds of requests
+        self._group_store: Any = None  # a reference, so that the store's server outlives the group
         self._thread = threading.Thread(target=self._run, name="samestep-status", daemon=True)
         self._thread.start()
 

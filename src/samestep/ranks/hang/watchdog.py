@@ -27,20 +27,17 @@ _GONE_S = 2.0
 """Seconds after which a wait for a rank whose script has ended is a hang; both statuses are current then."""
 _LAST_STATUS_S = 5.0
 """Seconds to wait, after a connection was lost, for the status of the rank that closed it."""
-_WAITING_S = 1.0
-"""Seconds in a collective after which a rank counts as waiting for a rank that leaves."""
+_WAITING_S = 1.0  # seconds in a collective after which a rank counts as waiting for a rank that leaves
 _STOPPED_SAMPLES = 2
 """Number of samples without a new status after which the system is asked whether a rank was stopped."""
-_QUIET_SAMPLES = 6
-"""Number of samples without a new status after which a rank counts as not responding."""
+_QUIET_SAMPLES = 6  # number of samples without a new status after which a rank counts as not responding
 
 
 _is_waiting_at_end = threading.Event()
 """Set while this process waits for the other ranks at the end of its script."""
 
 
-_watching: "list[Watchdog]" = []
-"""The watchdog of this process, while its script runs."""
+_watching: "list[Watchdog]" = []  # the watchdog of this process, while its script runs
 os.register_at_fork(after_in_child=_watching.clear)
 
 
@@ -73,21 +70,13 @@ def interval_of(limit_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The response of a launcher's watchdog to a hang.
+    """The response of a launcher's watchdog to a hang."""
 
-    Args:
-        limit_s: the hang timeout, in seconds.
-        on_hang: called with a hang that this rank reports; ends the process.
-        on_abort: called when another rank has aborted the run; ends the process.
-        diverged: what to do if ranks execute different calls.
-        steps: what to do if ranks take different numbers of steps.
-    """
-
-    limit_s: float
-    on_hang: Callable[[HangReport], None]
-    on_abort: Callable[[], None]
-    diverged: str
-    steps: str
+    limit_s: float  # the hang timeout, in seconds
+    on_hang: Callable[[HangReport], None]  # called with a hang that this rank reports; ends the process
+    on_abort: Callable[[], None]  # called when another rank has aborted the run; ends the process
+    diverged: str  # what to do if ranks execute different calls
+    steps: str  # what to do if ranks take different numbers of steps
 
 
 class Watchdog(StatusMonitor):
@@ -137,11 +126,7 @@ class Watchdog(StatusMonitor):
                 self.store.linger(self._all_ended)
 
     def failed_call(self, traceback: str) -> Wait | None:
-        """Return the call of this rank that has raised; None if it has called none.
-
-        Args:
-            traceback: the traceback as text.
-        """
+        """Return the call of this rank that has raised; None if it has called none."""
         call = self.sampler.failed_call(traceback)
         return None if call is None else replace(call, inside=ddp_part_of_traceback(traceback))
 

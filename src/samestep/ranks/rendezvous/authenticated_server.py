@@ -18,11 +18,9 @@ from samestep.ranks.rendezvous.authentication import Channel, ServerSide
 
 HANDSHAKE_S = 2.0
 """Maximum seconds of a handshake."""
-_AT_ONCE = 64
-"""Maximum connections in their handshake at a time."""
+_AT_ONCE = 64  # maximum connections in their handshake at a time
 _CHUNK = 1 << 16
-_LARGEST_BACKLOG = 256 * 1024 * 1024
-"""Maximum bytes that wait to be sent to one peer."""
+_LARGEST_BACKLOG = 256 * 1024 * 1024  # maximum bytes that wait to be sent to one peer
 _servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
 
 
@@ -75,8 +73,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._awake, self._wake = socket.socketpair()
         self._peers: dict[int, Peer] = {}
-        self._shaking: dict[int, Peer] = {}
-        """Peers whose handshake is not complete, the oldest first."""
+        self._shaking: dict[int, Peer] = {}  # peers whose handshake is not complete, the oldest first
         self._closing = False
         self._pid = os.getpid()
         listener.settimeout(0.0)

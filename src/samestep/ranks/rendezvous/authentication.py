@@ -89,8 +89,7 @@ class ServerSide:
         self._key = key
         self._buffer = bytearray()
         self._nonces = b""
-        self.channel: Channel | None = None
-        """Set once the client has proved that it has the secret."""
+        self.channel: Channel | None = None  # set once the client has proved that it has the secret
 
     def fed(self, data: bytes) -> bytes:
         """Process received bytes; return the bytes to send.

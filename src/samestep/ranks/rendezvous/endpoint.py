@@ -12,17 +12,18 @@ several hosts, MPI            an error                 from the job's name, or a
 At a derived port, rank 0 is asked for the real one first: see `samestep.ranks.rendezvous.free_port`.
 """
 
+import re
 import socket
-import threading
+import subprocess
 import zlib
 
 from samestep.base.errors import DetectionError, PeerLost
-from samestep.base.machine.ancestors import Ancestors, ancestors
+from samestep.base.polling import with_timeout
+from samestep.base.process_identity import Ancestors, ancestors
 from samestep.launchers import hostlist
 from samestep.launchers.compute_threads import launcher_processes
 from samestep.launchers.detect import Detected
 from samestep.launchers.registry import BY_NAME, ENVIRONMENT
-from samestep.launchers.slurm_nodes import address_of
 
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) use.
@@ -77,25 +78,18 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
     Raises:
         DetectionError: there is no such host, or the name server did not answer in time.
     """
-    answers: list[str] = []
-    problems: list[str] = []
 
-    def ask() -> None:
-        try:
-            found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-            answers.append(str(found[0][4][0]))
-        except (OSError, UnicodeError) as error:
-            problems.append(str(error))
+    def ask() -> str:
+        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
 
-    # The resolver cannot be interrupted; its thread is abandoned if it does not answer.
-    thread = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if answers:
-        return answers[0]
-    if problems and (other := address_of(address)) is not None:
-        return resolve(other, timeout_s=timeout_s)
-    reason = problems[0] if problems else f"no answer within {timeout_s:g} s"
+    try:  # the resolver cannot be interrupted; its thread is abandoned if it does not answer
+        return with_timeout(timeout_s, ask, name="samestep-resolve")
+    except TimeoutError as error:
+        reason = str(error)
+    except (OSError, UnicodeError) as error:
+        reason = str(error)
+        if (other := address_of(address)) is not None:
+            return resolve(other, timeout_s=timeout_s)
     raise DetectionError(
         f"{address}, the host of rank 0, cannot be resolved on {socket.gethostname()} ({reason}). Set "
         "MASTER_ADDR to a name or an IP address that every node knows."
@@ -136,3 +130,23 @@ def _name_of_parent(detected: Detected, ancestors: Ancestors) -> str:
 
 def _hint(detected: Detected) -> str:
     return BY_NAME.get(detected.launcher, ENVIRONMENT).address_hint
+
+
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+_TIMEOUT_S = 10.0
+
+
+def address_of(node: str) -> str | None:
+    """Return the address at which Slurm reaches a node; None if it has no other one than the node's name."""
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "node", node],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _ADDRESS.search(answer.stdout)
+    return found[1] if found and found[1] != node else None

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from samestep.base import env
 from samestep.base.errors import DetectionError, PeerLost
-from samestep.base.machine.ancestors import Ancestors, ancestors
 from samestep.base.place import Place
 from samestep.base.polling import polls
+from samestep.base.process_identity import Ancestors, ancestors
 from samestep.launchers.detect import LOOPBACK, Detected
 from samestep.launchers.registry import SLURM
 from samestep.ranks.rendezvous.authenticated_server import Peer, Server

@@ -21,17 +21,60 @@ from samestep.ranks.rendezvous import store_table as table
 from samestep.ranks.rendezvous.authenticated_server import Server
 from samestep.ranks.rendezvous.authentication import AuthenticationError, Connection, connect, derived
 from samestep.ranks.rendezvous.endpoint import no_answer
-from samestep.ranks.rendezvous.read_ahead import ReadAhead
+
+_AT_ONCE = 8  # ranks whose values are fetched together; Gloo's values grow with the number of ranks
+
+
+class ReadAhead:
+    """Values that waits have fetched and that no get has returned, of keys that are posted only once."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = str(rank), size
+        self._series: set[str] = set()
+        self._values: dict[str, bytes] = {}
+
+    def posted(self, key: str) -> None:
+        """Note that this rank posts a value."""
+        series, _, number = key.rpartition("/")
+        if number == self._rank:
+            self._series.add(series)
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys to fetch at a wait for `keys`; none if all of these have been fetched.
+
+        >>> ahead = ReadAhead(rank=1, size=3)
+        >>> ahead.missing(["address/0"])
+        ['address/0']
+        >>> ahead.posted("address/1")
+        >>> ahead.missing(["address/0", "other"])
+        ['address/0', 'address/1', 'address/2', 'other']
+        """
+        found = [other for key in keys if key not in self._values for other in (key, *self._others(key))]
+        return list(dict.fromkeys(found))
+
+    def fetched(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """Keep the values of these keys."""
+        self._values.update(zip(keys, values, strict=True))
+
+    def taken(self, key: str) -> bytes | None:
+        """Return a fetched value, once; None if there is none."""
+        return self._values.pop(key, None)
+
+    def _others(self, key: str) -> list[str]:
+        """Return the keys of the same series that are fetched with `key`."""
+        series, _, number = key.rpartition("/")
+        if series not in self._series or not number.isdecimal():
+            return []
+        first = int(number) - int(number) % _AT_ONCE
+        return [f"{series}/{rank}" for rank in range(first, min(first + _AT_ONCE, self._size))]
+
 
 T = TypeVar("T")
-_TRY_S = 5.0
-"""Maximum seconds of one connection, with its handshake."""
-_LEAST_S = 0.0005
-"""Shortest pause between two tries: ranks of one host start at about the same time."""
+_TRY_S = 5.0  # maximum seconds of one connection, with its handshake
+_LEAST_S = 0.0005  # shortest pause between two tries: ranks of one host start at about the same time
 _FOREIGN_S = 3.0
 """Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
-_SLACK_S = 10.0
-"""Seconds that an answer may arrive after its limit."""
+_SLACK_S = 10.0  # seconds that an answer may arrive after its limit
 _kept: "list[NetworkStore]" = []
 _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
 """Servers of this process, by port and key: several stores may share one, as with torch's."""

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.base.machine.kernel_files import text_of
+
 _SO_ATTACH_FILTER = 26
 _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _RETURN = 0x28, 0x20, 0x15, 0x06
@@ -72,12 +74,11 @@ def own_attempts() -> set[Source]:
     own = _own_sockets()
     found = set()
     for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _SYN_SENT and f"socket:[{fields[9]}]" in own:
-                    host, _, port = fields[1].partition(":")
-                    found.add(Source(struct.pack("=I", int(host[-8:], 16)), int(port, 16)))
+        for line in text_of(Path(f"/proc/self/net/{table}")).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _SYN_SENT and f"socket:[{fields[9]}]" in own:
+                host, _, port = fields[1].partition(":")
+                found.add(Source(struct.pack("=I", int(host[-8:], 16)), int(port, 16)))
     return found
 
 

@@ -17,7 +17,9 @@ Apple's GPUs (mps) have no back end: only a world of one rank can use one.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from samestep.base.env import Environment
 from samestep.base.errors import UsageError
+from samestep.base.machine.accelerators import visible_gpus
 from samestep.base.place import Place
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
@@ -80,18 +82,15 @@ def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None)
     )
 
 
-def shown_alone(count: int, visible: str | None, place: Place) -> str | None:
-    """Return the value of CUDA_VISIBLE_DEVICES with which a rank sees only its own device.
-
-    `visible` is the present value, with which it sees `count` devices.
+def shown_alone(count: int, environment: Environment, place: Place) -> dict[str, str] | None:
+    """Return the variables with which a rank that sees `count` devices sees only its own.
 
     Returns:
-        None if no value is needed, or if there are too few devices, which `choose_device` refuses.
+        None if no variable is needed, or if there are too few devices, which `choose_device` refuses.
     """
     if count < 2 or count < place.local_size:
         return None
-    names = visible.split(",") if visible else [str(index) for index in range(count)]
-    return names[place.local_rank].strip()
+    return visible_gpus(environment, count, slice(place.local_rank, place.local_rank + 1))
 
 
 def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], bool]) -> str:
@@ -128,7 +127,8 @@ def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
         if uuid and uuid in first:
             return (
                 f"ranks {first[uuid]} and {rank} are on the same device ({uuid}), which {backend} refuses. "
-                "Start one rank per device, or set LOCAL_RANK to the number of each rank on its host."
+                "Start one rank per device, set LOCAL_RANK to the number of each rank on its host, or use "
+                "device=cpu."
             )
         first[uuid] = rank
     return None

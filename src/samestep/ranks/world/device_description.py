@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samestep.base.machine.description import processor
+from samestep.base.machine.kernel_files import text_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,4 @@ def driver_version(device_type: str, file: Path = _DRIVER) -> str:
         device_type: torch's name of the device type.
         file: file in which the kernel module exports its version.
     """
-    try:
-        return file.read_text().strip() if device_type == "cuda" else ""
-    except OSError:
-        return ""
+    return text_of(file) if device_type == "cuda" else ""

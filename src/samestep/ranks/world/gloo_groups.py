@@ -41,11 +41,9 @@ from samestep.ranks.rendezvous.packet_filter import Source, admit, own_attempts,
 PROOFS_S = (2.0, 5.0, 30.0)
 """Timeouts of the proofs in seconds, by attempt; with guarded sockets there is time for slow ranks."""
 _PROOF = 32
-_BAD = 1 << 32
-"""Number that a rank adds if it is connected to a foreign process; the lower half counts ranks."""
+_BAD = 1 << 32  # number that a rank adds if it is connected to a foreign process; the lower half counts ranks
 _LOOK_S = 0.005
-_MOST_OF = 0.9
-"""Fraction of the timeout; a rank that has waited longer has waited for another rank."""
+_MOST_OF = 0.9  # fraction of the timeout; a rank that has waited longer has waited for another rank
 _SOURCE = struct.Struct("!4sH")
 
 
@@ -169,7 +167,10 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
     for rank in group.others():
         for tag in range(len(interfaces)):
             labels = str(group.rank), str(rank), str(tag)
-            proof, found = bytearray(derived(key, *labels)), torch.zeros(_PROOF, dtype=torch.uint8)
+            proof, found = (
+                bytearray(derived(key, *labels)),
+                torch.zeros(_PROOF, dtype=torch.uint8, device="cpu"),
+            )
             works.append(made.recv([found], rank, tag))
             works.append(made.send([torch.frombuffer(proof, dtype=torch.uint8)], rank, tag))
             expected.append((rank, found, derived(key, str(rank), str(group.rank), str(tag))))
@@ -199,8 +200,7 @@ class _Listening:
         self._found: list[socket.socket] = []
         self._lock = threading.Lock()
         self._made = threading.Event()
-        self.has_posted = False
-        """Whether Gloo has posted the address of its socket."""
+        self.has_posted = False  # whether Gloo has posted the address of its socket
 
     def close_to_all(self) -> None:
         """Make Gloo's sockets accept no more connections: the needed ones exist."""

@@ -15,6 +15,7 @@ from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.launchers.detect import detect
 from samestep.ranks.hang.peer_waits import PeerWaits
+from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.operation import Op, as_contiguous, check_operation, headroom, put_back
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
 from samestep.ranks.world.solo import SoloWorld
@@ -31,18 +32,28 @@ _OPS = {
 
 
 class _Messages:
-    """Messages under way, each with its other rank; `world` counts them until `wait` has returned."""
+    """Messages under way, each with its other rank; `world` counts them until `wait` has returned.
 
-    def __init__(self, world: "ProcessGroupWorld", works: Sequence[tuple[Work, int | None]]) -> None:
-        self._world, self._works = world, works
+    A tensor that is received through a copy on the host is filled by `wait`.
+    """
+
+    def __init__(
+        self,
+        world: "ProcessGroupWorld",
+        works: Sequence[tuple[Work, int | None]],
+        copies: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> None:
+        self._world, self._works, self._copies = world, works, copies
         world.under_way += 1
 
     def wait(self) -> None:
         """See `Work.wait`."""
         for work, peer in self._works:
             self._world.await_message(work, op="exchange", peer=peer)
+        for tensor, copy in self._copies:
+            tensor.detach().copy_(copy)
         self._world.under_way -= bool(self._works)
-        self._works = ()
+        self._works = self._copies = ()
 
 
 class _Collective:
@@ -73,8 +84,7 @@ class ProcessGroupWorld(DerivedWorld):
         self.place = place
         self.device = device
         self._owned = owned
-        self.under_way = 0
-        """Number of exchanges under way that have not been waited for."""
+        self.under_way = 0  # number of exchanges under way that have not been waited for
         self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
 
     @property
@@ -86,12 +96,19 @@ class ProcessGroupWorld(DerivedWorld):
 
     def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self._message(dist.isend, tensor.detach().contiguous(), op="send", peer=dst)
+        self._message(dist.isend, self._sendable(tensor.detach().contiguous()), op="send", peer=dst)
 
     def recv(self, tensor: Tensor, src: int) -> None:
         """See `World.recv`."""
         with _as_contiguous(tensor) as own:
-            self._message(dist.irecv, own, op="recv", peer=src)
+            copy = self._sendable(own)
+            self._message(dist.irecv, copy, op="recv", peer=src)
+            if copy is not own:
+                own.copy_(copy)
+
+    def _sendable(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that the back end can send to one rank: Gloo needs one on the host."""
+        return tensor if self._waits is None or _is_on_host(tensor) else tensor.to("cpu", copy=True)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
@@ -102,18 +119,20 @@ class ProcessGroupWorld(DerivedWorld):
         if self._waits is None:
             return self._exchange_together(send, receive, dst, src)
         # torch's isend and irecv make many checks before they call these functions, at every message.
-        group, works, peer = dist.group.WORLD, [], src
+        group, works, peer, copies = dist.group.WORLD, [], src, []
         assert group is not None
         try:
             if receive is not None and src is not None:
-                works.append((group.recv([_plain(receive)], src, 0), src))
+                own = self._sendable(_plain(receive))
+                copies = [] if _is_on_host(receive) else [(receive, own)]
+                works.append((group.recv([own], src, 0), src))
             if send is not None and dst is not None:
                 peer = dst
-                works.append((group.send([_plain(send)], dst, 0), dst))
+                works.append((group.send([self._sendable(_plain(send))], dst, 0), dst))
         except RuntimeError as error:
             self._waits.explain_start("exchange", peer, error)
             raise
-        return _Messages(self, works)
+        return _Messages(self, works, copies)
 
     def _exchange_together(
         self, send: Tensor | None, receive: Tensor | None, dst: int | None, src: int | None
@@ -161,8 +180,10 @@ class ProcessGroupWorld(DerivedWorld):
 
     def barrier(self) -> None:
         """See `World.barrier`."""
+        # In a group of the script, NCCL otherwise guesses the device from the rank's number.
+        devices = [self.device.index] if dist.get_backend() == "nccl" else None
         with self.waiting("barrier"):
-            dist.barrier()
+            dist.barrier(device_ids=devices)
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
@@ -234,6 +255,10 @@ def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     put_back(own, tensor)
 
 
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.is_cpu
+
+
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -272,9 +297,10 @@ def adopt() -> World:
 
 
 def _device_of_group() -> torch.device:
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    kind = next((kind for kind, backend in BACKENDS.items() if backend == dist.get_backend()), "cpu")
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 def wait_for_main(world: World) -> None:

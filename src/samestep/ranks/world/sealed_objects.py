@@ -20,8 +20,7 @@ from samestep.ranks.rendezvous.job_secret import job_key
 _PROOF = 32
 
 
-_keys: list[bytes] = []
-"""Key of this process's job, once it protects objects."""
+_keys: list[bytes] = []  # key of this process's job, once it protects objects
 
 
 def sealed(data: bytes, key: bytes) -> bytes:

@@ -57,7 +57,7 @@ class SoloWorld(DerivedWorld):
         """Leave `tensor` as it is."""
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return a copy of `tensor`, alone."""
+        """Return a list of one tensor, a copy of `tensor`."""
         return [tensor.clone()]
 
     def barrier(self) -> None:
@@ -68,7 +68,7 @@ class SoloWorld(DerivedWorld):
         return value
 
     def all_gather_objects(self, value: T) -> list[T]:
-        """Return `value`, alone."""
+        """Return a list that contains only `value`."""
         return [value]
 
     def close(self) -> None:

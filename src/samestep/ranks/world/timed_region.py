@@ -87,7 +87,7 @@ def timed(label: str | None = None, *, world: World | None = None) -> Iterator[T
 
 def _finish_device() -> None:
     """Wait for the queued work of this process's accelerator; do not open one that it does not use."""
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device is None:
         return
     # Waiting for a device opens it, even if the script never uses it. Metal needs no opening.

@@ -20,34 +20,24 @@ Algorithm: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The expected content of one resulting tensor.
+    """The expected content of one resulting tensor."""
 
-    Args:
-        ranks: ranks whose tensors it sums; a single rank means a copy.
-        start: index of its first element in those tensors.
-    """
-
-    ranks: tuple[int, ...]
-    start: int = 0
+    ranks: tuple[int, ...]  # ranks whose tensors it sums; a single rank means a copy
+    start: int = 0  # index of its first element in those tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One collective, called with any of its algorithms.
+    """One collective, called with any of its algorithms."""
 
-    Args:
-        algorithms: by name.
-        given: input of each rank: the whole tensor, a tensor with one row per rank, or its own row.
-        call: calls an algorithm with world, tensor and root; returns the results of this rank.
-        expects: returns the expected results for rank, size, root and elements of a row.
-        alike: whether the results of all ranks must have equal bits.
-    """
-
-    algorithms: Mapping[str, Algorithm]
+    algorithms: Mapping[str, Algorithm]  # by name
+    # input of each rank: the whole tensor, a tensor with one row per rank, or its own row
     given: Literal["whole", "rows", "row"]
+    # calls an algorithm with world, tensor and root; returns the results of this rank
     call: Callable[[Algorithm, Any, Tensor, int], list[Tensor]]
+    # returns the expected results for rank, size, root and elements of a row
     expects: Callable[[int, int, int, int], list[Part]]
-    alike: bool = False
+    alike: bool = False  # whether the results of all ranks must have equal bits
 
     def tensor(self, nbytes: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return an input tensor of zeros, so that the whole has at least `nbytes` bytes."""

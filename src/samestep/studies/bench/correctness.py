@@ -16,12 +16,7 @@ PERIOD = 99_991
 
 
 class Numbers:
-    """The inputs of all ranks, which every rank can compute.
-
-    Args:
-        size: the number of ranks.
-        dtype: type of the numbers.
-    """
+    """The inputs of all ranks, which every rank can compute."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -10,15 +10,10 @@ CLEARLY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A time of ``alpha + beta * bytes``.
+    """A time of ``alpha + beta * bytes``."""
 
-    Args:
-        alpha: seconds of a call without bytes.
-        beta: seconds for each byte.
-    """
-
-    alpha: float
-    beta: float
+    alpha: float  # seconds of a call without bytes
+    beta: float  # seconds for each byte
 
     def __call__(self, nbytes: float) -> float:
         """Return the seconds for `nbytes` bytes."""

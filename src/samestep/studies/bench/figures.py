@@ -14,29 +14,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The figures of one algorithm at one size.
+    """The figures of one algorithm at one size."""
 
-    Args:
-        collective: its name.
-        algorithm: its name.
-        bytes: size of the whole tensor.
-        ranks: number of ranks.
-        median_s: median seconds of a call on the slowest rank.
-        algbw_bytes_per_s: size by time.
-        busbw_bytes_per_s: bytes that each rank has to move, by time.
-        limit_share: busbw divided by the copy bandwidth while all ranks copy.
-        spread_s: the quartiles of the times.
-    """
-
-    collective: str
-    algorithm: str
-    bytes: int
-    ranks: int
-    median_s: float
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
-    limit_share: float
-    spread_s: tuple[float, float]
+    collective: str  # its name
+    algorithm: str  # its name
+    bytes: int  # size of the whole tensor
+    ranks: int  # number of ranks
+    median_s: float  # median seconds of a call on the slowest rank
+    algbw_bytes_per_s: float  # size by time
+    busbw_bytes_per_s: float  # bytes that each rank has to move, by time
+    limit_share: float  # busbw divided by the copy bandwidth while all ranks copy
+    spread_s: tuple[float, float]  # the quartiles of the times
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that JSON output shows."""
@@ -95,11 +83,7 @@ def figures(
 
 
 def slowest(times: Sequence[Sequence[float]]) -> list[float]:
-    """Return the time of the slowest rank for each round.
-
-    Args:
-        times: times of each rank, one for each round.
-    """
+    """Return the time of the slowest rank for each round."""
     return [max(of_round) for of_round in zip(*times, strict=True)]
 
 

@@ -25,19 +25,12 @@ COPY = "copy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of a benchmark.
+    """The results of a benchmark."""
 
-    Args:
-        rows: figures by size, then by algorithm.
-        wrong: algorithms with wrong results, which were not timed.
-        copying: copy bandwidth of each rank in bytes per second while all ranks copy, by size.
-        rounds: number of rounds of each size.
-    """
-
-    rows: list[Row]
-    wrong: list[Wrong]
-    copying: dict[int, float]
-    rounds: dict[int, int]
+    rows: list[Row]  # figures by size, then by algorithm
+    wrong: list[Wrong]  # algorithms with wrong results, which were not timed
+    copying: dict[int, float]  # copy bandwidth of each rank in bytes per second while all ranks copy, by size
+    rounds: dict[int, int]  # number of rounds of each size
 
 
 def perform(

@@ -7,8 +7,9 @@ from samestep.base.errors import UsageError
 from samestep.base.units import LONGEST_S, bytes_of
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
-SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel")
-"""Gradient synchronizers that `bench step` measures."""
+SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel", "one_process")
+"""Gradient synchronizers that `bench step` measures, and steps of one process in place of all workers."""
+ONE_PROCESS = SYNCS[-1]
 ALONE = "alone"
 """Its name for steps without synchronization."""
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
@@ -20,27 +21,16 @@ BUCKET = 25 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for a benchmark of one collective.
+    """A request for a benchmark of one collective."""
 
-    Args:
-        collective: its name, one of `COLLECTIVES`.
-        sizes: in bytes, ascending.
-        algorithms: their names; empty for all that the ranks can run.
-        dtype: of the elements.
-        rounds: rounds of each size; None for as many as fit into `seconds`.
-        seconds: time for each size, without the checks.
-        timeout_s: timeout of one block of calls of an algorithm.
-        own: ``FILE:FUNCTION`` of a user's all-reduce to measure beside the others; empty for none.
-    """
-
-    collective: str
-    sizes: tuple[int, ...]
-    algorithms: tuple[str, ...] = ()
-    dtype: str = "float32"
-    rounds: int | None = None
-    seconds: float = 2.0
-    timeout_s: float = 30.0
-    own: str = ""
+    collective: str  # its name, one of `COLLECTIVES`
+    sizes: tuple[int, ...]  # in bytes, ascending
+    algorithms: tuple[str, ...] = ()  # their names; empty for all that the ranks can run
+    dtype: str = "float32"  # of the elements
+    rounds: int | None = None  # rounds of each size; None for as many as fit into `seconds`
+    seconds: float = 2.0  # time for each size, without the checks
+    timeout_s: float = 30.0  # timeout of one block of calls of an algorithm
+    own: str = ""  # ``FILE:FUNCTION`` of a user's all-reduce to measure beside the others; empty for none
 
     def __post_init__(self) -> None:
         if self.own and self.collective != "all_reduce":

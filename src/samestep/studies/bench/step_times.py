@@ -28,12 +28,9 @@ class StepRow:
     batch_per_worker: int
     workers: int
     sync: str
-    step_s: float
-    """Median over rounds of the slowest rank's step, in seconds."""
-    exposed_sync_s: float | None
-    """Seconds of exposed communication in a step; None where unknown."""
-    efficiency: float
-    """Step time without communication divided by this one; median over rounds."""
+    step_s: float  # median over rounds of the slowest rank's step, in seconds
+    exposed_sync_s: float | None  # seconds of exposed communication in a step; None where unknown
+    efficiency: float  # step time without communication divided by this one; median over rounds
 
 
 def measure(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
-from samestep.base.machine.description import machine
+from samestep.base.machine.description import cpu_share, machine
 from samestep.base.units import bytes_text
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
@@ -19,7 +19,7 @@ from samestep.ranks.collectives.algorithms import ALL_REDUCE
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld, wait_for_main
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.request import ALONE
+from samestep.studies.bench.request import ALONE, ONE_PROCESS
 from samestep.training.models.registry import build
 
 CLASSES = 10
@@ -27,16 +27,11 @@ CLASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The model and data of the measured training step.
+    """The model and data of the measured training step."""
 
-    Args:
-        model: a name in `samestep.training.models.registry`.
-        batch_per_worker: samples of each rank in a step.
-        shape: channels, height and width of the images; None for the default of the model.
-    """
-
-    model: str = "convnet"
-    batch_per_worker: int = 16
+    model: str = "convnet"  # a name in `samestep.training.models.registry`
+    batch_per_worker: int = 16  # samples of each rank in a step
+    # channels, height and width of the images; None for the default of the model
     shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -69,12 +64,7 @@ Step = Callable[[], float | None]
 
 
 class Trainee:
-    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning.
-
-    Args:
-        problem: the model and data.
-        world: the ranks.
-    """
+    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning."""
 
     def __init__(self, problem: Problem, world: World) -> None:
         self.problem = problem
@@ -165,21 +155,38 @@ def _data_parallel(trainee: Trainee, world: World) -> Iterator[Step]:
 
     They wait on the CPU, since a collective would keep their GPUs busy, which this process uses.
     """
+    model = trainee.model
     if world.place.is_main:
-        batches = [trainee.problem.batch(rank) for rank in range(world.place.size)]
-        images, labels = (torch.cat(parts).to(world.device) for parts in zip(*batches, strict=True))
-        model = nn.DataParallel(trainee.model, gpus_fed(world.device, world.place.size))
-
-        def step() -> None:
-            F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-            trainee.update()
-    else:
-
-        def step() -> None:
-            pass
-
-    yield step
+        model = nn.DataParallel(model, gpus_fed(world.device, world.place.size))
+    yield _on_main(trainee, world, model)
     wait_for_main(world)
+
+
+@contextmanager
+def _one_process(trainee: Trainee, world: World) -> Iterator[Step]:
+    """Run one process with the compute threads and samples of all ranks, and let the other ranks wait."""
+    threads = torch.get_num_threads()
+    if world.place.is_main:
+        torch.set_num_threads(threads * world.place.size)
+    try:
+        yield _on_main(trainee, world, trainee.model)
+        wait_for_main(world)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _on_main(trainee: Trainee, world: World, model: nn.Module) -> Step:
+    """Return a step on the samples of all ranks on rank 0, and one that does nothing on the others."""
+    if not world.place.is_main:
+        return lambda: None
+    batches = [trainee.problem.batch(rank) for rank in range(world.place.size)]
+    images, labels = (torch.cat(parts).to(world.device) for parts in zip(*batches, strict=True))
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        trainee.update()
+
+    return step
 
 
 def gpus_fed(
@@ -209,24 +216,30 @@ WAYS: Mapping[str, Way] = {
     "ddp": _replicated("ddp"),
     "exact": _exact,
     "data_parallel": _data_parallel,
+    ONE_PROCESS: _one_process,
 }
-"""The synchronizers by name (`SYNCS`), and none at all (`ALONE`)."""
+"""The ways by name (`SYNCS`), and no synchronization at all (`ALONE`)."""
 
 
 NEEDS: Mapping[str, str] = {
     "flat": "ranks that share a host and compute on its CPU",
     "ddp": "ranks that are processes of torch.distributed",
     "data_parallel": "two GPUs or more, one per worker, all visible to rank 0",
+    ONE_PROCESS: "ranks that share a host and compute on its CPU, and whose cores rank 0 can use",
 }
 """The requirements of synchronizers that not all ranks can run."""
 
 
 def ways_here(world: World) -> list[str]:
     """Return the synchronizers that the ranks of `world` can run; called by all ranks."""
-    fed = world.on_main(lambda: gpus_fed(world.device, world.place.size))
+    size = world.place.size
+    fed = world.on_main(lambda: gpus_fed(world.device, size))
+    has_cores = world.on_main(lambda: cpu_share().usable >= torch.get_num_threads() * size)
+    share_host = isinstance(on_one_host(world), OneHostWorld)
     can = {
-        "flat": isinstance(on_one_host(world), OneHostWorld),
+        "flat": share_host,
         "ddp": isinstance(world, ProcessGroupWorld),
         "data_parallel": bool(fed),
+        ONE_PROCESS: share_host and has_cores,
     }
     return [name for name in WAYS if can.get(name, True)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.bench.cost_fit import crossovers, fit
 from samestep.studies.bench.figures import Row, bus_factor
-from samestep.studies.bench.request import ALONE, Request
+from samestep.studies.bench.request import ALONE, ONE_PROCESS, Request
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.page import text_table
 from samestep.studies.report.scales import DataPoint
@@ -165,13 +165,18 @@ def step_table(rows: Sequence["StepRow"]) -> list[str]:
 
 
 def step_answer(rows: Sequence["StepRow"]) -> str:
-    """Return one sentence on the cost of the best synchronizer, and of torch's DDP where measured."""
+    """Return one sentence on the cost of the best synchronizer, and on DDP and one process where measured."""
     ways = {row.sync: row for row in rows if row.sync != ALONE}
+    one = ways.pop(ONE_PROCESS, None)
+    if one is not None and not ways:
+        return f"one process with all their cores takes {seconds_text(one.step_s)} for a step"
     best = max(ways.values(), key=lambda row: row.efficiency)
     answer = (
         f"{best.sync} keeps {best.workers} workers at {best.efficiency:.0%} of their speed without "
         "communication"
     )
-    if "ddp" not in ways or best.sync == "ddp":
-        return answer
-    return f"{answer}, torch's DDP at {ways['ddp'].efficiency:.0%}"
+    if "ddp" in ways and best.sync != "ddp":
+        answer += f", torch's DDP at {ways['ddp'].efficiency:.0%}"
+    if one is not None:
+        answer += f"; it is {one.step_s / best.step_s:.2f} times as fast as one process with all their cores"
+    return answer

@@ -38,11 +38,7 @@ class Limit:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Limit the duration of a block.
-
-        Args:
-            what: name of the block.
-        """
+        """Limit the duration of a block."""
         self._under_way = what, time.monotonic() + self._seconds
         try:
             yield
@@ -58,13 +54,7 @@ class Limit:
 
 
 def exit_on_timeout(what: str, *, place: Place, timeout_s: float) -> NoReturn:
-    """End this process, whose ranks wait for each other; rank 0 first logs why.
-
-    Args:
-        what: the call that does not end, in words.
-        place: of this process.
-        timeout_s: its time limit in seconds.
-    """
+    """End this process, whose ranks wait for each other; rank 0 first logs why."""
     if place.is_main:
         log(
             f"error: {what} did not end within {timeout_s:g} s, so the ranks wait for each other. If this is "

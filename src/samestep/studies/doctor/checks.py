@@ -2,23 +2,21 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 from samestep.base.machine.description import package_version
-from samestep.base.units import bytes_text
+from samestep.base.polling import with_timeout
+from samestep.base.units import bytes_text, ranges
 from samestep.hooks.registry import problems
 from samestep.hooks.table import ALL
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.device_description import toolkit_versions
 from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings
 from samestep.studies.doctor.context import Context
-from samestep.studies.doctor.results import Result, Row, joined, numbers_text, problem, rows
+from samestep.studies.doctor.results import Result, Row, joined, problem, rows
 
-T = TypeVar("T")
-
-_stuck: list[threading.Thread] = []
+THREAD = "samestep-doctor"
+"""The name of the thread that runs a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Check:
 def run_check(check: Check, context: Context) -> Result:
     """Return the result of a check, or a finding if it failed or took too long."""
     try:
-        return with_timeout(check.timeout_s, lambda: check.run(context))
+        return with_timeout(check.timeout_s, lambda: check.run(context), name=THREAD)
     except TimeoutError as error:
         text = check.on_timeout.format(subject=check.subject, limit=check.timeout_s, error=error)
     except Exception as error:  # noqa: BLE001 - the other checks run after any error
@@ -44,32 +42,9 @@ def run_check(check: Check, context: Context) -> Result:
     return Result(findings=[problem(text)])
 
 
-def with_timeout(limit_s: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns, or raise what it raises; a call that takes longer goes on in its thread.
-
-    Raises:
-        TimeoutError: the call took longer than `limit_s` seconds.
-    """
-    future: Future[T] = Future()
-
-    def main() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            future.set_exception(error)
-
-    thread = threading.Thread(target=main, name="samestep-doctor", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if not future.done():
-        _stuck.append(thread)
-        raise TimeoutError(f"no answer within {limit_s:g} s")
-    return future.result()
-
-
 def any_stuck() -> bool:
     """Return whether a check still runs after its time limit; this process must not wait for it."""
-    return any(thread.is_alive() for thread in _stuck)
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def launcher(context: Context) -> Result:
@@ -91,7 +66,7 @@ def launcher(context: Context) -> Result:
     found += [
         ("threads", f"{threads.count} ({threads.reason})"),
         ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
-        ("mask", f"CPUs {numbers_text(cpu.allowed)}"),
+        ("mask", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
         ("memory", bytes_text(machine.memory_bytes)),
         ("host", f"{machine.hostname}, {machine.system}"),
     ]

@@ -1,4 +1,4 @@
-"""Predicts how this process would join, without joining: the input of all checks.
+"""Predicts how this process joins, without joining: the input of all checks.
 
 All facts are arguments, so that the situation under any launcher can be examined from its recording.
 """
@@ -52,7 +52,7 @@ def predict(
     available: Callable[[str], bool],
     address_of: Callable[[str], str] = endpoint.resolve,
 ) -> Context:
-    """Return how the process with this environment would join.
+    """Return how the process with this environment joins.
 
     `available` returns whether torch has a back end; `address_of` returns the IP address of a host, or raises
     a DetectionError.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from samestep.ranks.hang.format_ranks import format_ranks
+from samestep.base.units import format_ranks
 from samestep.studies.doctor import links
 from samestep.studies.doctor.links import Address
 from samestep.studies.doctor.pair_measurement import Link, LinkServer

@@ -186,8 +186,8 @@ def copy_and_compare(source: "torch.device", target: "torch.device", values: int
 
     def wait() -> None:
         for device in (source, target):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
 
     sent = torch.arange(1, values + 1, dtype=torch.int64, device=source)
     arrived = torch.zeros_like(sent, device=target)  # a value that no copy reaches counts as wrong

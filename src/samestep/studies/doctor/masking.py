@@ -4,12 +4,11 @@ Each rank masks its own values, so that no secret is sent.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any
 
 from samestep.base.env import Environment
+from samestep.base.record import map_values
 from samestep.studies.doctor.results import Result, Row, rows
 
 MASK = "***"
@@ -107,15 +106,5 @@ def masked(result: Result, mask: Mask) -> Result:
     return Result(
         rows=[(name, mask.text(value)) for name, value in result.rows],
         findings=[replace(finding, text=mask.text(finding.text)) for finding in result.findings],
-        facts={name: _masked(value, mask) for name, value in result.facts.items()},
+        facts=map_values(result.facts, lambda value: mask.text(value) if isinstance(value, str) else value),
     )
-
-
-def _masked(value: Any, mask: Mask) -> Any:
-    if isinstance(value, str):
-        return mask.text(value)
-    if isinstance(value, Mapping):
-        return {name: _masked(item, mask) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_masked(item, mask) for item in value]
-    return value

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samestep.base import owned_folders
-from samestep.base.machine.process_ids import numbers_of_the_living
+from samestep.base.machine.torch_segments import numbers_of_the_living
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.doctor.context import Context
 from samestep.studies.doctor.masking import without_credentials

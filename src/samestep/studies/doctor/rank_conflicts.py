@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from samestep.ranks.hang.format_ranks import format_ranks
+from samestep.base.units import format_ranks
 from samestep.ranks.world.device import shared_device
 from samestep.studies.doctor.results import Finding, RankResult, grouped, note, problem
 

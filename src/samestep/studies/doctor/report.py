@@ -5,12 +5,13 @@ A value that all ranks share is printed once, others with their ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-from samestep.ranks.hang.format_ranks import format_ranks
+from samestep.base.units import format_ranks, ranges
 from samestep.studies.doctor import links
 from samestep.studies.doctor.pair_measurement import Link
-from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, numbers_text, rows
+from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, rows
 
 Owned: TypeAlias = tuple[Sequence[int], Finding]
 """The ranks that a finding is about, and the finding; no ranks if it is about all together."""
@@ -47,7 +48,8 @@ def lines(report: Report) -> Iterator[str]:
     yield ""
     shown = first.rows
     if len(hosts) > 1:
-        places = "; ".join(f"{numbers_text(ranks)} on {host}" for host, ranks in grouped(hosts).items())
+        text = partial(ranges, separator=", ")
+        places = "; ".join(f"{text(ranks)} on {host}" for host, ranks in grouped(hosts).items())
         # The place differs for each rank, so that it has a row of its own.
         others = {one.rank: [row for row in one.rows if row[0] != "place"] for one in report.ranks}
         shown = [("ranks", places), *folded(others)]

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from samestep.base.machine.topology import ranges
 from samestep.base.polling import holds_within
 from samestep.ranks.rendezvous.handshake import Store
 
@@ -93,21 +92,8 @@ def matrix(
     return lines
 
 
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges.
-
-    >>> numbers_text([3, 0, 1, 2, 7])
-    '0-3, 7'
-    """
-    return ranges(numbers).replace(",", ", ")
-
-
 class ResultStore:
-    """JSON data by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits.
-
-    Args:
-        store: the store of the job's ranks.
-    """
+    """JSON data by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

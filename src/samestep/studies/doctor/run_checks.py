@@ -7,6 +7,7 @@ from pathlib import Path
 from samestep.base.env import Environment
 from samestep.base.errors import Error
 from samestep.base.machine.description import machine
+from samestep.base.polling import with_timeout
 from samestep.launchers.binding import undo_default_binding
 from samestep.launchers.compute_threads import without_default_threads
 from samestep.launchers.detect import LOOPBACK, detect
@@ -14,7 +15,7 @@ from samestep.launchers.lost_environment import refuse_pods
 from samestep.launchers.mpi_hosts import with_main_host
 from samestep.ranks.world.banner import describe
 from samestep.ranks.world.device import DeviceFacts, available_here, facts_here
-from samestep.studies.doctor.checks import CHECKS, Check, run_check, with_timeout
+from samestep.studies.doctor.checks import CHECKS, THREAD, Check, run_check
 from samestep.studies.doctor.context import Context, predict
 from samestep.studies.doctor.gather import agree_on_exit_code, gather
 from samestep.studies.doctor.masking import Mask, environment_rows, masked
@@ -90,7 +91,7 @@ def run_checks(environment: Environment, options: Options, checks: Sequence[Chec
 
 def _devices() -> tuple[DeviceFacts | None, Result]:
     try:
-        return with_timeout(_DEVICES_S, facts_here), Result()
+        return with_timeout(_DEVICES_S, facts_here, name=THREAD), Result()
     except ImportError as error:
         text = f"torch cannot be imported ({error}). Install it to train."
     except TimeoutError:

@@ -15,8 +15,7 @@ _TALL, _LEGIBLE = 15, 30
 _TIME_WIDTH, _TIME_TOP = 1240, 8
 _ROW, _BAR = 26, 18
 """Height of a row of a time line, and of the spans in it."""
-_WIDE = 44
-"""Least width of a span that shows its length."""
+_WIDE = 44  # least width of a span that shows its length
 
 Kinds: TypeAlias = Sequence[tuple[str, str]]
 """Color class and name of each kind of part."""
@@ -26,17 +25,12 @@ Kinds: TypeAlias = Sequence[tuple[str, str]]
 class Bar:
     """One bar of a group."""
 
-    name: str = ""
-    """Text below the bar."""
-    parts: Mapping[int, float]
-    """Stacked values by their index in the chart's kinds."""
-    ideal: float = 0.0
-    """Ideal value, drawn as an empty frame if it exceeds the bar."""
+    name: str = ""  # text below the bar
+    parts: Mapping[int, float]  # stacked values by their index in the chart's kinds
+    ideal: float = 0.0  # ideal value, drawn as an empty frame if it exceeds the bar
     low: float = 0.0
-    high: float = 0.0
-    """Interval of the bar's value; equal ends for none."""
-    text: str = ""
-    """Text above the bar."""
+    high: float = 0.0  # interval of the bar's value; equal ends for none
+    text: str = ""  # text above the bar
 
     @property
     def value(self) -> float:
@@ -48,17 +42,12 @@ class Bar:
 class BarChart(Chart):
     """Groups of bars over the x axis."""
 
-    x: str
-    """Name of the x axis."""
-    y: str
-    """Name of the y axis, with its unit."""
+    x: str  # name of the x axis
+    y: str  # name of the y axis, with its unit
     kinds: Kinds
-    groups: Mapping[str, Sequence[Bar]]
-    """Bars side by side, by the name of their group."""
-    text: Callable[[float], str] = label
-    """Formats a value for screen readers."""
-    shares: bool = False
-    """Whether each part shows its share of the bar."""
+    groups: Mapping[str, Sequence[Bar]]  # bars side by side, by the name of their group
+    text: Callable[[float], str] = label  # formats a value for screen readers
+    shares: bool = False  # whether each part shows its share of the bar
 
     def _shapes(self) -> list[str]:
         bars = self._bars()
@@ -115,8 +104,7 @@ class BarChart(Chart):
 class Span:
     """A phase of a rank, from begin to end in ms."""
 
-    kind: int
-    """Index in the chart's kinds."""
+    kind: int  # index in the chart's kinds
     begin: float
     end: float
 
@@ -126,8 +114,7 @@ class TimeLine(Chart):
     """A chart of rows of spans over milliseconds, as wide as the page."""
 
     kinds: Kinds
-    rows: Mapping[str, Sequence[Span]]
-    """The spans of each rank by its name; at least one row with a span."""
+    rows: Mapping[str, Sequence[Span]]  # the spans of each rank by its name; at least one row with a span
 
     def _size(self) -> tuple[int, int]:
         return _TIME_WIDTH, _TIME_TOP + _ROW * len(self.rows) + BOTTOM

@@ -17,12 +17,10 @@ FLOOR = HEIGHT - BOTTOM
 """Y coordinate of the x axis."""
 ROOM = 1.15
 """Largest ratio of an interval's end to all values; beyond it the interval is clipped."""
-_APART = 22
-"""Least distance of two texts on the x axis."""
+_APART = 22  # least distance of two texts on the x axis
 STYLE = "charts.css"
 """Style sheet of charts, for pages and for saved figures."""
-_COLORS = 8
-"""Number of colors in the style sheet; further lines reuse them."""
+_COLORS = 8  # number of colors in the style sheet; further lines reuse them
 _SHAPES = (
     "M{x:.1f},{y:.1f}m-{r},0a{r},{r} 0 1,0 {d},0a{r},{r} 0 1,0 -{d},0Z",  # a circle
     "M{x:.1f},{y:.1f}m-{r},-{r}h{d}v{d}h-{d}Z",  # a square
@@ -52,10 +50,8 @@ class Chart:
     """A chart, for a page or for a file of its own; each kind of chart has its own shapes."""
 
     title: str
-    note: str = ""
-    """Text below the chart."""
-    name: str = ""
-    """Name of its files; by default the title."""
+    note: str = ""  # text below the chart
+    name: str = ""  # name of its files; by default the title
 
     def _shapes(self) -> list[str]:
         """Return SVG elements, back to front; none if there are no data."""

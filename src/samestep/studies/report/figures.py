@@ -5,13 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from samestep.studies.report.line_charts import LineChart, Lines
-from samestep.studies.report.read_run import PHASES, Run, names
+from samestep.studies.report.read_run import PHASES, Run, labels
 from samestep.studies.report.scales import DataPoint, thin
 
 MOST = 400
 """Maximum number of points of a curve."""
-_WINDOWS = 120
-"""Maximum number of points of the areas of phases."""
+_WINDOWS = 120  # maximum number of points of the areas of phases
 
 
 def charts(runs: Sequence[Run]) -> list[LineChart]:
@@ -25,26 +24,30 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
     marks = () if several else _starts(runs[0])
     thinned = max((len(run.steps["step"]) for run in runs), default=0) > MOST
     note = "The line is the mean of neighboring steps; the band is their range." if thinned else ""
-    x, key = ("seconds of training", "seconds") if several else ("steps", "step")
-    named = dict(zip(names(runs), runs, strict=True))
+    named = dict(zip(labels(runs), runs, strict=True))
+    ends = _ends(runs)
 
     def column(name: str) -> Lines:
         return {own: thin(run.steps["step"], run.steps[name], most=MOST) for own, run in named.items()}
 
     def evaluated(name: str, factor: float = 1.0) -> Lines:
-        return {own: _points(run.evaluations, key, name, factor) for own, run in named.items()}
+        return {own: _points(run.evaluations, "step", name, factor) for own, run in named.items()}
 
     test_loss, losses = "Test loss", evaluated("loss")
     if not several:
         test_loss = "Test and training loss by evaluation"
-        (test,), training = losses.values(), _points(runs[0].evaluations, key, "train_loss")
+        (test,), training = losses.values(), _points(runs[0].evaluations, "step", "train_loss")
         losses = {"test": test, "training, mean since the last": training}
     accuracy, loss, rate = evaluated("accuracy", 100), column("loss"), column("lr")
     return [
-        LineChart(title="Training loss", x="steps", y="loss", lines=loss, marks=marks, note=note),
-        LineChart(title="Test accuracy", x=x, y="right answers, %", lines=accuracy, marks=marks),
-        LineChart(title=test_loss, name="test loss", x=x, y="loss", lines=losses, marks=marks),
-        LineChart(title="Learning rate", x="steps", y="rate", lines=rate, marks=marks, zero=True),
+        LineChart(title="Training loss", x="steps", y="loss", lines=loss, marks=marks, note=note, ends=ends),
+        LineChart(
+            title="Test accuracy", x="steps", y="right answers, %", lines=accuracy, marks=marks, ends=ends
+        ),
+        LineChart(
+            title=test_loss, name="test loss", x="steps", y="loss", lines=losses, marks=marks, ends=ends
+        ),
+        LineChart(title="Learning rate", x="steps", y="rate", lines=rate, marks=marks, zero=True, ends=ends),
     ]
 
 
@@ -69,6 +72,7 @@ def times(run: Run) -> list[LineChart]:
             lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
             marks=_starts(run),
             stacked=True,
+            ends=_ends([run]),
             note="On rank 0.",
         ),
         LineChart(
@@ -78,9 +82,16 @@ def times(run: Run) -> list[LineChart]:
             lines=speeds,
             marks=_starts(run),
             zero=True,
+            ends=_ends([run]),
             note="Samples of each worker's share per second of its steps; all workers wait for the slowest.",
         ),
     ]
+
+
+def _ends(runs: Sequence[Run]) -> tuple[float, ...]:
+    """Return the first and the last step of all runs, so that the axes of their charts line up."""
+    steps = [step for run in runs for step in (run.steps["step"][:1] + run.steps["step"][-1:])]
+    return (min(steps), max(steps)) if steps else ()
 
 
 def _column(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:

@@ -8,10 +8,8 @@ from samestep.studies.report import drawing as draw
 from samestep.studies.report.drawing import BOTTOM, FLOOR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
 from samestep.studies.report.scales import DataPoint, Scale, label
 
-_WIDE = 8
-"""Ratio of the greatest to the least x above which a chart of points has logarithmic axes."""
-_MOST_VALUES = 12
-"""Maximum number of points with their values beside them."""
+_WIDE = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
+_MOST_VALUES = 12  # maximum number of points with their values beside them
 
 Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
 """The points of each line by its name."""
@@ -21,24 +19,20 @@ Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
 class LineChart(Chart):
     """A chart of curves, each in a band of its intervals, or of stacked areas."""
 
-    x: str
-    """Name of the x axis."""
-    y: str
-    """Name of the y axis, with its unit."""
+    x: str  # name of the x axis
+    y: str  # name of the y axis, with its unit
     lines: Lines
-    marks: Sequence[tuple[float, str]] = ()
-    """Labeled positions on the x axis."""
-    stacked: bool = False
-    """Whether the lines are stacked areas; their points then have the same x."""
-    zero: bool = False
-    """Whether the y axis begins at 0."""
+    marks: Sequence[tuple[float, str]] = ()  # labeled positions on the x axis
+    stacked: bool = False  # whether the lines are stacked areas; their points then have the same x
+    zero: bool = False  # whether the y axis begins at 0
+    ends: Sequence[float] = ()  # values that the x axis includes, such as the ends of other charts' axes
 
     def _shapes(self) -> list[str]:
         lines = _stacked(self._shown()) if self.stacked else list(self._shown().values())
         points = [point for line in lines for point in line]
         if not points:
             return []
-        x = Scale.over((point.x for point in points), LEFT, WIDTH - RIGHT)
+        x = Scale.over((*self.ends, *(point.x for point in points)), LEFT, WIDTH - RIGHT)
         ends = (end for point in points for end in (point.low, point.high))
         y = Scale.over(ends, FLOOR, TOP, zero=self.zero or self.stacked)
         axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
@@ -67,7 +61,9 @@ class LineChart(Chart):
         if len(points) == 1:
             yield draw.marker(number, x(points[0].x), y(points[0].y), r=3)
         elif not self.stacked:
-            yield draw.line(f"line {color}", [(x(point.x), y(point.y)) for point in points])
+            # Dashes and a smaller width let a line that another one covers show.
+            covers = f" over{min(number, 2)}" if number else ""
+            yield draw.line(f"{draw.dashed(number)}{covers}", [(x(point.x), y(point.y)) for point in points])
 
 
 def _stacked(lines: Lines) -> list[list[DataPoint]]:

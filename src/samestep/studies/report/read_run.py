@@ -12,6 +12,7 @@ from samestep.base import step_phases
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
 from samestep.base.typed_json import read_json_lines
+from samestep.base.units import counted
 from samestep.base.untrusted_documents import TOML_BYTES, parse_json, parse_toml
 
 PHASES = step_phases.OF_LOOP
@@ -19,8 +20,7 @@ OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
-_MOST = 1e18
-"""Largest count or time; sums and products of larger numbers overflow."""
+_MOST = 1e18  # largest count or time; sums and products of larger numbers overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class Checkpoint:
     """A checkpoint on disk."""
 
     name: str
-    num_bytes: int | None
-    """Size; None if the checkpoint cannot be read."""
+    num_bytes: int | None  # size; None if the checkpoint cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +95,17 @@ def names(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for each run: the folder's name, or its path if two names are equal."""
     count = Counter(run.name for run in runs)
     return [run.name if count[run.name] == 1 else str(run.path) for run in runs]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a unique label for each run: of several, its name with its number of workers."""
+    own = names(runs)
+    if len(runs) == 1:
+        return own
+    return [
+        f"{name}, {counted(run.workers, 'worker')}" if run.workers else name
+        for name, run in zip(own, runs, strict=True)
+    ]
 
 
 def _columns(path: Path) -> dict[str, "array[float]"]:

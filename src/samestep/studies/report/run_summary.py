@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import median
 from typing import Literal, TypeAlias
 
+from samestep.base.units import counted
 from samestep.studies.report.read_run import PHASES, Run
 
 _DATA_SHARE = 0.10
@@ -30,15 +31,15 @@ class Hint:
 
 def headline(run: Run) -> str:
     """Return a one-sentence summary of the run."""
-    subject = _counted(run.workers, "worker") if run.workers else "A run"
+    subject = counted(run.workers, "worker") if run.workers else "A run"
     where = f"most of a step is {_largest_phase(run)}" if run.steps["step"] else "no step was taken"
     accuracy = (run.result or (run.evaluations or [{}])[-1]).get("accuracy")
     right = "" if accuracy is None else f"{accuracy:.2%} of the test set right"
     if run.result:
-        trained = f"{_counted(run.result['epochs'], 'epoch')}, {_counted(run.result['steps'], 'step')}"
+        trained = f"{counted(run.result['epochs'], 'epoch')}, {counted(run.result['steps'], 'step')}"
         return f"{subject}: {right} after {trained}, {run.result['seconds']:,.1f} s; {where}."
     return (
-        f"{subject}: not finished, {_counted(run.num_steps, 'step')} so far{right and ', '}{right}; {where}."
+        f"{subject}: not finished, {counted(run.num_steps, 'step')} so far{right and ', '}{right}; {where}."
     )
 
 
@@ -51,7 +52,7 @@ def hints(run: Run) -> Iterator[Hint]:
     """Yield the problems of a run."""
     lost = sum(not math.isfinite(loss) for loss in run.steps["loss"])
     if lost:
-        steps = _counted(lost, "step")
+        steps = counted(lost, "step")
         yield Hint(
             "loss-not-finite",
             f"The loss was not finite in {steps}: try a lower learning rate, or --clip-norm.",
@@ -106,7 +107,3 @@ def _largest_phase(run: Run) -> str:
 def _median(values: Iterable[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return median(finite) if finite else 0.0
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -13,8 +13,7 @@ class Scale:
     high: float
     start: float
     stop: float
-    base: int = 0
-    """Base of the logarithms; 0 for values."""
+    base: int = 0  # base of the logarithms; 0 for values
 
     @classmethod
     def over(
@@ -41,12 +40,7 @@ class Scale:
 
 
 def span(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """Return the range of the finite `values`, widened if it is empty.
-
-    Args:
-        values: numbers; NaN and infinities are ignored.
-        zero: whether the range includes 0.
-    """
+    """Return the range of the finite `values`, and of 0 if `zero`; it is widened if it is empty."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if zero:
@@ -86,8 +80,7 @@ class DataPoint:
     y: float
     low: float
     high: float
-    is_hollow: bool = False
-    """Whether the point is drawn hollow."""
+    is_hollow: bool = False  # whether the point is drawn hollow
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], *, most: int = 400) -> list[DataPoint]:

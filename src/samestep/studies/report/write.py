@@ -1,6 +1,9 @@
 """Writes a page atomically, and charts as files of their own."""
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,14 @@ from samestep.base.unfinished_names import write_whole
 from samestep.base.units import counted
 from samestep.studies.report.drawing import Chart
 
-_PPI = 216
-"""Pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF."""
+_PPI = 216  # pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_HEADLESS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-background-networking", "--no-pdf-header-footer"),
+)
+"""Flags for a page of our own, without a display; a sandbox does not start as root or in containers."""
 
 
 def refuse_unwritable(flag: str, folder: Path | None) -> None:
@@ -41,12 +50,60 @@ def write_text(path: Path, text: str) -> Path:
     try:
         if path.is_dir():
             raise UsageError(
-                f"cannot write {path}: it is a folder. Name a file, such as --out {path / 'report.html'}."
+                f"cannot write {path}: it is a folder. Name a file, such as --page {path / 'report.html'}."
             )
         write_whole(path, [text])
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}. Choose another --out.") from None
+        raise UsageError(f"cannot write {path}: {error.strerror}. Choose another file.") from None
     return path
+
+
+def refuse_without_browser(pdf: Path | None) -> None:
+    """Refuse ``--pdf`` without Chromium, before time is spent on the page.
+
+    Raises:
+        UsageError: there is no browser, or the folder of the file cannot be written to.
+    """
+    if pdf is None:
+        return
+    if _browser() is None:
+        raise UsageError(
+            f"--pdf {pdf} needs Chromium, and none of {', '.join(_BROWSERS)} is on the PATH. Install one, or "
+            "print the page in a browser."
+        )
+    refuse_unwritable("--pdf", pdf.parent)
+
+
+def write_pdf(page: Path, pdf: Path) -> str:
+    """Print a page to a PDF by Chromium, and return a line about the file.
+
+    Raises:
+        UsageError: the browser fails.
+    """
+    pdf.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as profile:
+        words = [
+            str(_browser()),
+            *_HEADLESS,
+            f"--user-data-dir={profile}",
+            f"--print-to-pdf={pdf.absolute()}",
+        ]
+        try:
+            ended = subprocess.run(
+                [*words, page.absolute().as_uri()], capture_output=True, text=True, check=False, timeout=120
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"Chromium did not print {page} within 120 s; open the page and print it."
+            ) from None
+    if ended.returncode or not pdf.is_file():
+        reason = " ".join(ended.stderr.split()[-30:])
+        raise UsageError(f"Chromium cannot print {page} to {pdf}: {reason or 'it wrote no file'}.")
+    return f"pdf: {pdf}"
+
+
+def _browser() -> str | None:
+    return next((found for name in _BROWSERS if (found := shutil.which(name))), None)
 
 
 def write_figures(charts: Iterable[Chart], folder: Path) -> str:

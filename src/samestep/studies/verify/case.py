@@ -21,18 +21,12 @@ FAULT_OF_SAMESTEP = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run, its reference, and a control that measures rounding.
+    """A run, its reference, and a control that measures rounding."""
 
-    Args:
-        reference: the run on one worker.
-        run: the run on several workers.
-        control: the reference again, its gradients disturbed by rounding.
-        other_rates: first step with another learning rate, whose update and later steps are not compared.
-    """
-
-    reference: RunRecord
-    run: RunRecord
-    control: RunRecord
+    reference: RunRecord  # the run on one worker
+    run: RunRecord  # the run on several workers
+    control: RunRecord  # the reference again, its gradients disturbed by rounding
+    # first step with another learning rate, whose update and later steps are not compared
     other_rates: int | None = field(default=None, kw_only=True)
 
     @property

@@ -27,6 +27,7 @@ from samestep.studies.verify.value_causes import (
     buffers,
     divergence,
     learning_rate,
+    loss_only,
     mean_of_means,
     scale,
     start,
@@ -55,7 +56,7 @@ def causes(comparison: Comparison) -> list[Finding]:
     of_values = [] if between_ranks else _of_values(comparison, of_samples, of_rates)
     found = [*between_ranks, *of_values, *of_samples, *of_rates]
     found += _all(comparison, padded_evaluation)
-    return found or _all(comparison, fewer_steps) or _all(comparison, printed_number, printed_text)
+    return found or _all(comparison, fewer_steps) or _all(comparison, loss_only, printed_number, printed_text)
 
 
 def _of_samples(comparison: Comparison) -> list[Finding]:

@@ -15,14 +15,12 @@ ROUNDING = 16.0
 """Units in the last place that rounding alone adds to the result of a step."""
 _HALF = 1e-4
 """A type with a coarser unit in the last place is a half type, whose rounding leaves no room for a margin."""
-_MOST_FOR_HALF = 0.1
-"""Largest relative rounding error of a half type."""
+_MOST_FOR_HALF = 0.1  # largest relative rounding error of a half type
 _AT_FIRST = 2.0
 """Units in the last place of a half type that a sum over many elements is off before the first update."""
 MOST = 0.3
 """Largest relative deviation that counts as rounding, unless the control deviates by more."""
-_SAME_RATE = 1e-9
-"""Relative rounding of learning rates, which are computed in double precision."""
+_SAME_RATE = 1e-9  # relative rounding of learning rates, which are computed in double precision
 
 
 @dataclass(frozen=True, slots=True)

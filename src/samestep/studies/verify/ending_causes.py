@@ -55,8 +55,11 @@ def crash(comparison: Comparison) -> Finding | None:
     reported = {facts.rank for facts in failed}
     if not own and run.failure is not None and run.failure.rank not in reported:
         return _death(comparison)
-    first = min(own or failed, key=lambda facts: len(run.traces[facts.rank].steps))
-    where = "" if run.failure is None or run.failure.rank != first.rank else run.failure.line
+    reported_rank = None if run.failure is None else run.failure.rank
+    first = min(
+        own or failed, key=lambda facts: (len(run.traces[facts.rank].steps), facts.rank != reported_rank)
+    )
+    where = "" if run.failure is None or reported_rank != first.rank else run.failure.line
     if first.ended in (UsageError.__name__, *_HANGS):
         found = comparison.finding("refused", f"{first.message}{where and f' ({where})'}", run.steps)
         return replace(found, place=_place(where))

@@ -8,8 +8,7 @@ from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Note
 from samestep.studies.verify.verdict import Finding, NoteCode
 
-_SHOWN = 3
-"""Number of files in the message about them."""
+_SHOWN = 3  # number of files in the message about them
 
 
 def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:

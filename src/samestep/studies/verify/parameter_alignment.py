@@ -22,8 +22,7 @@ Places: TypeAlias = Sequence[Mapping[int, int]]
 Sketches: TypeAlias = npt.NDArray[np.float64]
 """One row of numbers for each parameter."""
 _VECTORS = ("gradient", "before", "after")
-_EQUAL = 1e-6
-"""Relative tolerance for sketches of one parameter."""
+_EQUAL = 1e-6  # relative tolerance for sketches of one parameter
 
 
 class UnmatchedParametersError(Exception):

@@ -11,8 +11,7 @@ from samestep.studies.verify.verdict import Finding
 
 _OF_VALUES = ("gradient", "gradient-norm", "loss", "update", "parameters")
 """Causes that rounding can have, when it grows by more than the disturbed run shows."""
-_SINGLE = (1e-10, 1e-5)
-"""Bounds of the machine epsilon of single precision."""
+_SINGLE = (1e-10, 1e-5)  # bounds of the machine epsilon of single precision
 _SAME_IN_DOUBLE = 1e-9
 """Largest relative deviation in double precision in the disputed step, if rounding is all that there is."""
 

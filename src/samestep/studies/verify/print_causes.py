@@ -3,8 +3,14 @@
 import math
 
 from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
-from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, progress_shapes
+from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, of_progress
+from samestep.studies.verify.sample_causes import evaluates_alone
 from samestep.studies.verify.verdict import Cause, Finding
+
+_OF_ALL_SAMPLES = (
+    "rank 0 evaluates all samples itself, so the number is of its shard of the training, or it depends on "
+    "the size of a batch. Sum it over the ranks, or weight the mean of each batch by its samples."
+)
 
 
 def printed_number(comparison: Comparison) -> Finding | None:
@@ -12,8 +18,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
     found = deviating_numbers(comparison.reference, comparison.run, comparison.control)
     if not found:
         return None
-    of_progress = progress_shapes(found, comparison.reference)
-    own = {id(one) for one in found if one.is_own_loss or one.shape in of_progress}
+    own = {id(one) for one in of_progress(found, comparison.reference)}
     # A number that is not the loss of rank 0's share is the graver fault.
     worst = max(found, key=lambda one: (id(one) not in own, one.value))
     cause: Cause
@@ -21,6 +26,8 @@ def printed_number(comparison: Comparison) -> Finding | None:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.is_replicated:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
+    elif evaluates_alone(comparison):
+        cause, why = "local-metric", _OF_ALL_SAMPLES
     else:
         cause, why = "local-metric", "rank 0 prints it of its own shard. Sum it over the ranks."
     return Finding(

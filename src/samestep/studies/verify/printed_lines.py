@@ -52,6 +52,8 @@ class PrintedNumber:
         line: the line that contains the number.
         usual: that line of the reference.
         is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
+        is_count: whether it is an integer in a line that counts batches or samples.
+        is_multiple: whether it is N times the reference's or the N-th part, as a sum is that of a mean.
         shape: the line with a sign in the place of each number.
     """
 
@@ -59,6 +61,8 @@ class PrintedNumber:
     line: str
     usual: str
     is_own_loss: bool
+    is_count: bool
+    is_multiple: bool
     shape: str
 
 
@@ -96,30 +100,48 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
             value = _apart(of, one)
             last = 2 * _last_digit(of) / max(abs(float(of)), abs(float(one)), 1e-12)
             if not value <= allowed_deviation(known, rounding) + last:
-                is_own = _is_own_loss(of, one, reference, run)
-                found.append(PrintedNumber(value, other[j].text, lines[i].text, is_own, lines[i].shape))
+                shape = lines[i].shape
+                found.append(
+                    PrintedNumber(
+                        value=value,
+                        line=other[j].text,
+                        usual=lines[i].text,
+                        is_own_loss=_is_own_loss(of, one, reference, run),
+                        is_count=of.isdecimal() and one.isdecimal() and bool(_COUNTER.search(shape)),
+                        is_multiple=abs(value - (1 - 1 / size)) <= last + rounding,
+                        shape=shape,
+                    )
+                )
     return found
 
 
-def progress_shapes(found: Sequence[PrintedNumber], reference: RunRecord) -> frozenset[str]:
-    """Return the shapes of lines that rank 0 prints of its own share as its progress, not as results.
+def of_progress(found: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:
+    """Return the numbers that rank 0 prints of its own share as its progress, not as results.
 
-    Lines of training have the loss of a step, at least one of them precedes no step with an evaluation, and
-    there are more of them than epochs, or they count epochs and batches: ``[1/3][4/10]``. Lines of evaluation
-    count its batches, ``[3/10]``, and one evaluation has several.
+    Lines of training are those of which at least one precedes no step with an evaluation. They are progress
+    if there are more of them than epochs, or if they have the loss of a step and count epochs and batches:
+    ``[1/3][4/10]``. Lines of evaluation count its batches, ``[3/10]``, and one evaluation has several.
     """
-    epochs = -(-reference.steps // max(1, reference.first_epoch()))
-    counts, training = Counter(line.shape for line in _lines(reference)), _lines_of_training(reference)
-    of_loss = {one.shape for one in found if one.is_own_loss and one.usual in training}
-    of_training = frozenset(
-        shape for shape in of_loss if counts[shape] > epochs or len(_COUNTER.findall(shape)) > 1
-    )
-    return of_training | _shapes_of_evaluation(reference)
+    counts = Counter(line.shape for line in _lines(reference))
+    training = _shapes_of_training(reference)
+    frequent = {shape for shape in training if counts[shape] > reference.epochs()}
+    of_loss = {one.shape for one in found if one.is_own_loss and one.shape in training}
+    known = {shape for shape in of_loss if shape in frequent or len(_COUNTER.findall(shape)) > 1}
+    known |= _shapes_of_evaluation(reference)
+    return [
+        one
+        for one in found
+        if one.is_own_loss
+        or one.shape in known
+        or (one.shape in frequent and not one.is_multiple)
+        or (one.is_count and one.shape in training)
+    ]
 
 
-def _lines_of_training(run: RunRecord) -> set[str]:
-    """Return the lines that rank 0 prints between two steps without an evaluation between them."""
-    return {line for text, evaluated in _printed_before_steps(run) if not evaluated for line in text}
+def _shapes_of_training(run: RunRecord) -> frozenset[str]:
+    """Return the shapes of lines that rank 0 prints between two steps without an evaluation between them."""
+    texts = (lines for lines, evaluated in _printed_before_steps(run) if not evaluated)
+    return frozenset(_line(text).shape for lines in texts for text in lines)
 
 
 def _shapes_of_evaluation(run: RunRecord) -> frozenset[str]:

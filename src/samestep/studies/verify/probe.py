@@ -27,6 +27,7 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.clipped_gradients import clipping_recorded
 from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.run_length import RunLength
@@ -41,8 +42,7 @@ ROUNDING_OF_HALF = 2
 """The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
 _HALF = 1e-4
 _CPU = torch.device("cpu")
-_WRAPPERS = ("module", "_orig_mod")
-"""Prefixes that wrappers add to the names of a model's parameters."""
+_WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
 
 class Probe(Listener):
@@ -77,23 +77,18 @@ class Probe(Listener):
         self.changed_files: Sequence[str] = ()
         """Paths of the files and folders that the script has created or changed so far."""
         self._step = Step(index=0)
-        self._optimizers: list[Optimizer] = []
-        """The optimizers that have stepped."""
+        self._optimizers: list[Optimizer] = []  # the optimizers that have stepped
         self._made: list[Optimizer] = []
-        self._before = 0
-        """Number of backwards before the current optimizer step."""
+        self._before = 0  # number of backwards before the current optimizer step
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
         self._eval_call: tuple[nn.Module, list[float]] | None = None
         """The module and sample keys of the current call in evaluation mode."""
-        self._device = _CPU
-        """Device of the last model called."""
+        self._device = _CPU  # device of the last model called
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
-        self._epochs: dict[int, set[int]] = {}
-        """Epochs that each sampler has shuffled for training."""
-        self._fetches_drew = mmap.mmap(-1, 1)
-        """A flag shared with the loaders' forked workers."""
+        self._epochs: dict[int, set[int]] = {}  # epochs that each sampler has shuffled for training
+        self._fetches_drew = mmap.mmap(-1, 1)  # a flag shared with the loaders' forked workers
 
     @contextmanager
     def attached(self, observers: Sequence[Observer] = ()) -> Iterator[None]:
@@ -109,6 +104,7 @@ class Probe(Listener):
             stack.enter_context(
                 attached(verify_declarations.COMMUNICATION_HOOK, wrapping(self._note_compression))
             )
+            stack.enter_context(clipping_recorded(self._note_clipping))
             for kind in Fetcher.__subclasses__():
                 stack.enter_context(
                     attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
@@ -177,7 +173,10 @@ class Probe(Listener):
             self.facts.buffers += sketch(one for one in module.buffers() if not one.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(
-                isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
+                isinstance(one, BatchNorm)
+                and not isinstance(one, nn.SyncBatchNorm)
+                and uses_batch_statistics(one)
+                for one in module.modules()
             )
 
     def returned(self, outputs: Any) -> None:
@@ -252,6 +251,9 @@ class Probe(Listener):
         parameters = parameters_of(optimizer)
         self._record_gradients(parameters)
         self._step.before = sketch(parameters)
+
+    def _note_clipping(self, total: float) -> None:
+        self._step.unclipped = total
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
@@ -379,5 +381,5 @@ def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None
     elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
         tensor = tensor.to_local()
     size = tensor.detach().double().pow(2).mean().sqrt() * rounding
-    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64, device="cpu")
     tensor.add_((drawn * size.cpu()).to(tensor))

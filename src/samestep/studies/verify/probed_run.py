@@ -20,7 +20,6 @@ from samestep.autopilot.script.rank_output import silenced, writing_to
 from samestep.autopilot.script.seeds import equal_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
-from samestep.base.experiment_trackers import OFF
 from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
@@ -55,37 +54,23 @@ a destroyed group can deadlock between Gloo's threads and Python's lock."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRun:
-    """One run of a verification.
+    """One run of a verification."""
 
-    Args:
-        program: the script and its arguments.
-        kind: serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`.
-        size: number of workers.
-        length: decides after which step the run is stopped.
-        progress: shows the current step.
-        folder: folder of its traces and of all files that the script writes.
-        options: how a serial script is split across workers.
-        watch: runs each worker, and ends the run if it hangs.
-        disturb: whether gradients are disturbed by their rounding.
-        neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
-        double: whether the script computes in double precision, whatever it asks for.
-        order: gives the folders that a distributed script lists another order on each rank.
-        modules_of: step whose module calls are recorded, if any.
-    """
-
-    program: Program
-    kind: Kind
-    size: int
-    length: RunLength
-    progress: ProgressLine
-    folder: Path
-    options: Options
-    watch: Watch
-    disturb: bool = False
+    program: Program  # the script and its arguments
+    kind: Kind  # serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`
+    size: int  # number of workers
+    length: RunLength  # decides after which step the run is stopped
+    progress: ProgressLine  # shows the current step
+    folder: Path  # folder of its traces and of all files that the script writes
+    options: Options  # how a serial script is split across workers
+    watch: Watch  # runs each worker, and ends the run if it hangs
+    disturb: bool = False  # whether gradients are disturbed by their rounding
+    # kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any
     neutral: Kind | None = None
-    double: bool = False
+    double: bool = False  # whether the script computes in double precision, whatever it asks for
+    # gives the folders that a distributed script lists another order on each rank
     order: ShuffledListings | None = None
-    modules_of: int | None = None
+    modules_of: int | None = None  # step whose module calls are recorded, if any
 
     def run(self) -> RunRecord:
         """Run the script and return its record.
@@ -168,7 +153,12 @@ class TracedRun:
         if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
             env.export(only_first_gpus(env.snapshot(), self.size))
         # The workers are forked within these; they have their files in common, as processes of one script.
-        with env.exported(OFF), silenced(), on_cpu, writing_to(self.folder, self.order) as overlay:
+        with (
+            env.exported(env.UNTRACKED),
+            silenced(),
+            on_cpu,
+            writing_to(self.folder, self.order) as overlay,
+        ):
             return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 
     def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
@@ -203,7 +193,7 @@ class TracedRun:
             probe.end(ended, ending.message)
             return ending
 
-        with env.exported(OFF), silenced(), ExitStack() as stack:
+        with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
             if self.neutral not in (None, "serial"):
                 from samestep.studies.verify.neutral_modules import rank_features_disabled
 

@@ -12,26 +12,18 @@ from samestep.base.units import seconds_text
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.trace import Step
 
-_PAUSE_S = 0.2
-"""Least time in seconds between two changes of the line."""
+_PAUSE_S = 0.2  # least time in seconds between two changes of the line
 
 
 @dataclass(slots=True)
 class ProgressLine:
-    """A line on the terminal that a worker rewrites while its own output is discarded.
+    """A line on the terminal that a worker rewrites while its own output is discarded."""
 
-    Args:
-        file: descriptor of the terminal; None for no line.
-        title: begins the line.
-        clock: returns the time in seconds.
-    """
-
-    file: int | None
-    title: str
-    clock: Callable[[], float] = time.monotonic
+    file: int | None  # descriptor of the terminal; None for no line
+    title: str  # begins the line
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
     _shown_s: float = field(init=False, default=float("-inf"))
-    _began_s: float | None = field(init=False, default=None)
-    """Time at the end of the first step."""
+    _began_s: float | None = field(init=False, default=None)  # time at the end of the first step
 
     def show(self, step: int, total: int | None = None) -> None:
         """Show the number of a finished step, from 0, and the time left if the `total` is known."""

@@ -13,8 +13,7 @@ import numpy as np
 from samestep.studies.verify.run_record import RunRecord, Vector, relative
 from samestep.studies.verify.trace import Step, Trace
 
-_EQUAL = 1e-6
-"""Largest relative difference that the rounding of a mean explains."""
+_EQUAL = 1e-6  # largest relative difference that the rounding of a mean explains
 
 
 def merged(run: RunRecord) -> RunRecord:

@@ -68,14 +68,10 @@ class UntilEvaluated:
     """As many steps as contain the first evaluation and the begin of a second epoch, or fit a time limit.
 
     A script without evaluation is stopped after two epochs and `LEAST_STEPS_UNEVALUATED` steps.
-
-    Args:
-        limit_s: the time limit in seconds, from the first step on.
-        clock: returns the time in seconds.
     """
 
-    limit_s: float
-    clock: Callable[[], float] = time.monotonic
+    limit_s: float  # the time limit in seconds, from the first step on
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
     _first_s: float | None = field(init=False, default=None)
     _known: set[float] = field(init=False, default_factory=set)
     """Keys of the samples of the first epoch."""

@@ -13,29 +13,20 @@ from samestep.studies.verify.modules.module_record import ModuleRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
-_SAME_KEY = 1e-9
-"""Relative tolerance for keys of equal samples, which are sums in double precision."""
+_SAME_KEY = 1e-9  # relative tolerance for keys of equal samples, which are sums in double precision
 _CLOSE_KEY = 1e-3
 """Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The record of a run.
+    """The record of a run."""
 
-    Args:
-        traces: one for each rank.
-        is_replicated: whether each rank got global batches, as the ranks of a replicated script do.
-        failure: what ended the run, if it failed.
-        is_sliced: whether the ranks of a replicated script trained on slices (``--split loader``).
-        modules: the module calls of one step on each rank, if they were recorded.
-    """
-
-    traces: Sequence[Trace]
-    is_replicated: bool
-    failure: Failure | None = None
-    is_sliced: bool = False
-    modules: Sequence[ModuleRecord] = ()
+    traces: Sequence[Trace]  # one for each rank
+    is_replicated: bool  # whether each rank got global batches, as the ranks of a replicated script do
+    failure: Failure | None = None  # what ended the run, if it failed
+    is_sliced: bool = False  # whether the ranks of a replicated script trained on slices (``--split loader``)
+    modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
 
     @property
     def size(self) -> int:
@@ -152,6 +143,11 @@ class RunRecord:
                 return step
             of_optimizer |= keys
         return self.steps
+
+    def epochs(self) -> int:
+        """Return how many steps use the average sample, rounded up."""
+        of_steps = [{round(key, 9) for key in self.samples(step).tolist()} for step in range(self.steps)]
+        return max(1, -(-sum(map(len, of_steps)) // max(1, len(set().union(*of_steps)))))
 
 
 def _truncated(trace: Trace, step: int) -> Trace:

@@ -11,10 +11,8 @@ from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
-_NAMED = 3
-"""Folders that a message names."""
-_MANY = 0.5
-"""Fraction of a rank's samples that other ranks also use; a larger one is not chance."""
+_NAMED = 3  # folders that a message names
+_MANY = 0.5  # fraction of a rank's samples that other ranks also use; a larger one is not chance
 
 
 def no_set_epoch(comparison: Comparison) -> Finding | None:
@@ -123,6 +121,13 @@ def padding(comparison: Comparison) -> tuple[int, int] | None:
         if total > len(usual) > max(counts):
             return total, len(usual)
     return None
+
+
+def evaluates_alone(comparison: Comparison) -> bool:
+    """Return whether rank 0 evaluates by itself all samples that one worker evaluates."""
+    here, usual = (one.traces[0].evaluations() for one in (comparison.run, comparison.reference))
+    pairs = zip(here, usual, strict=False)
+    return bool(here) and all(same_samples(np.sort(one), np.sort(other)) for one, other in pairs)
 
 
 def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:

@@ -23,8 +23,7 @@ from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, subscribed
 
-_ROWS = 61
-"""Rows of a table; samples that share a row get equal noise, which is harmless."""
+_ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless
 aten = torch.ops.aten
 
 
@@ -91,10 +90,8 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.samples: Sequence[int] = ()
-        self._number = 0
-        """Number of draws for these samples."""
-        self._device = torch.device("cpu")
-        """Device of the current random operation."""
+        self._number = 0  # number of draws for these samples
+        self._device = torch.device("cpu")  # device of the current random operation
 
     def take(self, samples: Sequence[int]) -> None:
         """Set the current samples, each by its digest."""
@@ -129,8 +126,8 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
         dim, every = place
         self._number += 1
         seed_generators(self._number, self._device)
-        rows = torch.tensor([sample % _ROWS for sample in self.samples])
-        each = rows.mul(every)[:, None] + torch.arange(every)
+        rows = torch.tensor([sample % _ROWS for sample in self.samples], device="cpu")
+        each = rows.mul(every)[:, None] + torch.arange(every, device="cpu")
         whole = (*shape[:dim], _ROWS * every, *shape[dim + 1 :])
         return _Table(whole, dim, 0, shape[dim], rows=each.flatten())
 

@@ -41,7 +41,7 @@ def row_keys(tensor: Tensor) -> list[float]:
 
 def _one(tensor: Tensor | None) -> Tensor:
     if tensor is None or not tensor.numel():
-        return torch.zeros(BUCKETS, dtype=torch.float64)
+        return torch.zeros(BUCKETS, dtype=torch.float64, device="cpu")
     values = in_double(tensor).reshape(-1)
     signed = values * _signs(values.numel())
     padded = torch.nn.functional.pad(signed, (0, -len(signed) % BUCKETS))
@@ -58,13 +58,13 @@ def in_double(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _signs(count: int) -> Tensor:
-    drawn = torch.randint(0, 2, (count,), generator=separate_generator(), dtype=torch.int8)
+    drawn = torch.randint(0, 2, (count,), generator=separate_generator(), dtype=torch.int8, device="cpu")
     return drawn.mul_(2).sub_(1)
 
 
 @lru_cache(maxsize=256)
 def _weights(count: int) -> Tensor:
-    return torch.rand(count, generator=separate_generator(), dtype=torch.float64).add_(0.5)
+    return torch.rand(count, generator=separate_generator(), dtype=torch.float64, device="cpu").add_(0.5)
 
 
 def separate_generator() -> torch.Generator:

@@ -9,37 +9,24 @@ from typing import Any, NamedTuple
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One optimizer step; in a script without optimizers, one backward.
+    """One optimizer step; in a script without optimizers, one backward."""
 
-    Args:
-        index: number of the step, from 0, over all optimizers.
-        optimizer: index of the optimizer, in the order of first steps.
-        samples: a key for each sample of training calls since the previous step.
-        evaluated: a key for each sample of other calls since then.
-        losses: the losses of the backwards since then.
-        learning_rates: of the parameter groups.
-        gradient_norm: 2-norm of the gradients before the step, over all parameters of the optimizer.
-        gradient: sketch of these gradients.
-        before: sketch of the parameters before the step.
-        after: sketch of the parameters after the step.
-        backwards: number of backwards since the previous step.
-        printed: number of characters printed so far.
-        joined: whether the rank had no batch left while others made this step (`Join`); then the rest is
-            empty.
-    """
-
-    index: int
-    optimizer: int = 0
+    index: int  # number of the step, from 0, over all optimizers
+    optimizer: int = 0  # index of the optimizer, in the order of first steps
+    # a key for each sample of training calls since the previous step
     samples: list[float] = field(default_factory=list)
-    evaluated: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    learning_rates: list[float] = field(default_factory=list)
+    evaluated: list[float] = field(default_factory=list)  # a key for each sample of other calls since then
+    losses: list[float] = field(default_factory=list)  # the losses of the backwards since then
+    learning_rates: list[float] = field(default_factory=list)  # of the parameter groups
+    # 2-norm of the gradients before the step, over all parameters of the optimizer
     gradient_norm: float = 0.0
-    gradient: list[float] = field(default_factory=list)
-    before: list[float] = field(default_factory=list)
-    after: list[float] = field(default_factory=list)
-    backwards: int = 0
-    printed: int = 0
+    gradient: list[float] = field(default_factory=list)  # sketch of these gradients
+    unclipped: float = 0.0  # norm of the gradients that `clip_grad_norm_` received since the last step, or 0
+    before: list[float] = field(default_factory=list)  # sketch of the parameters before the step
+    after: list[float] = field(default_factory=list)  # sketch of the parameters after the step
+    backwards: int = 0  # number of backwards since the previous step
+    printed: int = 0  # number of characters printed so far
+    # whether the rank had no batch left while others made this step (`Join`); then the rest is empty
     joined: bool = False
 
 
@@ -47,10 +34,8 @@ class Note(NamedTuple):
     """A note of an observer about the script of one rank."""
 
     code: str
-    message: str
-    """What was found, and what to do."""
-    step: int | None = None
-    """Number of the first step that shows it, from 0."""
+    message: str  # what was found, and what to do
+    step: int | None = None  # number of the first step that shows it, from 0
     file: str | None = None
     line: int | None = None
 
@@ -58,62 +43,47 @@ class Note(NamedTuple):
 class OptimizerParameter(NamedTuple):
     """A parameter of an optimizer."""
 
-    name: str
-    """Index of the model and name in it; empty if no called model has the parameter."""
+    name: str  # index of the model and name in it; empty if no called model has the parameter
     shape: tuple[int, ...]
     group: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """Properties of the whole run of one rank.
+    """Properties of the whole run of one rank."""
 
-    Args:
-        rank: the rank.
-        group_size: ranks of the largest process group; 1 without a group.
-        epsilon: machine epsilon of the coarsest dtype that anything was computed in.
-        parameter_epsilon: machine epsilon of the coarsest dtype of a trained parameter.
-        batch_norm: whether batch norms used batch statistics in training.
-        drew: whether random numbers were drawn in calls of models, or between a batch and its backward.
-        stream: a digest of the random state at the first of these draws.
-        augmented: whether data sets drew random numbers in fetching a sample.
-        repeated_epochs: number of training epochs that a `DistributedSampler` shuffled like an earlier one.
-        buffers: sketch of the buffers of all trained models, at the first training call of each.
-        wrapped: whether models were called through DistributedDataParallel.
-        compressed: name of a communication hook that rounds or approximates gradients; empty without one.
-        listed: folders that were listed in another order than on rank 0.
-        same_batch: ranks that compute the same batches together, if there are others (tensor parallel).
-        parameters: parameters of each optimizer, in the order of first steps.
-        evaluated: a key for each sample of evaluations after the last step.
-        printed: stdout.
-        written: paths of the files that the rank has written and not removed.
-        notes: the notes of all observers.
-        ended: "steps" if the requested number of steps was made, "end" if the script ended before, otherwise
-            the name of the error.
-        message: text of the error.
-    """
-
-    rank: int
-    group_size: int = 1
-    epsilon: float = 0.0
-    parameter_epsilon: float = 0.0
-    batch_norm: bool = False
+    rank: int  # the rank
+    group_size: int = 1  # ranks of the largest process group; 1 without a group
+    epsilon: float = 0.0  # machine epsilon of the coarsest dtype that anything was computed in
+    parameter_epsilon: float = 0.0  # machine epsilon of the coarsest dtype of a trained parameter
+    batch_norm: bool = False  # whether batch norms used batch statistics in training
+    # whether random numbers were drawn in calls of models, or between a batch and its backward
     drew: bool = False
-    stream: int = 0
-    augmented: bool = False
+    stream: int = 0  # a digest of the random state at the first of these draws
+    augmented: bool = False  # whether data sets drew random numbers in fetching a sample
+    # number of training epochs that a `DistributedSampler` shuffled like an earlier one
     repeated_epochs: int = 0
+    # sketch of the buffers of all trained models, at the first training call of each
     buffers: list[float] = field(default_factory=list)
-    wrapped: bool = False
+    wrapped: bool = False  # whether models were called through DistributedDataParallel
+    # name of a communication hook that rounds or approximates gradients; empty without one
     compressed: str = ""
+    # folders that were listed in another order than on rank 0
     listed: list[str] = field(default_factory=list)
+    # ranks that compute the same batches together, if there are others (tensor parallel)
     same_batch: list[int] = field(default_factory=list)
+    # parameters of each optimizer, in the order of first steps
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
+    # a key for each sample of evaluations after the last step
     evaluated: list[float] = field(default_factory=list)
-    printed: str = ""
+    printed: str = ""  # stdout
+    # paths of the files that the rank has written and not removed
     written: list[str] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)  # the notes of all observers
+    # "steps" if the requested number of steps was made, "end" if the script ended before, otherwise the name
+    # of the error
     ended: str = "killed"
-    message: str = ""
+    message: str = ""  # text of the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +92,7 @@ class Trace:
 
     facts: Facts
     steps: Sequence[Step]
-    begun: int
-    """Number of steps that the rank began."""
+    begun: int  # number of steps that the rank began
 
     def evaluations(self) -> list[Sequence[float]]:
         """Return the sample keys of each evaluation: of the calls between two steps, if any."""

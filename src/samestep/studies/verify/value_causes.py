@@ -1,6 +1,7 @@
 """Finds the causes of other values: learning rates, parameters, gradients and losses."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -9,8 +10,7 @@ from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.run_record import relative
 from samestep.studies.verify.verdict import Cause, Finding
 
-_EQUAL = 1e-6
-"""Largest relative difference between ranks that the rounding of a collective explains."""
+_EQUAL = 1e-6  # largest relative difference between ranks that the rounding of a collective explains
 
 
 def learning_rate(comparison: Comparison) -> Finding | None:
@@ -108,6 +108,7 @@ def scale(comparison: Comparison) -> Finding | None:
     factor = float(here @ usual / (usual @ usual))
     if abs(factor - 1) < 1e-3 or not factor or relative(here / factor, usual) > 1e-3:
         return None
+    factor, where = _before_clipping(comparison, step, factor)
     cause: Cause
     if abs(factor - size) < 1e-3 * size:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
@@ -116,8 +117,16 @@ def scale(comparison: Comparison) -> Finding | None:
         advice = "Do not divide the loss by the number of workers."
     else:
         cause, why, advice = "gradient-scale", "", ""
-    message = f"the gradient of step {step} is {factor:.4g} times that of one worker{why}."
+    message = f"the gradient of step {step} is {factor:.4g} times that of one worker{where}{why}."
     return comparison.finding(cause, message, step, advice=advice)
+
+
+def _before_clipping(comparison: Comparison, step: int, factor: float) -> tuple[float, str]:
+    """Return the scale of a gradient before `clip_grad_norm_` has changed it, and words for that."""
+    here, usual = comparison.run.at(step).unclipped, comparison.reference.at(step).unclipped
+    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < 1e-3 * factor:
+        return factor, ""
+    return here / usual, " before it is clipped"
 
 
 def mean_of_means(comparison: Comparison) -> Finding | None:
@@ -156,7 +165,7 @@ def buffers(comparison: Comparison) -> Finding | None:
 def unknown(comparison: Comparison) -> Finding | None:
     """Find the first deviation, of whatever cause."""
     first = comparison.first
-    if first is None:
+    if first is None or _is_loss_only(comparison):
         return None
     samples = "equal" if comparison.has_same_samples(first.step) else "unknown"
     return comparison.finding(
@@ -165,6 +174,26 @@ def unknown(comparison: Comparison) -> Finding | None:
         f"{first.allowed:.1e}; samples: {samples}.",
         first.step,
     )
+
+
+def loss_only(comparison: Comparison) -> Finding | None:
+    """Find a loss that differs though all gradients and parameters are the same."""
+    if not _is_loss_only(comparison):
+        return None
+    found = comparison.finding(
+        "loss-only",
+        "the loss that backward starts from differs, and all gradients and parameters are the same: it has "
+        "another scale on several workers, or a part without a gradient.",
+        comparison.first.step if comparison.first else None,
+    )
+    return replace(found, kind="exception")
+
+
+def _is_loss_only(comparison: Comparison) -> bool:
+    has_gradients = any(comparison.reference.at(step).gradient for step in range(comparison.steps))
+    if comparison.run.is_replicated or not has_gradients:
+        return False
+    return {one.quantity for one in comparison.deviations if not one.is_rounding} == {"loss"}
 
 
 def _first_apart(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:

@@ -22,7 +22,14 @@ SyncCause: TypeAlias = Literal[
     "divided-twice",
 ]
 ValueCause: TypeAlias = Literal[
-    "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
+    "gradient-scale",
+    "mean-of-means",
+    "gradient",
+    "gradient-norm",
+    "loss",
+    "loss-only",
+    "update",
+    "parameters",
 ]
 PrintCause: TypeAlias = Literal["local-metric", "printed", "printed-text", "local-print"]
 ScriptCause: TypeAlias = Literal[
@@ -69,31 +76,22 @@ NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One difference, one fault of the script itself, or one note.
+    """One difference, one fault of the script itself, or one note."""
 
-    Args:
-        cause: its code.
-        message: what was found, and what to do.
-        workers: number of workers of the run.
-        step: first step that shows it, from 0; None if it belongs to no step.
-        max_relative_deviation: largest deviation that it causes; None if that is not a finite number.
-        kind: a fault, a legitimate difference between ranks, or a note.
-        ranks: ranks that it concerns, if not all.
-        place: file and line of the script, if known.
-        module: qualified name of the first module that differs, or the class of a top-level one; empty if it
-            is not known.
-        phase: whether that module differs in forward or in backward; None without a module.
-    """
-
-    cause: Cause | NoteCode
-    message: str
-    workers: int
-    step: int | None = None
+    cause: Cause | NoteCode  # its code
+    message: str  # what was found, and what to do
+    workers: int  # number of workers of the run
+    step: int | None = None  # first step that shows it, from 0; None if it belongs to no step
+    # largest deviation that it causes; None if that is not a finite number
     max_relative_deviation: float | None = None
+    # a fault, a legitimate difference between ranks, or a note
     kind: Literal["fault", "exception", "note"] = "fault"
-    ranks: Sequence[int] = ()
-    place: tuple[str, int] | None = None
+    ranks: Sequence[int] = ()  # ranks that it concerns, if not all
+    place: tuple[str, int] | None = None  # file and line of the script, if known
+    # qualified name of the first module that differs, or the class of a top-level one; empty if it is not
+    # known
     module: str = ""
+    # whether that module differs in forward or in backward; None without a module
     phase: Literal["forward", "backward"] | None = None
 
     @property
@@ -139,21 +137,13 @@ def verdict_of(findings: Sequence[Finding]) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The comparison of one number of workers with one worker.
+    """The comparison of one number of workers with one worker."""
 
-    Args:
-        workers: number of workers.
-        steps: number of compared steps.
-        deviations: largest relative deviation of each quantity, by name.
-        is_rounding: whether rounding explains all deviations.
-        findings: the differences.
-    """
-
-    workers: int
-    steps: int
-    deviations: dict[str, float]
-    is_rounding: bool
-    findings: Sequence[Finding]
+    workers: int  # number of workers
+    steps: int  # number of compared steps
+    deviations: dict[str, float]  # largest relative deviation of each quantity, by name
+    is_rounding: bool  # whether rounding explains all deviations
+    findings: Sequence[Finding]  # the differences
 
     @property
     def verdict(self) -> Verdict:
@@ -163,18 +153,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The comparison of all numbers of workers with one worker.
+    """The comparison of all numbers of workers with one worker."""
 
-    Args:
-        rows: one for each number of workers.
-        findings: faults of the script itself, and notes about it, on any number of workers.
-        steps: number of steps of the reference.
-        not_compared: what was not compared, in words, by code.
-    """
-
-    rows: Sequence[Row]
-    findings: Sequence[Finding]
-    steps: int
+    rows: Sequence[Row]  # one for each number of workers
+    findings: Sequence[Finding]  # faults of the script itself, and notes about it, on any number of workers
+    steps: int  # number of steps of the reference
+    # what was not compared, in words, by code
     not_compared: Mapping[NotCompared, str] = field(default_factory=dict)
 
     @property

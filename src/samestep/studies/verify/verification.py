@@ -65,28 +65,19 @@ class Script:
 
 @dataclass(slots=True, kw_only=True)
 class Verification:
-    """A verification of one script.
+    """A verification of one script."""
 
-    Args:
-        script: the script.
-        against: script whose run on one worker is the reference; the script itself, if None.
-        workers: numbers of workers to run it on.
-        steps: number of steps of each optimizer in each run; None for as many as show an evaluation and a
-            second epoch, if that takes no more than `TOTAL_S`.
-        scratch: an empty folder for all files of the runs.
-        options: how a serial script is split across workers.
-        watch: returns a function that runs each of the given number of workers, and ends a run that hangs.
-        tell: prints a line about progress.
-    """
-
-    script: Script
-    against: Script | None
-    workers: Sequence[int]
+    script: Script  # the script
+    against: Script | None  # script whose run on one worker is the reference; the script itself, if None
+    workers: Sequence[int]  # numbers of workers to run it on
+    # number of steps of each optimizer in each run; None for as many as show an evaluation and a second
+    # epoch, if that takes no more than `TOTAL_S`
     steps: int | None
-    scratch: Path
-    options: Options
+    scratch: Path  # an empty folder for all files of the runs
+    options: Options  # how a serial script is split across workers
+    # returns a function that runs each of the given number of workers, and ends a run that hangs
     watch: Callable[[int, Kind], Watch]
-    tell: Print
+    tell: Print  # prints a line about progress
     _changed: dict[tuple[bool, bool], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
     """References and controls with rank-dependent features disabled, or in double precision, or both."""
     _recorded_alone: dict[tuple[int, bool], tuple[RunRecord, RunRecord]] = field(

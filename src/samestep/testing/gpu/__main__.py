@@ -3,17 +3,22 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from samestep.base.errors import UsageError
-from samestep.base.machine.accelerators import accelerator_count
-from samestep.testing.gpu.devices import Machine, check_version, find, found
+from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.testing.gpu.registry import Check, selected
 from samestep.testing.gpu.report import table_of_checks, table_of_outcomes, write
 from samestep.testing.gpu.runner import Outcome, Request, as_json, exit_code, run_all
 
+if TYPE_CHECKING:
+    from samestep.testing.gpu.devices import Machine
+
+# Modules that import torch are imported where they are used: a Python without torch gets an answer too.
 NO_GPU = 3
 """Exit code if nothing was tested, so that a job on a machine without its GPU does not pass."""
 
@@ -42,29 +47,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks that the options select; return the exit code."""
     options = parsed(arguments)
     try:
-        check_version()
         checks = selected(options.only)
         if options.list:
             write(table_of_checks(checks))
             return 0
+        if find_spec("torch") is None:
+            write(f"{sys.executable} has no torch; choose another Python: make gpu GPU_PYTHON=PATH.")
+            return _nothing_here({"type": "", "torch": ""}, checks, Path(options.json))
         machine = _machine(options.device)
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     if not machine.count and options.device != "cpu":
-        return _nothing_here(machine, checks, Path(options.json))
+        write(f"No GPU is here: torch {machine.torch} finds no device.")
+        return _nothing_here(asdict(machine), checks, Path(options.json))
     return _run(machine, checks, options)
 
 
-def _machine(asked: str) -> Machine:
+def _machine(asked: str) -> "Machine":
     """Return the requested devices; without a device file of any, no driver is called."""
-    if asked == "cpu" or not accelerator_count():
+    from samestep.testing.gpu.devices import check_version, find, found
+
+    check_version()
+    if asked == "cpu" or not can_have_accelerators():
         return find("cpu")
     return found(None if asked == "auto" else asked)
 
 
-def _nothing_here(machine: Machine, checks: Sequence[Check], file: Path) -> int:
-    write(f"No GPU is here: torch {machine.torch} finds no device. Nothing was tested.")
+def _nothing_here(machine: Mapping[str, Any], checks: Sequence[Check], file: Path) -> int:
+    write("Nothing was tested.")
     write(f"On a machine with GPUs these {len(checks)} checks run, each on as many GPUs as it needs:\n")
     write(table_of_checks(checks))
     outcomes = [Outcome(name=one.name, result="skipped", reason="no GPU is here") for one in checks]
@@ -72,7 +83,7 @@ def _nothing_here(machine: Machine, checks: Sequence[Check], file: Path) -> int:
     return NO_GPU
 
 
-def _run(machine: Machine, checks: Sequence[Check], options: argparse.Namespace) -> int:
+def _run(machine: "Machine", checks: Sequence[Check], options: argparse.Namespace) -> int:
     write(machine.describe())
     is_cpu = options.device == "cpu"
     if is_cpu:
@@ -89,13 +100,13 @@ def _run(machine: Machine, checks: Sequence[Check], options: argparse.Namespace)
         write(f"  {one.result:8} {one.name} ({one.seconds:g} s)")
     code = exit_code(outcomes)
     write("\n" + table_of_outcomes(outcomes))
-    _save(Path(options.json), machine, outcomes, code)
+    _save(Path(options.json), asdict(machine), outcomes, code)
     return code
 
 
-def _save(file: Path, machine: Machine, outcomes: Sequence[Outcome], code: int) -> None:
+def _save(file: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome], code: int) -> None:
     """Write the results; a file that cannot be written is reported and changes no result."""
-    values = {"format": 1, "machine": asdict(machine), "exit_code": code, "checks": as_json(outcomes)}
+    values = {"format": 1, "machine": machine, "exit_code": code, "checks": as_json(outcomes)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values, indent=1) + "\n")

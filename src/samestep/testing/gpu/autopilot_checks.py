@@ -1,9 +1,21 @@
 """Runs serial scripts for one GPU on it, on several GPUs, and on CPUs, and compares the losses."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import SkipTest
 
-from samestep.testing.gpu.context import Context, Ended, Figures, close, command, python
+from samestep.testing.gpu.context import (
+    Context,
+    Ended,
+    Figures,
+    at_once,
+    close,
+    command,
+    last_lines,
+    python,
+    require,
+)
 
 SCRIPT = Path(__file__).with_name("serial_script.py")
 
@@ -58,8 +70,14 @@ def compile(context: Context) -> Figures:  # noqa: A001 - the feature's name
 
 
 def graphs(context: Context) -> Figures:
-    """Run a script with a captured graph."""
-    return _compared(context, "graphs", on_cpus=False)
+    """Run a script with a captured graph; several ranks refuse the capture, with the reason."""
+    if context.count < 2:
+        return _compared(context, "graphs", on_cpus=False)
+    ended = command(context, "run", "-n", 2, SCRIPT, "graphs")
+    require(ended.code != 0, "two ranks have captured a split call")
+    require("CUDA graph" in ended.err, f"the reason is missing: {last_lines(ended.err)}")
+    alone = _compared(replace(context, count=1), "graphs", on_cpus=False)
+    return {**alone, "exit code of 2 ranks": ended.code}
 
 
 def _compared(context: Context, feature: str, *, tolerance: float = 1e-3, on_cpus: bool = True) -> Figures:
@@ -71,19 +89,20 @@ def _compared(context: Context, feature: str, *, tolerance: float = 1e-3, on_cpu
         tolerance: largest relative difference of a loss.
         on_cpus: whether the script also runs on two CPU ranks.
     """
-    if context.is_cpu:
-        expected = _losses(command(context, "run", "-n", 1, "--device", "cpu", SCRIPT, feature))
-    else:
-        expected = _losses(python(context, SCRIPT, feature))
     runs: dict[str, tuple[object, ...]] = {}
     if on_cpus:
         runs["2 CPU ranks"] = ("-n", 2, "--device", "cpu")
     if not context.is_cpu:
         runs["1 GPU" if context.count == 1 else "2 GPUs"] = ("-n", min(2, context.count))
-    return {
-        name: close(_losses(command(context, "run", *flags, SCRIPT, feature)), expected, tolerance, name)
-        for name, flags in runs.items()
-    }
+
+    def alone() -> Ended:
+        if context.is_cpu:
+            return command(context, "run", "-n", 1, "--device", "cpu", SCRIPT, feature)
+        return python(context, SCRIPT, feature)
+
+    ranks = [partial(command, context, "run", *flags, SCRIPT, feature) for flags in runs.values()]
+    expected, *found = map(_losses, at_once(alone, *ranks))
+    return {name: close(losses, expected, tolerance, name) for name, losses in zip(runs, found, strict=True)}
 
 
 def _losses(ended: Ended) -> list[float]:

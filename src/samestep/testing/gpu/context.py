@@ -4,15 +4,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import samestep
 from samestep.base import env
 
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that hide all accelerators from a process if they are empty."""
 
@@ -29,7 +32,7 @@ class Context:
         seconds: time limit of the whole check.
     """
 
-    device: torch.device
+    device: "torch.device"
     count: int
     shares: bool
     folder: Path
@@ -108,6 +111,12 @@ def python(context: Context, *arguments: object, on_cpu: bool = False) -> Ended:
 def command(context: Context, *arguments: object, on_cpu: bool = False) -> Ended:
     """Run a command of samestep in the folder of the check."""
     return python(context, "-m", "samestep", *arguments, on_cpu=on_cpu)
+
+
+def at_once(*calls: Callable[[], T]) -> list[T]:
+    """Run calls that wait for commands at the same time; return their results in order."""
+    with ThreadPoolExecutor(max_workers=len(calls)) as pool:
+        return [running.result() for running in [pool.submit(call) for call in calls]]
 
 
 def rows(file: Path) -> list[dict[str, Any]]:

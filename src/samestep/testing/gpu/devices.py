@@ -12,7 +12,7 @@ import torch
 from samestep.base.errors import UsageError
 from samestep.ranks.world.device import facts_here
 from samestep.ranks.world.device_description import device_name, driver_version, toolkit_versions
-from samestep.testing.gpu.context import environment
+from samestep.testing.gpu.context import environment, last_lines
 
 OLDEST = (2, 6)
 """The oldest version of torch that is tested."""
@@ -68,7 +68,8 @@ def found(asked: str | None = None) -> Machine:
             "`nvidia-smi`, `rocm-smi` or `xpu-smi`."
         ) from error
     if ended.returncode:
-        raise UsageError(f"torch could not list its devices: {ended.stderr.strip().splitlines()[-1]}")
+        reason = last_lines(ended.stderr, 1) or f"exit code {ended.returncode}"
+        raise UsageError(f"torch could not list its devices: {reason}")
     values: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return Machine(**{**values, "names": tuple(values["names"])})
 

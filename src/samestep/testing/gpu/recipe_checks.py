@@ -2,10 +2,11 @@
 
 import gzip
 import json
+from functools import partial
 from typing import Any
 from unittest import SkipTest
 
-from samestep.testing.gpu.context import Context, Figures, close, command, require, rows
+from samestep.testing.gpu.context import Context, Figures, at_once, close, command, require, rows
 
 _STEPS = 12
 _SHORT = ("--subset", 384, "--epochs", 2, "--batch-size", 64)
@@ -45,15 +46,18 @@ def compile(context: Context) -> Figures:  # noqa: A001 - the option's name
         import triton  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ImportError as error:
         raise SkipTest("triton is not installed, which torch.compile needs on GPUs") from error
-    expected = _losses(context, "cpu", on_cpu=True)
-    found = _losses(context, "device", "--compile")
+    expected, found = at_once(
+        partial(_losses, context, "cpu", on_cpu=True), partial(_losses, context, "device", "--compile")
+    )
     return _compared(found, expected, first=5e-3, mean=0.1)
 
 
 def _against_cpu(context: Context, precision: str, *flags: str, first: float, mean: float) -> Figures:
     wanted = ("--precision", precision, *flags)
-    expected = _losses(context, "cpu", *wanted, on_cpu=True)
-    return _compared(_losses(context, "device", *wanted), expected, first=first, mean=mean)
+    expected, found = at_once(
+        partial(_losses, context, "cpu", *wanted, on_cpu=True), partial(_losses, context, "device", *wanted)
+    )
+    return _compared(found, expected, first=first, mean=mean)
 
 
 def _compared(found: list[float], expected: list[float], *, first: float, mean: float) -> Figures:

@@ -127,6 +127,9 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, bool]:
     except BaseException:
         _end(process)
         raise
+    finally:
+        with suppress(ProcessLookupError):  # a check that failed may have left processes
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end(process: "subprocess.Popen[str]") -> str:

@@ -30,8 +30,7 @@ from samestep.training.checkpoint.snapshot import FILES, MARK
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOKS_OURS = re.compile(r"\..+\.(draft|old|gone)-\d+|\.samestep-(draft|old|gone)-.*", re.DOTALL)
 """Hidden names of this and of earlier versions."""
-_SHOWN = 4
-"""Maximum names in a message."""
+_SHOWN = 4  # maximum names in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,7 @@ class OwnedFolders:
     """
 
     parent: Path
-    identity: str
-    """Identity of the run, as stored in `parent`."""
+    identity: str  # identity of the run, as stored in `parent`
 
     @classmethod
     def claim(cls, parent: Path) -> "OwnedFolders":

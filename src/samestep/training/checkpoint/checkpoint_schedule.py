@@ -44,8 +44,7 @@ class Writer:
     def __init__(self, folder: Path, keep: Retention) -> None:
         self._folder = folder
         self._keep = keep
-        self.failure: str | None = None
-        """Why the last write failed; None if it succeeded."""
+        self.failure: str | None = None  # why the last write failed; None if it succeeded
         self.warning: str | None = None
         """A description of the folders that were not deleted or belong to others; None if there are none."""
         self._stage = Stage()

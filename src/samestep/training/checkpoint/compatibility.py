@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 _MOST = 1 << 63
-_SHOWN = 3
-"""Maximum names listed per difference."""
+_SHOWN = 3  # maximum names listed per difference
 _PARTS = frozenset({"state", "param_groups"})
 _SWITCHES = frozenset({"capturable", "differentiable", "foreach", "fused", "maximize"})
 """Hyperparameters that later versions of torch added, and fill in if a state lacks them."""

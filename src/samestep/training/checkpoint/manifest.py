@@ -16,8 +16,7 @@ from samestep.training.checkpoint.snapshot import FILES, MANIFEST, REQUIRED
 
 FORMAT = 1
 """Version of the layout that `samestep.training.checkpoint.save` describes; readers refuse later versions."""
-_LARGEST = 1 << 16
-"""Maximum bytes of a manifest, which has about 800."""
+_LARGEST = 1 << 16  # maximum bytes of a manifest, which has about 800
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -3,16 +3,16 @@
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import lies_at
+from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.parallel.gradients.initial_agreement import broadcast_tensors
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, restore
@@ -153,15 +153,6 @@ def _read_as_named(path: Path) -> Snapshot | str:
     return snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorSpec:
-    """The shape, strides and dtype of a tensor that is broadcast."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> SelectedCheckpoint | None:
     """Return `newest_valid` of `folder` on every rank; called by all ranks, and read by rank 0.
 
@@ -190,50 +181,18 @@ def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | No
     """Return rank 0's snapshot on every rank; called by all ranks."""
     if world.place.size == 1:
         return snapshot
-    mine = _parts(snapshot) if snapshot is not None and world.place.is_main else None
-    specs = world.broadcast_object(None if mine is None else _mapped(mine, _spec_of))
+    mine = None
+    if snapshot is not None and world.place.is_main:
+        mine = [snapshot.model, snapshot.optimizer, snapshot.state, snapshot.average]
+    # `empty_like` keeps the strides of a dense tensor, and returns dense ones otherwise.
+    specs = mapped(mine, lambda _, tensor: torch.empty_like(tensor, device="meta"))
+    specs = world.broadcast_object(specs)
     if specs is None:
         return None
-    theirs = mine if mine is not None else _mapped(specs, _empty)
-    broadcast_tensors(world, list(_tensors(theirs)))
+    theirs = mine if mine is not None else mapped(specs, _empty)
+    broadcast_tensors(world, [tensor for _, tensor in leaves(theirs)])
     return snapshot if mine is not None else Snapshot(*theirs)
 
 
-def _parts(snapshot: Snapshot) -> list[Any]:
-    return [snapshot.model, snapshot.optimizer, snapshot.state, snapshot.average]
-
-
-def _spec_of(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    # `empty_like` keeps the strides of a dense tensor, and returns dense ones otherwise.
-    like = torch.empty_like(value, device="meta")
-    return _TensorSpec(value.shape, like.stride(), value.dtype)
-
-
-def _empty(value: Any) -> Any:
-    if not isinstance(value, _TensorSpec):
-        return value
-    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each leaf of nested dicts, lists and tuples."""
-    if isinstance(value, Mapping):
-        items = {key: _mapped(item, change) for key, item in value.items()}
-        return type(value)(items) if isinstance(value, dict) else items
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)(_mapped(item, change) for item in value)
-    return change(value)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in `value`, in the same order on all ranks."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+def _empty(_: object, spec: Tensor) -> Tensor:
+    return torch.empty_strided(spec.shape, spec.stride(), dtype=spec.dtype, device="cpu")

@@ -12,8 +12,7 @@ from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.hooks.random_draws import RngState
 from samestep.ranks.world.protocol import World
 
-_NUMPY_WORDS = 624
-"""State size of the generator behind numpy's module functions."""
+_NUMPY_WORDS = 624  # state size of the generator behind numpy's module functions
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return {
         "cpu": now.cpu,
         "device": None if now.device is None else now.device[1],
-        "python": {"version": version, "words": torch.tensor(words), "gauss_next": gauss_next},
+        "python": {"version": version, "words": torch.tensor(words, device="cpu"), "gauss_next": gauss_next},
         "numpy": {
             "name": str(name),
             "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),

@@ -31,8 +31,7 @@ ZIP = b"PK\x03\x04"
 """The first bytes of a ``torch.save`` file."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 """Allowed types of values in a checkpoint besides tensors, dicts, lists and tuples."""
-_SPARE = 1 << 16
-"""Bytes by which the records of an archive can exceed the size of the archive."""
+_SPARE = 1 << 16  # bytes by which the records of an archive can exceed the size of the archive
 
 
 def refuse_inflated(stream: IO[bytes], size: int) -> None:
@@ -84,10 +83,8 @@ def _refuse_odd_tensor(tensor: Tensor) -> None:
 
 
 _EARLIER = "Use an earlier checkpoint."
-_LARGE = 1 << 28
-"""Size in bytes from which the start of a file is checked before the rest is read."""
-_DIGITS = 40
-"""Maximum digits of an integer in ``state.json``."""
+_LARGE = 1 << 28  # size in bytes from which the start of a file is checked before the rest is read
+_DIGITS = 40  # maximum digits of an integer in ``state.json``
 
 
 def read(folder: Path) -> Snapshot:

@@ -21,8 +21,7 @@ class TrainingSize:
     """The settings and the number of samples of a training."""
 
     settings: Settings
-    num_samples: int
-    """Samples of the training set."""
+    num_samples: int  # samples of the training set
 
     @property
     def steps_per_epoch(self) -> int:

@@ -20,10 +20,8 @@ from samestep.training.checkpoint.snapshot import MANIFEST, MARK
 class Retention:
     """The rule for which checkpoints stay: the newest ones, and the best by score."""
 
-    last: int = 2
-    """Number of newest checkpoints that stay; at least 1."""
-    best: bool = True
-    """Whether the one with the highest score stays as well; of equal ones the newest."""
+    last: int = 2  # number of newest checkpoints that stay; at least 1
+    best: bool = True  # whether the one with the highest score stays as well; of equal ones the newest
 
     def __post_init__(self) -> None:
         if self.last < 1:

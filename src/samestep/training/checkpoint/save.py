@@ -42,8 +42,7 @@ from samestep.training.checkpoint.snapshot import (
     Snapshot,
 )
 
-_PIECE = 1 << 20
-"""Bytes hashed and written at a time, small enough to stay in the CPU cache."""
+_PIECE = 1 << 20  # bytes hashed and written at a time, small enough to stay in the CPU cache
 
 
 class SealedFile:
@@ -163,8 +162,7 @@ _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 """Names of dtypes in the format; some versions of the library do not read all of them."""
-_ALIGNMENT = 8
-"""Alignment of the data in bytes."""
+_ALIGNMENT = 8  # alignment of the data in bytes
 
 
 def write_tensors(file: SealedFile, tensors: Mapping[str, Tensor]) -> None:
@@ -215,7 +213,7 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 @cache
 def _is_read_back(dtype: torch.dtype) -> bool:
     """Return whether the library reads a tensor of one element with the dtype it was written with."""
-    size = torch.empty(0, dtype=dtype).element_size()
+    size = torch.empty(0, dtype=dtype, device="cpu").element_size()
     header = _header({"t": {"dtype": _NAMES[dtype], "shape": [1], "data_offsets": [0, size]}})
     try:
         return safetensors.torch.load(header + bytes(size))["t"].dtype == dtype

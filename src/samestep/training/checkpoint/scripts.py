@@ -95,16 +95,12 @@ def save(  # noqa: PLR0913 - a training has that many parts
     position = {} if loader is None else asdict(Position(**loader.state_dict()))
     random = gather_random_state(world, step=step, **position)
 
+    parts = _given(optimizer=optimizer, schedule=schedule, scaler=scaler)
+
     def write_here() -> tuple[Path, list[str]]:
-        parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
-        snapshot = Snapshot(
-            model=_serial_weights(model),
-            optimizer={
-                **{name: part.state_dict() for name, part in parts.items() if part is not None},
-                "random": random,
-            },
-            state={"step": step, **position, "extra": extra},
-        )
+        states = {name: part.state_dict() for name, part in parts.items()}
+        state = {"step": step, **position, "extra": extra}
+        snapshot = Snapshot(_serial_weights(model), {**states, "random": random}, state)
         last = _last_step_of_lineage(model, Path(folder), step=step)
         return _write_among(folder_of(Path(folder), step), snapshot, last=last, keep=keep)
 
@@ -159,8 +155,7 @@ def load(  # noqa: PLR0913 - a training has that many parts
     if chosen is None:
         return {}
     snapshot = chosen.snapshot
-    given = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
-    parts = {name: part for name, part in given.items() if part is not None}
+    parts = _given(optimizer=optimizer, schedule=schedule, scaler=scaler)
     _check(chosen.path, snapshot, model, parts, needs_position=loader is not None)
     with _all_or_none(parts, chosen.path):
         for name, part in parts.items():
@@ -179,6 +174,10 @@ def load(  # noqa: PLR0913 - a training has that many parts
         )
     world.on_main(lambda: _warn(notes))
     return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
+
+
+def _given(**parts: Stateful | None) -> dict[str, Stateful]:
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None) -> tuple[Path, list[str]]:

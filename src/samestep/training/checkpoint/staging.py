@@ -14,8 +14,7 @@ from samestep.training.checkpoint.read import PLAIN
 from samestep.training.checkpoint.save import check_dtype
 from samestep.training.checkpoint.snapshot import Snapshot
 
-_PINNED = frozenset({"cuda", "xpu"})
-"""Device types that copy asynchronously to pinned memory."""
+_PINNED = frozenset({"cuda", "xpu"})  # device types that copy asynchronously to pinned memory
 _Buffers: TypeAlias = dict[tuple[int, bool], Tensor]
 """Copies by the index of their tensor, and whether the memory is pinned."""
 

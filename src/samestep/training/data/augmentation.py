@@ -79,8 +79,7 @@ Padding: TypeAlias = Literal["zeros", "reflect"]
 class RandomCrop:
     """A random crop of each image, padded by `pad` pixels with zeros or by reflection."""
 
-    pad: int
-    """Padding at each side, in pixels."""
+    pad: int  # padding at each side, in pixels
     padding: Padding = "zeros"
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
@@ -123,8 +122,7 @@ class Cutout:
     (arXiv:1708.04552). The paper uses the mean color of the data set.
     """
 
-    side: int
-    """Side of the square, in pixels."""
+    side: int  # side of the square, in pixels
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         """Return the changed images; each is a function of itself and its word."""

@@ -25,12 +25,9 @@ class _Described:
     name: str
     split: Split
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    """Mean per channel of the *training* split, with `white` scaled to 1.0."""
-    std: tuple[float, ...]
-    """Standard deviation, as `mean`."""
-    white: int = 255
-    """The largest possible value of a pixel."""
+    mean: tuple[float, ...]  # mean per channel of the *training* split, with `white` scaled to 1.0
+    std: tuple[float, ...]  # standard deviation, as `mean`
+    white: int = 255  # the largest possible value of a pixel
 
     def _check_subset(self, count: int, total: int) -> None:
         if not 1 <= count <= total:
@@ -47,10 +44,8 @@ class ImageSet(_Described):
         DataError: the shapes or dtypes of images and labels are wrong.
     """
 
-    images: Tensor
-    """(samples, channels, height, width), uint8, as published."""
-    labels: Tensor
-    """(samples,), int64: indices into `classes`."""
+    images: Tensor  # (samples, channels, height, width), uint8, as published
+    labels: Tensor  # (samples,), int64: indices into `classes`
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -91,12 +86,9 @@ class ImageSet(_Described):
 class LazyImages(_Described):
     """Labeled images that do not fit into memory, each read on demand."""
 
-    read: ReadImage
-    """Reads one image; runs in loader processes."""
-    labels: Sequence[int]
-    """Indices into `classes`."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of every image as `read` returns it."""
+    read: ReadImage  # reads one image; runs in loader processes
+    labels: Sequence[int]  # indices into `classes`
+    shape: tuple[int, int, int]  # channels, height and width of every image as `read` returns it
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -124,8 +116,7 @@ class LazyImages(_Described):
 Images: TypeAlias = ImageSet | LazyImages
 """Either type of image set: in memory, or read on demand."""
 
-_LONGEST = 40
-"""Maximum characters of a label in a message."""
+_LONGEST = 40  # maximum characters of a label in a message
 
 
 def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where: object) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.augmentation import Augment, sample_words
 from samestep.training.data.image_set import Images, ImageSet, LazyImages
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
+from samestep.training.data.sharded_loader import FailedBatch, raise_if_failed
 
 _CPU = torch.device("cpu")
 
@@ -34,20 +34,13 @@ _CPU = torch.device("cpu")
 class Batch:
     """This rank's part of one global batch; can be empty."""
 
-    images: Tensor
-    """(local, channels, height, width), normalized."""
-    labels: Tensor
-    """(local,), int64."""
-    weight: float
-    """Weight of this rank's mean in an average over ranks: local * N / samples of the step."""
-    global_count: int
-    """Samples of the (micro-)batch over all ranks."""
-    ids: Tensor
-    """(local,), int64: indices of the samples in the data set."""
-    after: Position
-    """The position in the data after the step."""
-    last_of_step: bool = True
-    """Whether it is the last micro-batch of its step."""
+    images: Tensor  # (local, channels, height, width), normalized
+    labels: Tensor  # (local,), int64
+    weight: float  # weight of this rank's mean in an average over ranks: local * N / samples of the step
+    global_count: int  # samples of the (micro-)batch over all ranks
+    ids: Tensor  # (local,), int64: indices of the samples in the data set
+    after: Position  # the position in the data after the step
+    last_of_step: bool = True  # whether it is the last micro-batch of its step
 
     @property
     def local_count(self) -> int:
@@ -64,7 +57,9 @@ class LoaderOptions:
     accumulate: int = 1
     """Micro-batches per step."""
     shuffle: bool = True
-    """Whether each epoch has its own random order; without it, each sample occurs in published order."""
+    """Whether the order is random; without it, each sample occurs in published order."""
+    reshuffle: bool = True
+    """Whether each epoch has a random order of its own; without it, all have that of the first."""
     augment: Augment | None = None
     """Augments batches of uint8 images."""
     dtype: torch.dtype = torch.float32
@@ -103,7 +98,8 @@ class ImageLoader:
         )
         # (x / white - mean) / std = x * scale - shift, in two passes over the batch
         mean, std = (
-            torch.tensor(one, dtype=torch.float64).view(1, -1, 1, 1) for one in (images.mean, images.std)
+            torch.tensor(one, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
+            for one in (images.mean, images.std)
         )
         self._scale = (1 / (images.white * std)).to(device, options.dtype)
         self._shift = (mean / std).to(device, options.dtype)
@@ -125,7 +121,8 @@ class ImageLoader:
         """
         position = Position() if position is None else position
         parts = list(self._plan.parts(position, accumulate=self._options.accumulate))
-        order = torch.from_numpy(self._plan.order(position))
+        ordered = position if self._options.reshuffle else replace(position, epoch=0)
+        order = torch.from_numpy(self._plan.order(ordered))
         if self._in_memory is not None:
             order = order.to(self._device)
         words = None if self._options.augment is None else sample_words(order, position)
@@ -205,8 +202,8 @@ class _ReadBatch:
         except UsageError as error:
             return FailedBatch(error)
         images = [image for image, _ in read]
-        labels = torch.tensor([label for _, label in read], dtype=torch.int64)
-        empty = torch.empty((0, *self.images.shape), dtype=torch.uint8)
+        labels = torch.tensor([label for _, label in read], dtype=torch.int64, device="cpu")
+        empty = torch.empty((0, *self.images.shape), dtype=torch.uint8, device="cpu")
         return torch.stack(images) if images else empty, labels
 
 

@@ -38,8 +38,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-_MOST_OPCODES = 500_000
-"""Maximum opcodes of a pickle; a batch of CIFAR-10 has about ten thousand."""
+_MOST_OPCODES = 500_000  # maximum opcodes of a pickle; a batch of CIFAR-10 has about ten thousand
 
 
 def _check_opcodes(content: bytes) -> None:

@@ -17,24 +17,18 @@ from samestep.base.errors import DataError
 from samestep.base.regular_files import read_bytes
 
 _SUFFIXES = ("", ".gz", ".xz")
-_OVERHEAD = 1 << 20
-"""Bytes by which a compressed file can exceed its decompressed size."""
+_OVERHEAD = 1 << 20  # bytes by which a compressed file can exceed its decompressed size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFile:
     """Name and checksums of one file of a data set."""
 
-    name: str
-    """Name as published, without the suffix of its compression."""
-    suffix: str
-    """Suffix of the published compression: ".gz", ".xz" or ""."""
-    sha256: str
-    """Checksum of the file as published, which a download must have."""
-    content_sha256: str
-    """Checksum of the decompressed content, which every copy must have."""
-    content_bytes: int
-    """Size of the decompressed content, which is the maximum for every copy."""
+    name: str  # name as published, without the suffix of its compression
+    suffix: str  # suffix of the published compression: ".gz", ".xz" or ""
+    sha256: str  # checksum of the file as published, which a download must have
+    content_sha256: str  # checksum of the decompressed content, which every copy must have
+    content_bytes: int  # size of the decompressed content, which is the maximum for every copy
 
     @property
     def spellings(self) -> list[str]:
@@ -49,10 +43,8 @@ def locate(files: Sequence[PublishedFile], data_dir: Path, folders: Iterable[str
     Raises:
         DataError: the folder or some files are missing; names the files and the searched folders.
     """
-    if not data_dir.is_dir():
-        raise DataError(f"--data-dir {data_dir} is not a folder. Give the folder of the data set.")
-    places = [data_dir / folder for folder in folders]
-    found = {file.name: _first_existing(file, places) for file in files}
+    places = folders_of(data_dir, folders)
+    found = {file.name: first_existing(places, file.spellings) for file in files}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise DataError(
@@ -103,9 +95,20 @@ def verify(content: bytes, file: PublishedFile, path: Path) -> None:
         )
 
 
-def _first_existing(file: PublishedFile, places: list[Path]) -> Path | None:
-    candidates = (place / name for place in places for name in file.spellings)
-    return next((path for path in candidates if path.is_file()), None)
+def folders_of(data_dir: Path, folders: Iterable[str]) -> list[Path]:
+    """Return the paths of `folders` in `data_dir`.
+
+    Raises:
+        DataError: `data_dir` is not a folder.
+    """
+    if not data_dir.is_dir():
+        raise DataError(f"--data-dir {data_dir} is not a folder. Give the folder of the data set.")
+    return [data_dir / folder for folder in folders]
+
+
+def first_existing(places: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """Return the path of the first file in `places` with one of `names`; None without any."""
+    return next((place / name for place in places for name in names if (place / name).is_file()), None)
 
 
 _XZ_MEMORY = 256 << 20

@@ -18,8 +18,7 @@ class Passes:
     """The passes over a data set: each is the next epoch, unless `begin_at` or `set_epoch` is called."""
 
     def __init__(self, seed: int) -> None:
-        self.upcoming = Position(seed)
-        """Position at which the next pass starts."""
+        self.upcoming = Position(seed)  # position at which the next pass starts
 
     def begin(self) -> Position:
         """Start the next pass; return its position."""
@@ -38,12 +37,7 @@ class Passes:
 
 
 class ShareBatchSampler(Sampler[list[int]], Passes):
-    """A batch sampler that yields this rank's part of each global batch, as a list that can be empty.
-
-    Args:
-        plan: the steps, and this rank's part of them.
-        seed: determines the order of every epoch.
-    """
+    """A batch sampler that yields this rank's part of each global batch, as a list that can be empty."""
 
     def __init__(self, plan: Plan, *, seed: int) -> None:
         Passes.__init__(self, seed)

@@ -1,8 +1,9 @@
 """Provides DataLoaders of this rank's parts of global batches."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -10,8 +11,24 @@ from samestep.base.errors import UsageError
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.empty_batch import empty_batch
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
 from samestep.training.data.sampler import Passes, ShareBatchSampler
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBatch:
+    """An error of samestep in place of a batch; errors of the user's code keep torch's traceback."""
+
+    error: UsageError
+
+
+def raise_if_failed(value: T | FailedBatch) -> T:
+    """Return `value`, or raise its error if it is a `FailedBatch`."""
+    if isinstance(value, FailedBatch):
+        raise copy(value.error)  # the original's traceback would keep loader processes alive
+    return value
+
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of samples."""
@@ -20,14 +37,10 @@ Collate = Callable[[list[Any]], Any]
 class StepBatch(NamedTuple):
     """This rank's batch of one step."""
 
-    batch: Any
-    """The local batch."""
-    weight: float
-    """Weight of the mean over the local batch."""
-    global_count: int
-    """Samples over all ranks."""
-    after: Position
-    """The position in the data after the step."""
+    batch: Any  # the local batch
+    weight: float  # weight of the mean over the local batch
+    global_count: int  # samples over all ranks
+    after: Position  # the position in the data after the step
 
 
 class ShardedLoader(DataLoader[Any]):
@@ -136,8 +149,7 @@ class _CollateOrEmpty:
 
     collate: Collate
     dataset: Dataset[Any]
-    probe: bool
-    """Whether an empty batch will be needed; then the first call checks that it is possible."""
+    probe: bool  # whether an empty batch will be needed; then the first call checks that it is possible
 
     def __call__(self, samples: list[Any]) -> Any:
         try:

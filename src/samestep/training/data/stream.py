@@ -23,9 +23,14 @@ from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.share import share, weight
 from samestep.ranks.world.protocol import World
 from samestep.training.data.empty_batch import empty_batch
-from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
 from samestep.training.data.sampler import Passes
-from samestep.training.data.sharded_loader import Collate, ShardedLoader, StepBatch
+from samestep.training.data.sharded_loader import (
+    Collate,
+    FailedBatch,
+    ShardedLoader,
+    StepBatch,
+    raise_if_failed,
+)
 from samestep.training.data.single_reader import SingleReader, worker_info
 
 
@@ -113,14 +118,10 @@ class StreamLoader(ShardedLoader):
 class _Part(NamedTuple):
     """This rank's part of a global batch from a loader process; a tuple, so that DataLoader can pin it."""
 
-    batch: Any
-    """The local batch."""
-    global_count: int
-    """Samples over all ranks."""
-    is_last: bool
-    """Whether it is the last of its epoch."""
-    first: str
-    """Checksum of the pass's first sample, in the first part of a loader process; else empty."""
+    batch: Any  # the local batch
+    global_count: int  # samples over all ranks
+    is_last: bool  # whether it is the last of its epoch
+    first: str  # checksum of the pass's first sample, in the first part of a loader process; else empty
 
 
 class _Stream(IterableDataset[_Part | FailedBatch], Passes):
@@ -145,12 +146,14 @@ class _Stream(IterableDataset[_Part | FailedBatch], Passes):
         self._probe = self._may_end_empty()
         # Persistent loader processes have copies of this object, and read the start of each epoch from
         # this shared memory.
-        self._start = torch.zeros(3, dtype=torch.uint64).share_memory_()  # type: ignore[no-untyped-call]
+        self._start = torch.zeros(3, dtype=torch.uint64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self) -> Position:
         """See `Passes.begin`; sends the position to the loader processes."""
         start = super().begin()
-        self._start.copy_(torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64))
+        self._start.copy_(
+            torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64, device="cpu")
+        )
         return start
 
     def begin_at(self, position: Position) -> None:

@@ -45,16 +45,11 @@ def stop_request(names: Sequence[str]) -> Iterator[StopRequest]:
 class Callbacks:
     """The objects that the training loop of one rank calls."""
 
-    sink: Sink
-    """Stores rows and the result."""
-    display: Display
-    """Shows progress."""
-    checkpoints: CheckpointManager
-    """Writes checkpoints."""
-    stop: StopRequest
-    """Whether this process has received a stop signal."""
-    profiler: Profiler
-    """Traces some of the steps."""
+    sink: Sink  # stores rows and the result
+    display: Display  # shows progress
+    checkpoints: CheckpointManager  # writes checkpoints
+    stop: StopRequest  # whether this process has received a stop signal
+    profiler: Profiler  # traces some of the steps
 
     @classmethod
     def disabled(cls, world: World, *, sink: Sink | None = None) -> "Callbacks":

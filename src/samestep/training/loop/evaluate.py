@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ class Score:
     """Sum of the samples' cross-entropies."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The other requested metrics, by name."""
+    ranks: tuple[tuple[int, int], ...] = ()
+    """For each rank, the correct answers among its samples, and their number."""
+    seconds: float = 0.0
+    """Time of the evaluation on this rank."""
 
     @property
     def accuracy(self) -> float:
@@ -77,7 +82,9 @@ def evaluate(
         Interrupted: a rank stopped.
         OutOfStep: the ranks together did not count each of the `total` samples once.
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # correct, counted, loss, stopped ranks
+    began, place = perf_counter(), world.place
+    table = torch.zeros(place.size, 4, dtype=torch.float64, device=world.device)
+    sums = table[place.rank]  # correct, counted, loss, stopped ranks
     if metrics is not None:
         metrics.reset()
     with _evaluating(model), torch.inference_mode(), autocast or nullcontext():
@@ -93,14 +100,21 @@ def evaluate(
                 sums[2] += F.cross_entropy(scores, batch.labels, reduction="sum")
                 if metrics is not None:
                     metrics.update(scores, batch.labels)
-    world.all_reduce(sums)
-    correct, counted, loss_sum, stopped = sums.tolist()
+    world.all_reduce(table)
+    correct, counted, loss_sum, stopped = table.sum(0).tolist()
     if stopped:
         raise Interrupted
     if counted != total:
         raise OutOfStep(f"evaluation counted {counted:.0f} samples, and the data set has {total}")
     others = {} if metrics is None else metrics.compute(world)
-    return Score(correct=int(correct), total=total, loss_sum=loss_sum, metrics=others)
+    return Score(
+        correct=int(correct),
+        total=total,
+        loss_sum=loss_sum,
+        metrics=others,
+        ranks=tuple((int(right), int(count)) for right, count, *_ in table.tolist()),
+        seconds=perf_counter() - began,
+    )
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from samestep.training.loop.precision import Precision
 from samestep.training.loop.weight_average import Average
 from samestep.training.settings import Settings
 
-_MOST = 2.0**127
-"""A loss scale of this or more is not a float32."""
+_MOST = 2.0**127  # a loss scale of this or more is not a float32
 _generator = threading.Lock()  # ranks that are threads share the one generator of the process
 
 

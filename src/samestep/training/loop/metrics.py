@@ -168,7 +168,7 @@ def _check_output(text: str, metric: "Metric", classes: int) -> None:
     """Check that a metric accepts probabilities and labels, and returns numbers."""
     trial = TorchMetrics({text: metric})
     try:
-        trial.update(torch.eye(classes), torch.arange(classes))
+        trial.update(torch.eye(classes, device="cpu"), torch.arange(classes, device="cpu"))
         trial.compute(SoloWorld())
     except UsageError:
         raise
@@ -208,7 +208,7 @@ def _reduced(reduce: Any, kept: list[Tensor], weights: list[int]) -> Tensor:
 
     stacked = torch.stack(kept)
     if reduce is dim_zero_mean:  # unweighted, but a sample must count the same on any rank
-        shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        shares = torch.tensor(weights, dtype=torch.float64, device="cpu") / sum(weights)
         reduced: Tensor = torch.tensordot(shares, stacked.double(), dims=1).to(stacked.dtype)
     else:
         reduced = stacked if reduce is None else reduce(stacked)  # with None the metric takes the stack

@@ -34,8 +34,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from samestep.training.settings import Settings
 
-_FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices on which torch has fused optimizers since 2.6."""
+_FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which torch has fused optimizers since 2.6
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:

@@ -30,8 +30,7 @@ from samestep.training.settings import Settings
 class ShardBatch:
     """This rank's logical shards of one (micro-)batch."""
 
-    batches: Sequence[Batch]
-    """One per shard of this rank, in order."""
+    batches: Sequence[Batch]  # one per shard of this rank, in order
 
     @property
     def global_count(self) -> int:
@@ -163,8 +162,7 @@ class ExactStep(Step):
     """
 
     exact: Exact
-    number: int
-    """Index of the next step of the whole run."""
+    number: int  # index of the next step of the whole run
     _pending: list[ShardBatch] = field(default_factory=list, init=False)
 
     def __call__(self, batch: ShardBatch) -> Tensor | None:

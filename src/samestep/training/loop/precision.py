@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.base.machine.kernel_files import text_of
 
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last one is Arm's
 _FIRST_SCALE = 2.0**16  # torch's own
@@ -30,6 +31,7 @@ _DTYPES = {
     "bf16": _Dtypes(torch.float32, products=torch.bfloat16),
     "fp16": _Dtypes(torch.float32, products=torch.float16),
     "bf16-true": _Dtypes(torch.bfloat16),
+    "fp16-true": _Dtypes(torch.float16),
     "fp64": _Dtypes(torch.float64),
 }
 
@@ -47,10 +49,8 @@ class Precision:
     """
 
     def __init__(self, numbers: _Dtypes, device: torch.device, workers: int) -> None:
-        self.weights = numbers.weights
-        """Dtype of the parameters."""
-        self.images = numbers.weights
-        """Dtype of the inputs; autocast casts them after normalization."""
+        self.weights = numbers.weights  # dtype of the parameters
+        self.images = numbers.weights  # dtype of the inputs; autocast casts them after normalization
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=_FIRST_SCALE / workers, enabled=numbers.products is torch.float16
         )
@@ -118,11 +118,7 @@ def machine_has_bf16(device: torch.device, *, cpuinfo: Path = Path("/proc/cpuinf
 
 
 def _cpu_flags(cpuinfo: Path) -> set[str]:
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return set()
-    named = (line.partition(":") for line in lines)
+    named = (line.partition(":") for line in text_of(cpuinfo).splitlines())
     return {
         flag for name, _, flags in named if name.strip() in ("flags", "Features") for flag in flags.split()
     }

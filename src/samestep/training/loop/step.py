@@ -28,8 +28,7 @@ class Step(ABC):
     """
 
     model: nn.Module
-    forward: Callable[[Tensor], Tensor]
-    """The model or its compiled form."""
+    forward: Callable[[Tensor], Tensor]  # the model or its compiled form
     optimizer: Optimizer
     schedule: LRScheduler | None
     precision: Precision

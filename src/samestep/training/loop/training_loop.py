@@ -79,6 +79,8 @@ class Training:
         training_options = LoaderOptions(
             batch_size=settings.batch_size,
             accumulate=settings.accumulate,
+            shuffle=settings.shuffle != "never",
+            reshuffle=settings.shuffle == "every-epoch",
             augment=parse_augment(settings.augment),
             dtype=dtype,
         )
@@ -106,8 +108,7 @@ class Training:
         self.best = 0.0
         self.uncompared: list[str] = []
         """Properties that the bits depend on and the restored checkpoint does not record."""
-        self._evaluation_due = False
-        """Whether a stop signal has skipped an evaluation that is due."""
+        self._evaluation_due = False  # whether a stop signal has skipped an evaluation that is due
         self._score: Score | None = None
         self._seconds, self._began = 0.0, 0.0
         """Time of all steps, without the pauses between them, and the start of the running ones."""
@@ -183,7 +184,8 @@ class Training:
         )
 
     def _epochs(self, step: Step, callbacks: Callbacks) -> None:
-        if self._evaluation_due:
+        untrained = not self.journal.steps and self.options.evaluate_first
+        if self._evaluation_due or untrained:
             self._evaluate_and_save(callbacks, late=False)
         self.clock.start()
         while self.position.epoch < self.settings.epochs:
@@ -240,7 +242,7 @@ class Training:
         except Interrupted:
             self._save_and_stop(callbacks)
         epoch, train_loss = self.position.epoch, self.journal.take_mean_loss()
-        best = score.accuracy > self.best
+        best = score.accuracy > self.best and self.journal.steps > 0
         self._score, self._evaluation_due = score, False
         self.best = max(self.best, score.accuracy)
         callbacks.sink.evaluation(self._row(score, train_loss))
@@ -258,9 +260,7 @@ class Training:
         if window.rows:
             callbacks.sink.steps(window.rows)
             callbacks.sink.ranks(window.ranks)
-            callbacks.display.advance(
-                step=self.journal.steps, loss=window.rows[-1]["loss"], ranks=window.ranks
-            )
+            callbacks.display.advance(window)
         stop, late = window.requests
         return stop, late
 
@@ -298,6 +298,7 @@ class Training:
             "seconds": self._seconds,
             "train_loss": train_loss,
             **score.as_dict(),
+            "evaluation_seconds": score.seconds,
         }
 
     def _result(self, score: Score) -> Result:

@@ -14,8 +14,7 @@ from samestep.training.models.networks import LAYOUTS, ConvNet, ResNet, ResNet9,
 Shape: TypeAlias = tuple[int, int, int]
 """Channels, height and width of an image."""
 
-_TRAINED_BYTES = 8
-"""Bytes of each parameter: its value and its gradient, in float32."""
+_TRAINED_BYTES = 8  # bytes of each parameter: its value and its gradient, in float32
 
 SMALL_SIDE = 64
 """Residual networks have the CIFAR stem for images with a side below this."""

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from samestep.base.units import counted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -35,13 +37,10 @@ class Result:
 
     def summary(self) -> str:
         """Return the result as two lines of text; one if this start took no step."""
-        workers, epochs, steps = (
-            f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-            for number, noun in ((self.world_size, "worker"), (self.epochs, "epoch"), (self.steps, "step"))
-        )
         reached = (
-            f"{workers}: {self.accuracy:.2%} of the test set right ({self.correct}/{self.total}) after "
-            f"{epochs}, {steps}, {self.seconds:.1f} s; "
+            f"{counted(self.world_size, 'worker')}: {self.accuracy:.2%} of the test set right "
+            f"({self.correct}/{self.total}) after "
+            f"{counted(self.epochs, 'epoch')}, {counted(self.steps, 'step')}, {self.seconds:.1f} s; "
             f"{self.samples_per_second:,.0f} samples/s"
         )
         step_s = sum(self.step_s.values())

@@ -32,8 +32,7 @@ from samestep.training.output.result import Result
 _BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
 _FILES = ("config.toml", *_BY_STEP, "sessions.jsonl", "result.json")
 _OURS = {*_FILES, "checkpoints", "profile", "report.html"}
-_LINE = 1 << 24
-"""Maximum bytes of a line; a line has about 300."""
+_LINE = 1 << 24  # maximum bytes of a line; a line has about 300
 
 
 class Sink:

@@ -27,15 +27,11 @@ class StepRecord:
     """The figures of one step."""
 
     epoch: int
-    samples: int
-    """Samples used so far in the whole run, by all workers."""
-    count: int
-    """Samples of this step, over all workers."""
-    local_count: int
-    """Samples of this step on this rank."""
+    samples: int  # samples used so far in the whole run, by all workers
+    count: int  # samples of this step, over all workers
+    local_count: int  # samples of this step on this rank
     lr: float
-    loss: Tensor
-    """This rank's part of the loss, times the number of ranks; still on its device."""
+    loss: Tensor  # this rank's part of the loss, times the number of ranks; still on its device
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class Journal:
         """Reduce the steps since the last call over all ranks; called by all ranks at the same step."""
         window, self._window = self._window, []
         timed = self._clock.drain()
-        losses, requested, per_rank = self._reduce(window, requests, timed)
+        losses, requested, per_rank, rank_losses = self._reduce(window, requests, timed)
         for name, lengths in self._phases.items():
             lengths.extend(phases[name] for phases in timed)
         before = self.steps - len(window)
@@ -101,7 +97,7 @@ class Journal:
             self._loss_count += entry.count
         if window:
             self._set_length(per_rank, len(window))
-        return Window(rows, self._ranks(window, per_rank), requested)
+        return Window(rows, self._ranks(window, per_rank, rank_losses), requested)
 
     def take_mean_loss(self) -> float | None:
         """Return the mean loss per sample over the windows since the last call; None without a step."""
@@ -129,24 +125,32 @@ class Journal:
 
     def _reduce(
         self, window: list[StepRecord], requests: tuple[bool, ...], timed: list[dict[str, float]]
-    ) -> tuple[list[float], tuple[bool, ...], list[list[float]]]:
-        """Return the losses, whether any rank made each request, and each rank's phase times and samples."""
+    ) -> tuple[list[float], tuple[bool, ...], list[list[float]], list[float]]:
+        """Return the losses, whether any rank made each request, and two lists with an item for each rank.
+
+        These are its phase times and samples, and the sum of its samples' losses.
+        """
         place, device = self._world.place, self._world.device
         mine = [sum(phases[name] for phases in timed) for name in (*OF_LOOP, OTHER)]
         mine.append(sum(entry.local_count for entry in window))
-        table = torch.zeros(place.size, len(mine), dtype=torch.float64)
-        table[place.rank] = torch.tensor(mine, dtype=torch.float64)
-        requested = torch.tensor([float(request) for request in requests], dtype=torch.float64)
+        table = torch.zeros(place.size, len(mine), dtype=torch.float64, device="cpu")
+        table[place.rank] = torch.tensor(mine, dtype=torch.float64, device="cpu")
+        requested = torch.tensor([float(request) for request in requests], dtype=torch.float64, device="cpu")
         parts = [torch.cat([requested, table.flatten()]).to(device)]
         if window:
-            parts.append(torch.stack([entry.loss for entry in window]).double())
+            own = torch.stack([entry.loss for entry in window]).double()
+            counts = torch.tensor([entry.count for entry in window], dtype=torch.float64).to(device)
+            sums_of_ranks = torch.zeros(place.size, dtype=torch.float64, device=device)
+            sums_of_ranks[place.rank] = (own * counts).sum() / place.size
+            parts += [own, sums_of_ranks]
         sums = torch.cat(parts)
         self._world.all_reduce(sums)
         found = sums.tolist()
         split = len(requests) + table.numel()
         per_rank = [found[start : start + len(mine)] for start in range(len(requests), split, len(mine))]
-        losses = [loss / place.size for loss in found[split:]]
-        return losses, tuple(count > 0 for count in found[: len(requests)]), per_rank
+        losses = [loss / place.size for loss in found[split : split + len(window)]]
+        made = tuple(count > 0 for count in found[: len(requests)])
+        return losses, made, per_rank, found[split + len(window) :]
 
     def _set_length(self, per_rank: list[list[float]], steps: int) -> None:
         """Set the steps of the next window to about a second, from figures that are equal on all ranks."""
@@ -154,7 +158,9 @@ class Journal:
         # The first steps are slower than later ones, so the length grows by at most a factor of 4.
         self._due = max(1, min(int(WINDOW_S / max(step_s, 1e-9)), 4 * self._due, MAX_STEPS))
 
-    def _ranks(self, window: list[StepRecord], per_rank: list[list[float]]) -> list[dict[str, Any]]:
+    def _ranks(
+        self, window: list[StepRecord], per_rank: list[list[float]], losses: list[float]
+    ) -> list[dict[str, Any]]:
         if not window:
             return []
         return [
@@ -162,6 +168,7 @@ class Journal:
                 "step": self.steps,
                 "steps": len(window),
                 "rank": rank,
+                "loss": losses[rank] / samples if samples else None,
                 "samples_per_second": samples / max(sum(seconds), 1e-9),
                 **{name: round(s / len(window), 7) for name, s in zip(OF_LOOP, seconds, strict=True)},
                 OTHER: round(other / len(window), 7),

@@ -15,12 +15,9 @@ from samestep.training.settings import RunOptions, Settings
 class Recipe:
     """One built-in training; flags and configuration files override its settings."""
 
-    name: str
-    """Its name for ``samestep train``."""
-    data: str
-    """The data set; see `samestep.training.data.sets.registry`."""
-    model: str
-    """The network; see `samestep.training.models.registry`."""
+    name: str  # its name for ``samestep train``
+    data: str  # the data set; see `samestep.training.data.sets.registry`
+    model: str  # the network; see `samestep.training.models.registry`
     settings: Settings
     options: RunOptions = RunOptions()  # noqa: RUF009 - it is immutable
 

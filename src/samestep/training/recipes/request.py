@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from samestep.base.config import read_toml
 from samestep.base.errors import UsageError
 from samestep.base.setting_fields import flag
+from samestep.base.typed_json import FormatError, read_as
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.settings import RunOptions, Settings
 
@@ -38,8 +38,8 @@ def read_config(path: Path) -> dict[str, Any]:
         if name not in types:
             raise UsageError(f"{path}: the key {name!r} is unknown. Use one of: {', '.join(sorted(types))}.")
         try:
-            config[name] = _as_type(value, types[name])
-        except TypeError:
+            config[name] = read_as(types[name], value, name)
+        except FormatError:
             raise UsageError(f"{path}: {name} = {value!r} has the wrong type.") from None
     return config
 
@@ -48,22 +48,6 @@ def part_of(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Return the keys that are fields of the dataclass `kind`."""
     names = {one.name for one in dataclasses.fields(kind)}
     return {name: value for name, value in config.items() if name in names}
-
-
-def _as_type(value: Any, kind: Any) -> Any:
-    """Return a TOML value as the type `kind`; raise TypeError if it is another."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):  # always "or None", which TOML has no value for
-        return _as_type(value, inner[0])
-    if origin is tuple and isinstance(value, list):
-        return tuple(_as_type(item, inner[0]) for item in value)
-    if origin is Literal:
-        return _as_type(value, str)  # `check` compares it with the choices
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise TypeError
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

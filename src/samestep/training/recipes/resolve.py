@@ -41,11 +41,9 @@ _SOURCES = {"linear": "linear: Goyal et al., 2017", "sqrt": "square root: Krizhe
 class PerWorkerBatch:
     """The global batch and learning rate of a batch per worker."""
 
-    batch_size: int
-    """The global batch."""
+    batch_size: int  # the global batch
     lr: float
-    label: str | None
-    """A sentence on how it differs from the serial training; None if it is the serial one."""
+    label: str | None  # A sentence on how it differs from the serial training; None if it is the serial one
 
 
 def batch_per_worker(batch: int, *, scale: str, lr: float, workers: int) -> PerWorkerBatch:
@@ -88,14 +86,10 @@ class ResolvedConfig:
     options: RunOptions
     train_set: Images
     test_set: Images
-    out: Path
-    """The run folder."""
-    resume: bool
-    """Whether the folder contains this run, which is resumed."""
-    weights: Path | None
-    """A checkpoint to score; then nothing is trained and no run folder made."""
-    label: str | None
-    """A sentence on how the training differs from the serial one; None if it does not."""
+    out: Path  # the run folder
+    resume: bool  # whether the folder contains this run, which is resumed
+    weights: Path | None  # A checkpoint to score; then nothing is trained and no run folder made
+    label: str | None  # A sentence on how the training differs from the serial one; None if it does not
 
     def config(self) -> dict[str, Any]:
         """Return the keys that reproduce the run, as in ``config.toml``."""

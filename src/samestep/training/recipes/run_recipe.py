@@ -184,6 +184,7 @@ def _outputs(
             epochs=resolved.settings.epochs,
             console=Console(stderr=True),
             per_rank=resolved.options.per_rank,
+            print_every=resolved.options.print_every,
         )
         folder = RunFolder(resolved.out, display.note)
         if not resolved.resume:

@@ -17,8 +17,7 @@ _SCORING = ("batch_size", "precision", "channels_last", "loader_workers", "metri
 """Settings that ``--eval-only`` uses."""
 _TRAINING = ("subset", "batch_per_worker", "lr_scale", "resume", "out")
 """Flags of a `Request` that ``--eval-only`` does not use."""
-_NO_FILES = ("digits", "synthetic")
-"""Data sets without files."""
+_NO_FILES = ("digits", "synthetic")  # data sets without files
 
 
 def refuse_unused(request: Request, settings: Settings) -> None:

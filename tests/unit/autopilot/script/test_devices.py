@@ -7,6 +7,7 @@ import torch
 
 from samestep.autopilot.script.devices import onto_cpu, own_device
 from samestep.autopilot.script.options import Options
+from samestep.base.errors import UsageError
 
 ON_CPU = [
     "torch.ones(2).cuda()",
@@ -137,3 +138,17 @@ def test_each_rank_sees_one_of_the_visible_gpus(monkeypatch):
 
     with own_device(Options()):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_gpus_cannot_be_hidden_once_the_driver_is_open(monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with own_device(Options()) as device:
+        assert device is None
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
+
+    monkeypatch.setattr("samestep.autopilot.script.devices.driver_is_open", lambda: True)
+    with pytest.raises(UsageError), own_device(Options()):
+        pass

@@ -1,7 +1,12 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.base.machine.accelerators import accelerator_count, workers_per_node
+from samestep.base.machine.accelerators import (
+    accelerator_count,
+    driver_is_open,
+    only_first_gpus,
+    workers_per_node,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,3 +26,18 @@ def test_what_cannot_be_counted_is_refused(text):
 def test_a_node_without_device_files_has_no_accelerator(tmp_path):
     (tmp_path / "null").touch()
     assert accelerator_count(tmp_path) == 0
+
+
+def test_the_first_gpus_are_those_of_the_variable_that_the_driver_reads():
+    assert only_first_gpus({"CUDA_VISIBLE_DEVICES": ""}, 2) == {"CUDA_VISIBLE_DEVICES": ""}
+    environment = {"HIP_VISIBLE_DEVICES": "4,5,6"}
+    assert only_first_gpus(environment, 2) == {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "4,5"}
+
+
+def test_an_open_driver_is_found_by_its_device_file(tmp_path):
+    (tmp_path / "3").symlink_to("/dev/nvidiactl")  # which the library that lists GPUs opens
+    (tmp_path / "4").touch()
+    assert not driver_is_open(tmp_path)
+    (tmp_path / "5").symlink_to("/dev/nvidia-uvm")
+    assert driver_is_open(tmp_path)
+    assert not driver_is_open(tmp_path / "none")

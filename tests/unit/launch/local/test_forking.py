@@ -1,6 +1,6 @@
 import pytest
 
-from samestep.launch.local.forking import release_compute_threads
+from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 
 LINE = "7f0000000000-7f0000001000 r-xp 00000000 fe:01 4242                       {}\n"
 
@@ -19,3 +19,10 @@ def test_only_the_name_tells_a_compute_library(tmp_path):
     maps.write_text(LINE.format("/no such/comp folder.so/libc.so.6") + "7f00-7f01 rw-p 0 0:0 0\n")
 
     assert release_compute_threads(maps) is True
+
+
+def test_a_process_with_an_open_driver_is_not_forked(monkeypatch):
+    monkeypatch.setattr("samestep.launch.local.forking.threading.active_count", lambda: 1)
+    assert fork_is_safe()
+    monkeypatch.setattr("samestep.launch.local.forking.driver_is_open", lambda: True)
+    assert not fork_is_safe()

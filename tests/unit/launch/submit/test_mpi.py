@@ -53,7 +53,7 @@ mpirun -n 3 -hosts a:2,b:2 -bind-to none -wdir '/my work' -genv MASTER_ADDR a \\
 
 def job(**changes):
     plain = {
-        "command": JobCommand(verb="run", arguments=("train.py", "'a; b'"), name="train"),
+        "command": JobCommand(verb="run", arguments=("train.py", "a; b"), name="train"),
         "name": "train",
         "hosts": hosts_of("a:2,b:2"),
         "workers": 4,

@@ -4,8 +4,9 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.launch.submit.job_command import parse_command
+from samestep.launch.submit.node_sizes import per_node
 from samestep.launch.submit.site_defaults import SlurmSite, with_flags
-from samestep.launch.submit.slurm import SlurmJob, per_node, script
+from samestep.launch.submit.slurm import SlurmJob, script
 
 TASKS = """\
 #!/bin/bash

@@ -12,9 +12,8 @@ from hypothesis import given
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.parallel.sharding.epoch_order import _sorting, epoch_order
 from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.sample_plan import Plan
+from samestep.parallel.sharding.sample_plan import Plan, _sorting, epoch_order
 from samestep.parallel.sharding.share import share, weight
 
 counts = st.integers(1, 300)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from samestep.base.errors import DetectionError
-from samestep.base.machine.ancestors import ancestors
 from samestep.base.place import Place
+from samestep.base.process_identity import ancestors
 from samestep.launchers.detect import Detected, detect
 from samestep.ranks.rendezvous.endpoint import PORTS, choose, resolve
 from support.recordings import recording

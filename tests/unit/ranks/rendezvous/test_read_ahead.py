@@ -6,8 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from samestep.ranks.rendezvous.network_store import NetworkStore, serve
-from samestep.ranks.rendezvous.read_ahead import ReadAhead
+from samestep.ranks.rendezvous.network_store import NetworkStore, ReadAhead, serve
 
 KEY = b"k" * 32
 

@@ -102,16 +102,20 @@ def test_two_ranks_on_one_gpu_are_refused_under_nccl_alone():
     assert shared_device("nccl", ["", ""]) is None
 
 
+CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
 @pytest.mark.parametrize(
-    ("count", "visible", "place", "shown"),
+    ("count", "environment", "place", "shown"),
     [
-        (0, None, local(1, 2), None),
-        (1, "3", local(1, 2), None),  # its launcher has shown it its own
-        (2, None, local(0, 4), None),  # refused when a device is chosen
-        (4, None, local(1, 2), "1"),
-        (2, "5,7", local(1, 2), "7"),
-        (2, "GPU-a, GPU-b", local(1, 2), "GPU-b"),
+        (0, {}, local(1, 2), None),
+        (1, {CUDA: "3"}, local(1, 2), None),  # its launcher has shown it its own
+        (2, {}, local(0, 4), None),  # refused when a device is chosen
+        (4, {}, local(1, 2), {CUDA: "1"}),
+        (2, {CUDA: "5,7"}, local(1, 2), {CUDA: "7"}),
+        (2, {CUDA: "GPU-a, GPU-b"}, local(1, 2), {CUDA: "GPU-b"}),
+        (2, {HIP: "5,7"}, local(1, 2), {CUDA: "1", HIP: "7"}),  # ROCm then ignores the other variable
     ],
 )
-def test_a_rank_is_shown_its_own_device_alone(count, visible, place, shown):
-    assert shown_alone(count, visible, place) == shown
+def test_a_rank_is_shown_its_own_device_alone(count, environment, place, shown):
+    assert shown_alone(count, environment, place) == shown

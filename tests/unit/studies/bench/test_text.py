@@ -111,3 +111,12 @@ def test_the_answer_compares_the_best_with_ddp():
     assert [word for word in best.split() if word in ("flat", "2", "97%")] == ["flat", "2", "97%"]
     assert ddp.split()[-1] == "80%"
     assert step_answer([step_row("alone", 1.0), step_row("ddp", 0.8)]).count("%") == 1
+
+
+def test_the_best_synchronizer_is_compared_with_one_process():
+    rows = [*STEP_ROWS, step_row("one_process", 2.0)]
+    best = max((row for row in STEP_ROWS if row.sync != "alone"), key=lambda row: row.efficiency)
+
+    assert f"{rows[-1].step_s / best.step_s:.2f} times" in step_answer(rows)
+    assert best.sync in step_answer(rows)
+    assert "%" not in step_answer([step_row("alone", 1.0), rows[-1]])

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from samestep.base.machine.description import machine
+from samestep.base.polling import with_timeout
 from samestep.launchers.detect import detect
 from samestep.ranks.world.device import DeviceFacts
-from samestep.studies.doctor.checks import CHECKS, Check, any_stuck, run_check, with_timeout
+from samestep.studies.doctor.checks import CHECKS, THREAD, Check, any_stuck, run_check
 from samestep.studies.doctor.context import predict
 from samestep.studies.doctor.results import Result, joined
 from support import trees
@@ -81,7 +82,7 @@ def test_a_look_that_hangs_is_a_finding(tmp_path, stuck):
 
 def test_what_is_left_behind_and_ends_is_not_stuck(stuck):
     with pytest.raises(TimeoutError):
-        with_timeout(0.01, stuck)
+        with_timeout(0.01, stuck, name=THREAD)
     assert any_stuck()
 
 

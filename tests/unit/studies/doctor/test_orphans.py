@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from samestep.base.machine.process_ids import numbers_of_the_living
+from samestep.base.machine.torch_segments import numbers_of_the_living
 from samestep.studies.doctor import orphans as orphan_checks
 from samestep.studies.doctor.orphans import Process, Segment, orphans
 

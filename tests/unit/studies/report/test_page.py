@@ -9,9 +9,8 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.studies.report import read_run as read
-from samestep.studies.report import run_comparison
 from samestep.studies.report.read_run import names, read_run
-from samestep.studies.report.run_page import render, write_report
+from samestep.studies.report.run_page import differing, render, render_side_by_side, write_report
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_text
 from support.outline import Outline
@@ -144,7 +143,7 @@ def test_numbers_that_are_not_finite_are_left_out_of_curves(tmp_path):
     changed(ill, "ranks.jsonl", samples_per_second=None, forward=None)
     result = json.loads((ill / "result.json").read_text())
     (ill / "result.json").write_text(json.dumps(result | {"loss": None, "samples_per_second": None}))
-    pages = render(read_run(ill)), run_comparison.render([read_run(well), read_run(ill)])
+    pages = render(read_run(ill)), render_side_by_side([read_run(well), read_run(ill)])
     for page in pages:
         drawn = [value for value in re.findall(r' (?:d|cx|cy)="([^"]*)"', page) if "nan" in value]
         assert drawn == []
@@ -186,8 +185,8 @@ def test_runs_side_by_side_show_what_differs(tmp_path):
         run_folder(tmp_path / "two", config='recipe = "digits"\nlr = 0.2\nbatch_size = 64\n', finished=False),
     ]
     runs = [read_run(folder) for folder in folders]
-    outline = Outline(run_comparison.render(runs))
-    assert run_comparison.differing(runs) == [("lr", "0.1", "0.2")]
+    outline = Outline(render_side_by_side(runs))
+    assert differing(runs) == [("lr", "0.1", "0.2")]
     assert outline.tags.count("figure") == 4
     assert "not finished" in " ".join(outline.texts)
 
@@ -196,7 +195,7 @@ def test_runs_side_by_side_show_what_differs(tmp_path):
 def test_a_page_is_not_written_over_a_folder(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
-    with pytest.raises(UsageError, match=r"folder.* --out"):
+    with pytest.raises(UsageError, match=r"folder.* --page"):
         write_text(Path(out), "page")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
@@ -215,7 +214,7 @@ def test_runs_of_the_same_name_are_named_by_their_paths(tmp_path, monkeypatch, c
     folders = [run_folder(tmp_path / name) for name in ("a/run", "b/run", "other")]
     runs = [read_run(folder) for folder in folders]
     assert names(runs) == [str(folders[0]), str(folders[1]), "other"]
-    assert str(folders[1]) in Outline(run_comparison.render(runs)).texts
+    assert str(folders[1]) in Outline(render_side_by_side(runs)).texts
     verb.report(folders, page=tmp_path / "all.html", as_json=True)
     report = json.loads(capsys.readouterr().out)
     assert list(report["runs"]) == list(report["hints"]) == names(runs)

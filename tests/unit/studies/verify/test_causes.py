@@ -278,6 +278,13 @@ def test_a_schedule_by_epochs_that_become_shorter_is_no_fault_of_its_own():
     assert found(run(2, change=change)) == ["batch-times-n"]
 
 
+def test_of_ranks_that_fail_in_one_step_the_reported_one_is_named_with_its_line():
+    failure = Failure(rank=1, local_rank=1, pid=7, exit_code=1, error="RuntimeError", line="train.py:7")
+    facts = {"ended": "RuntimeError", "message": "unused parameters"}
+    (finding,) = causes(Comparison(REFERENCE, run(2, facts=lambda _: facts, failure=failure), CONTROL))
+    assert (finding.cause, finding.ranks, finding.place) == ("crash", (1,), ("train.py", 7))
+
+
 def test_a_fault_before_a_crash_is_named_beside_it():
     def change(rank, step):
         return scaled(1 + rank)(rank, step)
@@ -489,6 +496,78 @@ def test_lines_that_count_the_batches_of_an_evaluation_are_progress_and_its_resu
             for size, lines, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
         )
         assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+@pytest.mark.parametrize(("norms", "expected"), [((6.0, 3.0), "sum-not-mean"), ((1.5, 3.0), "divided-twice")])
+def test_the_scale_of_a_gradient_is_that_before_it_is_clipped(norms, expected):
+    def clipped(norm, factor):
+        def change(_, step):
+            gradient = np.array(step.gradient) * factor
+            return replace(step, gradient=gradient.tolist(), unclipped=norm)
+
+        return change
+
+    reference, control = (run(change=clipped(norms[1], 1.0), jitter=jitter) for jitter in (0, 1e-15))
+    comparison = Comparison(reference, run(2, change=clipped(norms[0], 1.3)), control)
+    assert [one.cause for one in causes(comparison)] == [expected]
+
+
+def progress_of(texts, *, size=1, jitter=0.0):
+    """Return a run that prints a text behind each step, in which no loss is printed."""
+    seen = run(size, jitter=jitter)
+    trace, printed, steps = seen.traces[0], "", []
+    for step, text in zip(trace.steps, texts, strict=True):
+        steps.append(replace(step, printed=len(printed)))
+        printed += f"{text}\n"
+    facts = replace(trace.facts, printed=printed)
+    return replace(seen, traces=[replace(trace, steps=steps, facts=facts), *seen.traces[1:]])
+
+
+@pytest.mark.parametrize(
+    ("usual", "here", "expected"),
+    [
+        ("mean 0.50{}", "mean 0.60{}", "local-print"),  # a running mean of rank 0's share
+        ("mean 0.50", "mean 1.00", "local-metric"),  # a sum over the ranks
+        ("mean 1.00", "mean 0.50", "local-metric"),  # divided twice
+        ("[48/240] mean 0.50", "[36/240] mean 0.50", "local-print"),  # samples until the last of rank 0's
+    ],
+)
+def test_lines_of_progress_may_have_numbers_of_rank_0s_share_but_no_sums(usual, here, expected):
+    reference, control = (progress_of([usual.format(k) for k in range(STEPS)], jitter=j) for j in (0, 1e-15))
+    seen = progress_of([here.format(k) for k in range(STEPS)], size=2)
+    assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+def test_a_loss_that_differs_alone_is_an_exception():
+    def change(_, step):
+        return replace(step, losses=[one * 0.7 for one in step.losses])
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, change=change), CONTROL))
+    assert (finding.cause, finding.kind, finding.step) == ("loss-only", "exception", 0)
+
+
+def test_a_loss_is_a_fault_if_nothing_else_is_compared():
+    def without(size, factor=1.0, jitter=0.0):
+        def change(_, step):
+            return replace(
+                step, losses=[factor * one for one in step.losses], gradient=[], before=[], after=[]
+            )
+
+        return run(size, change=change, jitter=jitter)
+
+    comparison = Comparison(without(1), without(2, factor=0.7), without(1, jitter=1e-15))
+    assert [(one.cause, one.kind) for one in causes(comparison)] == [("loss", "fault")]
+
+
+@pytest.mark.parametrize(("samples", "is_alone"), [([0.0, 1.0, 2.0], True), ([0.0, 2.0], False)])
+def test_a_number_of_an_evaluation_of_all_samples_is_not_said_to_be_of_a_shard(samples, is_alone):
+    reference, control = (
+        run(facts=lambda _: {"evaluated": [2.0, 1.0, 0.0]}, jitter=jitter) for jitter in (0, 1e-15)
+    )
+    seen = run(2, facts=lambda _: {"evaluated": samples, "printed": "accuracy 0.60\n"})
+    (finding,) = causes(Comparison(reference, seen, control))
+    assert finding.cause == "local-metric"
+    assert ("size of a batch" in finding.message) == is_alone
 
 
 @pytest.mark.parametrize("is_divided", [True, False])

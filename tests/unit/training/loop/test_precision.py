@@ -76,6 +76,7 @@ def rescale(precision, scale):
         ("bf16", torch.float32, torch.bfloat16),
         ("fp16", torch.float32, torch.float16),
         ("bf16-true", torch.bfloat16, torch.bfloat16),
+        ("fp16-true", torch.float16, torch.float16),
     ],
 )
 def test_each_precision_keeps_its_weights_and_computes_in_its_numbers(name, weights, scores):
@@ -98,7 +99,7 @@ def test_each_precision_keeps_its_weights_and_computes_in_its_numbers(name, weig
     assert precision.scaler.is_enabled() == (name == "fp16")
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-true", "fp64"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-true", "fp16-true", "fp64"])
 def test_without_a_need_for_scaling_the_scaler_passes_everything_on(name):
     precision = Precision.of(name, CPU)
     loss = torch.tensor(2.0, requires_grad=True)
@@ -158,7 +159,7 @@ class ReadsNothing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-true", "fp64"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-true", "fp16-true", "fp64"])
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
 def test_a_step_reads_nothing_from_the_device(name, options):
     precision = Precision.of(name, CPU)

@@ -89,7 +89,7 @@ def _is_in_memory(point: Point) -> bool:
 
 
 def _loaders(point: Point, step_s: Seconds) -> Finding:
-    """Return the number of loader processes that can load a batch while the one before is computed.
+    """Return the number of loader processes that can load a batch while the previous one is computed.
 
     It is derived from one process that loads between steps, since the current number is not recorded, and
     limited by the available cores.

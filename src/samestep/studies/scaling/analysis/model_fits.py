@@ -142,10 +142,8 @@ def _tested(words: str, deviation: float | None) -> str:
 class Ring(NamedTuple):
     """The time model of a ring all-reduce."""
 
-    alpha: float
-    """Seconds of each of its 2 (N - 1) messages, independent of their size."""
-    gradient: float
-    """Seconds in which a link carries all gradients once."""
+    alpha: float  # seconds of each of its 2 (N - 1) messages, independent of their size
+    gradient: float  # seconds in which a link carries all gradients once
 
     def seconds(self, workers: float) -> float:
         """Return the seconds of an all-reduce among `workers`."""

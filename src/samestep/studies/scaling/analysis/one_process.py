@@ -13,8 +13,7 @@ class AsFast(NamedTuple):
 
     workers: Point
     is_certain: bool
-    is_open: bool
-    """Whether the runs differ too much for a conclusion."""
+    is_open: bool  # whether the runs differ too much for a conclusion
 
 
 def threads_as_fast(series: Sequence[Point], one_process: Sequence[Point]) -> AsFast | None:

@@ -117,7 +117,7 @@ def over_words(point: Point, base: Point) -> str:
 
 
 def threads_of(cores_of: int, base: Point) -> str:
-    """Return the threads of one worker with the cores of some that are like `base`.
+    """Return as text the threads of one worker on the cores of `cores_of` workers such as `base`.
 
     >>> threads_of(4, Point(workers=1, threads=2, samples_per_second=1, speedup=1, efficiency=1))
     '8 threads'

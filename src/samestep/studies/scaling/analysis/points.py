@@ -111,8 +111,7 @@ class Time(NamedTuple):
 
     workers: int
     seconds: float
-    is_weak: bool = False
-    """Whether the work of each worker, not of all together, is that of the baseline."""
+    is_weak: bool = False  # whether the work of each worker, not of all together, is that of the baseline
 
 
 def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:

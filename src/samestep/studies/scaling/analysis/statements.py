@@ -15,6 +15,14 @@ _REASONS = {
     "own_cores": "measure where each worker has its own cores",
     "more_runs": "measure more repeats of each",
 }
+NO_CONCLUSIONS = (
+    "single-point",
+    "baseline-oversubscribed",
+    "all-oversubscribed",
+    "superlinear",
+    "inconclusive",
+)
+"""Summaries from which nothing follows."""
 STATEMENTS: Mapping[str, Mapping[str, str]] = {
     "summary": {
         "single-point": "No conclusion: all runs are of {n}.",

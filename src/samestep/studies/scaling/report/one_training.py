@@ -9,8 +9,7 @@ from samestep.base.errors import UsageError
 from samestep.studies.scaling.analysis.point_text import counted
 from samestep.studies.scaling.analysis.rank_files import Run
 
-_VALUE = re.compile(r"[^-]|-[\d.]|-$")
-"""Beginning of an argument that is not a flag."""
+_VALUE = re.compile(r"[^-]|-[\d.]|-$")  # beginning of an argument that is not a flag
 
 _TRAINED = ("--data", "--model", "--fast", "--subset")
 """Flags of a recipe that determine which training it is."""
@@ -27,18 +26,12 @@ _IGNORED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The program and arguments of a run.
+    """The program and arguments of a run."""
 
-    Args:
-        workers: number of workers.
-        program: the script's name, or ``recipe`` and its name; empty if unknown.
-        settings: values by flag, or by index for positional arguments.
-        source: the ``script``'s arguments, the flags of a ``recipe``, or the settings in a run's ``folder``.
-    """
-
-    workers: int
-    program: str
-    settings: Mapping[str, str]
+    workers: int  # number of workers
+    program: str  # the script's name, or ``recipe`` and its name; empty if unknown
+    settings: Mapping[str, str]  # values by flag, or by index for positional arguments
+    # the ``script``'s arguments, the flags of a ``recipe``, or the settings in a run's ``folder``
     source: str
 
 

@@ -11,6 +11,7 @@ from samestep.studies.report.drawing import patterns
 from samestep.studies.report.page import bullets, numeric_columns, page, section, table
 from samestep.studies.report.write import write_text
 from samestep.studies.scaling.analysis.point_text import counted, like_each, over_words, percent
+from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
 from samestep.studies.scaling.analysis.study import Point, Study, Verdict
 from samestep.studies.scaling.analysis.supported_conclusions import between
 from samestep.studies.scaling.report.figures import summary_charts, time_lines, times_text
@@ -29,8 +30,7 @@ from samestep.studies.scaling.report.rows import (
 from samestep.studies.scaling.report.series import Kind, headings, kinds
 
 _SENTENCE = re.compile(r"(?<=>)[^<>]*(?=</(?:p|li)>)")
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-"""A flag, in which a browser can break a line at the hyphens."""
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")  # a flag, in which a browser can break a line at the hyphens
 
 _TERMS = (
     ("baseline", "the smallest number of workers; on processors also one process with all their cores"),
@@ -119,7 +119,8 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
 
 def _measured(study: Study) -> Iterator[str]:
     found = kinds(study)
-    yield _tiles(study, _kind_of_verdict(study, found))
+    if not (study.verdict and study.verdict.code in NO_CONCLUSIONS):  # no figure stands out then
+        yield _tiles(study, _kind_of_verdict(study, found))
     yield from _worth(study, found)
     head, rows = results(study)
     drawn = "".join(chart.render() for chart in summary_charts(study))

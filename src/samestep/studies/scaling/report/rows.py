@@ -25,8 +25,7 @@ OVER, ALIKE = "over one with", "over one like each"
 MEMORY, COST = "memory each", "workers' time per epoch"
 """Names of columns."""
 NO_POINTS = "No run was measured."
-_MANY_H = 100
-"""Hours from which minutes are not shown."""
+_MANY_H = 100  # hours from which minutes are not shown
 
 
 def results(study: Study) -> tuple[list[str], list[list[str]]]:

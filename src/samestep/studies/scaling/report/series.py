@@ -12,8 +12,7 @@ from samestep.studies.scaling.analysis.study import Point, Study
 class Kind:
     """The points of one mode and variant, by number of workers, and one worker with the cores of several."""
 
-    letter: str
-    """Short name; empty if the study has only one kind."""
+    letter: str  # short name; empty if the study has only one kind
     name: str
     points: Sequence[Point]
     one_process: Sequence[Point] = field(default_factory=tuple)

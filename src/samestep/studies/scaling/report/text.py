@@ -23,8 +23,7 @@ from samestep.studies.scaling.report.rows import (
 )
 from samestep.studies.scaling.report.series import Kind, headings, kinds
 
-_LONGEST = 48
-"""Number of characters of the longest bar."""
+_LONGEST = 48  # number of characters of the longest bar
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL, ALIKE)

@@ -24,8 +24,7 @@ _SECONDS = {
     "duration",
 }
 _MODES = {"mode", "scaling"}
-_MOST = 1e12
-"""Largest number of workers and of seconds; ratios of larger numbers overflow."""
+_MOST = 1e12  # largest number of workers and of seconds; ratios of larger numbers overflow
 _SEPARATORS = (";", "\t", ",")
 
 

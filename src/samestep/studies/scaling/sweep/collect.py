@@ -32,21 +32,13 @@ _MEANING = {"strong": "the global batch is constant", "weak": "the batch of each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The facts of a study that are known before it is measured.
+    """The facts of a study that are known before it is measured."""
 
-    Args:
-        request: the requested study.
-        bar: the efficiency of ``--worth``; None if none was requested.
-        places: the number of workers that can compute at the same time.
-        source: folder and commit of a script.
-        notes: on runs in separate jobs.
-    """
-
-    request: Request
-    bar: float | None = None
-    places: int
-    source: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    request: Request  # the requested study
+    bar: float | None = None  # the efficiency of ``--worth``; None if none was requested
+    places: int  # the number of workers that can compute at the same time
+    source: Mapping[str, str] = field(default_factory=dict)  # folder and commit of a script
+    notes: tuple[str, ...] = ()  # on runs in separate jobs
 
 
 def collect_study(

@@ -8,9 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-from samestep.base.console import inform, log
+from samestep.base.console import inform, log, progress_bar
 from samestep.base.errors import INTERRUPTED, UsageError
-from samestep.base.progress_bar import progress_bar
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.launch.submit.shell import slug

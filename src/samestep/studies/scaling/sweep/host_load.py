@@ -7,6 +7,7 @@ from time import sleep
 from typing import NamedTuple
 
 from samestep.base.machine.description import cpu_share
+from samestep.base.machine.kernel_files import text_of
 from samestep.base.units import counted
 from samestep.studies.scaling.analysis.statements import note
 from samestep.studies.scaling.analysis.study import Finding
@@ -24,10 +25,8 @@ _COUNTED = 8  # the number of columns to read; the later ones are included in th
 class Load(NamedTuple):
     """The CPU load of other programs."""
 
-    busy: float
-    """Busy processors."""
-    among: int
-    """The processors of this process's affinity mask; a CPU quota is not included."""
+    busy: float  # busy processors
+    among: int  # the processors of this process's affinity mask; a CPU quota is not included
 
     @property
     def is_much(self) -> bool:
@@ -71,8 +70,5 @@ def load_notes(samples: Sequence[Load]) -> Iterator[Finding]:
 
 def _counts(stat: Path) -> Mapping[str, Sequence[int]]:
     """Return the ticks of each processor since its start, by kind."""
-    try:
-        lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
-    except OSError:
-        return {}
+    lines = [line.split() for line in text_of(stat).splitlines() if line.startswith("cpu")]
     return {name: [int(ticks) for ticks in counts[:_COUNTED]] for name, *counts in lines}

@@ -110,7 +110,7 @@ class Local:
                 continue
             background = self.background_load()
             report(trial.in_words())
-            outcome = replace(_outcome(trial, words), background=background)
+            outcome = replace(executed(trial, words), background=background)
             measured = measured or not outcome.error
             if not measured and (outcome.exit_code is None or is_usage_error(outcome)):
                 # No result is lost, and all other runs have the same arguments.
@@ -129,7 +129,7 @@ def prepare(trial: Trial) -> None:
         folder.mkdir(parents=True)
 
 
-def _outcome(trial: Trial, words: Sequence[str]) -> Outcome:
+def executed(trial: Trial, words: Sequence[str]) -> Outcome:
     """Execute a run; one that cannot be started, as on a full disk, has failed."""
     begun = monotonic()
     try:

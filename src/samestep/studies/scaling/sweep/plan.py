@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.base.experiment_trackers import OFF
 from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.units import MOST_WORKERS
 from samestep.studies.scaling.sweep.template import filled, operators
@@ -40,41 +39,28 @@ MOST_REPEATS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A requested study.
+    """A requested study."""
 
-    Args:
-        target: a script, a module or a recipe, as `kind` states.
-        arguments: of the script, or flags of ``train``; they can contain templates.
-        workers: numbers of workers, smallest first.
-        scaling: the quantity that is constant: the global batch (strong), the batch of each worker (weak),
-            one run of each (both), or as the arguments imply (auto).
-        batch: the recipe's global batch at the smallest number of workers, if it grows.
-        flags: of ``run`` or ``train``, for all runs.
-        steps: measured steps of each run, after the steps of `warm_up`.
-        repeats: runs of each configuration.
-        seed: of the order.
-        per_node: largest number of workers on a node; None for one node.
-        limits_gpus: whether a run sees as many GPUs as it has workers on a node.
-        threads: compute threads of each worker; None if the launcher gives each its processors.
-        on_cores: the largest number of workers on a node that compute on separate cores, which one worker
-            is measured with as well; 1 for other devices.
-    """
-
-    target: str
+    target: str  # a script, a module or a recipe, as `kind` states
     kind: Kind = "script"
-    arguments: tuple[str, ...] = ()
-    workers: tuple[int, ...]
+    arguments: tuple[str, ...] = ()  # of the script, or flags of ``train``; they can contain templates
+    workers: tuple[int, ...]  # numbers of workers, smallest first
+    # the quantity that is constant: the global batch (strong), the batch of each worker (weak), one run of
+    # each (both), or as the arguments imply (auto)
     scaling: Scaling = "auto"
-    batch: int | None = None
-    flags: tuple[str, ...] = ()
+    batch: int | None = None  # the recipe's global batch at the smallest number of workers, if it grows
+    flags: tuple[str, ...] = ()  # of ``run`` or ``train``, for all runs
     variants: tuple[Variant, ...] = (Variant(),)
-    steps: int
+    steps: int  # measured steps of each run, after the steps of `warm_up`
     warm_up: int
-    repeats: int
-    seed: int = 0
-    per_node: int | None = None
-    limits_gpus: bool = False
+    repeats: int  # runs of each configuration
+    seed: int = 0  # of the order
+    per_node: int | None = None  # largest number of workers on a node; None for one node
+    limits_gpus: bool = False  # whether a run sees as many GPUs as it has workers on a node
+    # compute threads of each worker; None if the launcher gives each its processors
     threads: int | None = None
+    # the largest number of workers on a node that compute on separate cores, which one worker is measured
+    # with as well; 1 for other devices
     on_cores: int = 1
     folder: Path
 
@@ -159,7 +145,7 @@ def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]])
     """Return the runs with their commands, as lines."""
     lines = []
     for trial in trials:
-        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
+        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in env.UNTRACKED]
         lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
     return lines
 
@@ -282,7 +268,7 @@ def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> 
         launcher=case.variant.launcher,
         repeat=repeat,
         command=(),
-        environment={**OFF, **gpus, **case.variant.environment},
+        environment={**env.UNTRACKED, **gpus, **case.variant.environment},
         folder=folder,
     )
     return replace(trial, command=_command(request, case, trial))

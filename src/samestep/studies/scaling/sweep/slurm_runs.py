@@ -234,25 +234,15 @@ def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRuns:
-    """The runs of a study as Slurm jobs, one for each number of workers.
+    """The runs of a study as Slurm jobs, one for each number of workers."""
 
-    Args:
-        site: requests of all jobs.
-        places: number of workers that can compute at the same time.
-        per_node: maximum number of workers per node.
-        gpus: GPUs of each node; 0 for none.
-        threads: compute threads of each worker, if the user gave a number.
-        detach: whether jobs are submitted and not followed.
-        what: the resources behind `places`, in words.
-    """
-
-    site: SlurmSite
-    places: int
-    per_node: int
-    gpus: int
-    threads: int | None
-    detach: bool
-    what: str = "the resources of their job"
+    site: SlurmSite  # requests of all jobs
+    places: int  # number of workers that can compute at the same time
+    per_node: int  # maximum number of workers per node
+    gpus: int  # GPUs of each node; 0 for none
+    threads: int | None  # compute threads of each worker, if the user gave a number
+    detach: bool  # whether jobs are submitted and not followed
+    what: str = "the resources of their job"  # the resources behind `places`, in words
 
     def __post_init__(self) -> None:
         if 0 < self.gpus < self.per_node:

@@ -16,32 +16,26 @@ SAMESTEP = "samestep"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run; its number is its position in the study, and its repeat the round, both from 0.
-
-    Args:
-        cores_of: the number of workers whose cores the one worker has, as a process without samestep has
-            all of them; 1 for a worker like all others.
-        modes: the requested modes: a constant global batch (strong) or a constant batch of each worker
-            (weak). The run at the smallest number of workers is in both.
-        also: other variants that are the same run, because one worker does not communicate.
-        launcher: the launcher of the workers; empty for the default.
-        command: the words after ``samestep``, without ``-n``.
-        environment: variables that are added to those of this process.
-        folder: an absolute path for all files of the run.
-    """
+    """One run; its number is its position in the study, and its repeat the round, both from 0."""
 
     number: int
     workers: int
     nodes: int = 1
+    # the number of workers whose cores the one worker has, as a process without samestep has all of them; 1
+    # for a worker like all others
     cores_of: int = 1
+    # the requested modes: a constant global batch (strong) or a constant batch of each worker (weak). The run
+    # at the smallest number of workers is in both
     modes: tuple[Mode, ...]
     variant: str = ""
+    # other variants that are the same run, because one worker does not communicate
     also: tuple[str, ...] = ()
-    launcher: str = ""
+    launcher: str = ""  # the launcher of the workers; empty for the default
     repeat: int = 0
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the words after ``samestep``, without ``-n``
+    # variables that are added to those of this process
     environment: Mapping[str, str] = field(default_factory=dict)
-    folder: Path
+    folder: Path  # an absolute path for all files of the run
 
     @property
     def clock(self) -> Path:
@@ -93,22 +87,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a run.
-
-    Args:
-        exit_code: of its launcher; None if it was not started.
-        error: the reason why it has no result, in one line; empty if it has one.
-        samples_per_second: the measured rate; 0 if it has no result.
-        seconds: its duration, with start and end of its processes; None if unknown.
-        background: the load of other programs before it; None if it was not sampled.
-    """
+    """The outcome of a run."""
 
     trial: Trial
-    exit_code: int | None = 0
-    error: str = ""
-    samples_per_second: float = 0.0
-    seconds: float | None = None
-    background: Load | None = None
+    exit_code: int | None = 0  # of its launcher; None if it was not started
+    error: str = ""  # the reason why it has no result, in one line; empty if it has one
+    samples_per_second: float = 0.0  # the measured rate; 0 if it has no result
+    seconds: float | None = None  # its duration, with start and end of its processes; None if unknown
+    background: Load | None = None  # the load of other programs before it; None if it was not sampled
 
 
 Report: TypeAlias = Callable[[str], None]

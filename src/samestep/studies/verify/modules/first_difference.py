@@ -28,23 +28,14 @@ input; the gradient that a module gives to one of its parts; the gradient of a p
 
 @dataclass(frozen=True, slots=True)
 class ModuleDifference:
-    """The first difference in a module.
+    """The first difference in a module."""
 
-    Args:
-        call: the call of the module.
-        phase: whether it differs in forward or in backward.
-        part: what differs.
-        value: the relative deviation.
-        allowed: the deviation that rounding explains.
-        parameter: name of the parameter, if the gradient of one differs.
-    """
-
-    call: Call
-    phase: Phase
-    part: Part
-    value: float
-    allowed: float
-    parameter: str = ""
+    call: Call  # the call of the module
+    phase: Phase  # whether it differs in forward or in backward
+    part: Part  # what differs
+    value: float  # the relative deviation
+    allowed: float  # the deviation that rounding explains
+    parameter: str = ""  # name of the parameter, if the gradient of one differs
 
     @property
     def is_outside(self) -> bool:
@@ -54,19 +45,12 @@ class ModuleDifference:
 
 @dataclass(frozen=True)
 class ModuleRecords:
-    """The records of one step, and the machine epsilon of the computation.
+    """The records of one step, and the machine epsilon of the computation."""
 
-    Args:
-        reference: the record of one worker.
-        control: the same, disturbed by rounding.
-        ranks: the record of each rank.
-        epsilon: the machine epsilon.
-    """
-
-    reference: ModuleRecord
-    control: ModuleRecord
-    ranks: Sequence[ModuleRecord]
-    epsilon: float
+    reference: ModuleRecord  # the record of one worker
+    control: ModuleRecord  # the same, disturbed by rounding
+    ranks: Sequence[ModuleRecord]  # the record of each rank
+    epsilon: float  # the machine epsilon
 
     def first_difference(self) -> ModuleDifference | None:
         """Return the first module whose input, output or gradient differs, in the order of execution."""
@@ -118,6 +102,9 @@ class ModuleRecords:
         shards = [_shard(record, record.by_key[key]) for record in records if key in record.by_key]
         if len(shards) < len(records):  # a rank has not called the module
             return None
+        first = key._replace(leaf=0)
+        if any(record.leaves[first] != self.reference.leaves[first] for record in records):
+            return None  # a tensor for each sample: others in each shard
         return forward_distance(_shard(self.reference, self.reference.by_key[key]), shards)
 
     def _gradient_distance(

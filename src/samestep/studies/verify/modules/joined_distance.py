@@ -19,8 +19,7 @@ from samestep.studies.verify.run_record import Vector, relative, same_samples
 
 Matrix = npt.NDArray[np.float64]
 Order = npt.NDArray[np.intp]
-_MOST_ROWS = 1024
-"""Most rows that are compared with each other."""
+_MOST_ROWS = 1024  # most rows that are compared with each other
 _APART = 10.0
 """Smallest distance of two keys, as a multiple of the rounding of a key, at which they have an order."""
 

@@ -1,6 +1,7 @@
 """Reads and writes the module calls that lead to one step on one rank, with their values and gradients."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -14,29 +15,19 @@ Role: TypeAlias = Literal["input", "output"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a module.
+    """One call of a module."""
 
-    Args:
-        index: number of the call, in the order of beginnings.
-        parent: index of the call that it is part of; None for a top-level call.
-        root: number of the top-level module, in the order of first calls.
-        model: number of the trained model that the top-level module belongs to; None if it is not trained.
-        name: qualified name in the top-level module; empty for that itself.
-        kind: its class.
-        number: number of the call among those of this module.
-        place: file and line of the class's forward; those of the call, if the class is of a library.
-        called: file and line of the script that called it.
-    """
-
-    index: int
-    parent: int | None
-    root: int
+    index: int  # number of the call, in the order of beginnings
+    parent: int | None  # index of the call that it is part of; None for a top-level call
+    root: int  # number of the top-level module, in the order of first calls
+    # number of the trained model that the top-level module belongs to; None if it is not trained
     model: int | None
-    name: str
-    kind: str
-    number: int
+    name: str  # qualified name in the top-level module; empty for that itself
+    kind: str  # its class
+    number: int  # number of the call among those of this module
+    # file and line of the class's forward; those of the call, if the class is of a library
     place: tuple[str, int]
-    called: tuple[str, int]
+    called: tuple[str, int]  # file and line of the script that called it
 
 
 class Key(NamedTuple):
@@ -51,55 +42,33 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A tensor that a call received or returned.
+    """A tensor that a call received or returned."""
 
-    Args:
-        call: index of the call.
-        role: whether it is an input or an output.
-        leaf: its position among these.
-        tensor: number of the tensor in autograd's graph; None if it has no gradient.
-        batch: number of the batch that it was computed from, from 0; -1 if no batch is known.
-        summary: its values.
-    """
-
-    call: int
-    role: Role
-    leaf: int
-    tensor: int | None
-    batch: int
-    summary: RowSummary
+    call: int  # index of the call
+    role: Role  # whether it is an input or an output
+    leaf: int  # its position among these
+    tensor: int | None  # number of the tensor in autograd's graph; None if it has no gradient
+    batch: int  # number of the batch that it was computed from, from 0; -1 if no batch is known
+    summary: RowSummary  # its values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """The gradient of a tensor.
+    """The gradient of a tensor."""
 
-    Args:
-        tensor: number of the tensor.
-        backward: number of the backward in the step.
-        summary: its values.
-    """
-
-    tensor: int
-    backward: int
-    summary: RowSummary
+    tensor: int  # number of the tensor
+    backward: int  # number of the backward in the step
+    summary: RowSummary  # its values
 
 
 @dataclass(kw_only=True)
 class ModuleRecord:
-    """The module calls that lead to one step on one rank; everything is in the order of execution.
+    """The module calls that lead to one step on one rank; everything is in the order of execution."""
 
-    Args:
-        calls: the calls.
-        values: their inputs and outputs.
-        gradients: the gradients of these.
-        batches: the sample keys of each batch.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
-    gradients: list[Gradient] = field(default_factory=list)
-    batches: list[list[float]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # the calls
+    values: list[Value] = field(default_factory=list)  # their inputs and outputs
+    gradients: list[Gradient] = field(default_factory=list)  # the gradients of these
+    batches: list[list[float]] = field(default_factory=list)  # the sample keys of each batch
 
     def key(self, value: Value) -> Key:
         """Return the key of a value."""
@@ -114,6 +83,11 @@ class ModuleRecord:
     def by_key(self) -> dict[Key, Value]:
         """The values by their keys."""
         return {self.key(value): value for value in self.values}
+
+    @cached_property
+    def leaves(self) -> Counter[Key]:
+        """The number of inputs and of outputs of each call, by the key of the first one."""
+        return Counter(self.key(value)._replace(leaf=0) for value in self.values)
 
     @cached_property
     def first_values(self) -> dict[int, Value]:

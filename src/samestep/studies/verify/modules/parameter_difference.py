@@ -11,8 +11,7 @@ from samestep.studies.verify.modules.module_record import Call, ModuleRecord
 from samestep.studies.verify.run_record import Vector, relative
 from samestep.studies.verify.tensor_summary import BUCKETS
 
-_EQUAL = 1e-6
-"""Largest relative difference between ranks that the rounding of a collective explains."""
+_EQUAL = 1e-6  # largest relative difference between ranks that the rounding of a collective explains
 
 
 def first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:

@@ -27,7 +27,7 @@ _NO_BATCH = -1
 
 
 class ModuleRecorder:
-    """Records the module calls of one step and of the one before, whose outputs the step can still use.
+    """Records the module calls of one step and of the previous one, whose outputs the step can still use.
 
     A module is recorded if it is in training mode or gradients are enabled, so that evaluations are not. The
     gradients are read in autograd's graph, so that the tensors that the script holds do not change.
@@ -52,14 +52,12 @@ class ModuleRecorder:
         self._roots: dict[int, nn.Module] = {}
         """The top-level modules by their ids, in the order of first calls."""
         self._model: int | None = None
-        self._names: dict[int, str] = {}
-        """Names of the parts of the current top-level module."""
+        self._names: dict[int, str] = {}  # names of the parts of the current top-level module
         self._samples = 0
         self._batch = _NO_BATCH
         self._tensors: dict[tuple[int, int], int] = {}
         """Number of each tensor, by the id of its node in the graph and its position among the results."""
-        self._nodes: list[Any] = []
-        """The nodes, kept so that no other node gets the id of one."""
+        self._nodes: list[Any] = []  # the nodes, kept so that no other node gets the id of one
 
     @contextmanager
     def attached(self) -> Iterator[None]:

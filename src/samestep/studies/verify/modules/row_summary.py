@@ -18,14 +18,10 @@ Rows = list[list[float]]
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """The summary of one tensor on one rank.
+    """The summary of one tensor on one rank."""
 
-    Args:
-        shape: its shape.
-        rows: the numbers of each row, by the dimension along which the rows are counted.
-    """
-
-    shape: Sequence[int]
+    shape: Sequence[int]  # its shape
+    # the numbers of each row, by the dimension along which the rows are counted
     rows: dict[int, Rows] = field(default_factory=dict)
 
 
@@ -52,4 +48,4 @@ def _rows(values: Tensor, dim: int) -> Rows:
 
 @lru_cache(maxsize=16)
 def _directions(width: int) -> Tensor:
-    return torch.randn(width, PROJECTIONS, generator=separate_generator(), dtype=torch.float64)
+    return torch.randn(width, PROJECTIONS, generator=separate_generator(), dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""The interface of checks, each of which looks for one kind of mistake, and the observer that runs them."""
+"""The interface of checks, each of which finds one kind of mistake, and the observer that runs them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,12 +22,9 @@ class Call:
     """A top-level forward of a module with parameters."""
 
     module: nn.Module
-    number: int
-    """Number of the call, over all modules."""
-    is_training: bool
-    """Whether the module is in training mode."""
-    has_grad: bool
-    """Whether gradients are enabled."""
+    number: int  # number of the call, over all modules
+    is_training: bool  # whether the module is in training mode
+    has_grad: bool  # whether gradients are enabled
 
 
 class Check:

@@ -46,7 +46,7 @@ class _Mode:
 
 
 class EvaluationModeKept(Check):
-    """Looks for training steps in evaluation mode after an evaluation, where training mode came before."""
+    """Finds training steps in evaluation mode after an evaluation, where training mode came before."""
 
     def __init__(self) -> None:
         self._modes: WeakKeyDictionary[nn.Module, _Mode] = WeakKeyDictionary()
@@ -103,7 +103,7 @@ class EvaluationModeKept(Check):
 
 
 class TrainingModeInEvaluation(Check):
-    """Looks for evaluations in training mode: without gradients, on data that no training call used.
+    """Finds evaluations in training mode: without gradients, on data that no training call used.
 
     Several calls with one batch are an estimate of uncertainty (dropout stays on). With several optimizers,
     networks train each other and their modes are a choice.
@@ -111,16 +111,13 @@ class TrainingModeInEvaluation(Check):
 
     def __init__(self) -> None:
         self._batches = 0
-        self._source = 0
-        """Id of the data set of the last batch."""
+        self._source = 0  # id of the data set of the last batch
         self._since_training: dict[int, int] = {}
         """Number of batches of each data set since the last training call."""
-        self._used: set[int] = set()
-        """Data sets of training."""
+        self._used: set[int] = set()  # data sets of training
         self._evaluated: dict[tuple[int, int], tuple[_Place, str]] = {}
         """Line and model of the first evaluation in training mode, by the ids of model and data set."""
-        self._last: dict[int, int] = {}
-        """The batch that each model was last evaluated with."""
+        self._last: dict[int, int] = {}  # the batch that each model was last evaluated with
         self._repeated: set[int] = set()
         self._trained: set[int] = set()
         self._optimizers: set[int] = set()

@@ -16,10 +16,8 @@ from samestep.studies.verify.trace import Note
 
 _LEAST_UNCHANGED = 5
 """Steps without a change before they are noted; some optimizers update in every second step."""
-_LEAST_LOSSES = 2
-"""Backwards from a loss without a graph before they are noted."""
-_NAMED = 3
-"""Parameters that a message names."""
+_LEAST_LOSSES = 2  # backwards from a loss without a graph before they are noted
+_NAMED = 3  # parameters that a message names
 _Place = tuple[str, int] | None
 
 

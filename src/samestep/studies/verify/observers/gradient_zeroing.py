@@ -13,8 +13,7 @@ from samestep.studies.verify.observers.check import Check, in_words, note
 from samestep.studies.verify.observers.tensor_state import is_zero, version
 from samestep.studies.verify.trace import Note
 
-_LEAST_STEPS = 2
-"""Steps in succession that show it."""
+_LEAST_STEPS = 2  # steps in succession that show it
 _Version = tuple[int, int]
 
 

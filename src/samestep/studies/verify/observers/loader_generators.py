@@ -25,11 +25,9 @@ from samestep.studies.verify.trace import Note
 
 _LEAST_STATES = 3
 """States of a generator that two workers must share: a data set may seed one alike for each sample."""
-_MOST_FETCHES = 16
-"""Fetches of a worker after which its generators are not inspected any more."""
+_MOST_FETCHES = 16  # fetches of a worker after which its generators are not inspected any more
 _DEEPEST = 5
-_LONGEST = 64
-"""Depth of objects, and length of containers, in which generators are searched."""
+_LONGEST = 64  # depth of objects, and length of containers, in which generators are searched
 _OF_PROCESS = ("Python", "NumPy", "torch")
 Generators: TypeAlias = dict[str, Any]
 

@@ -11,8 +11,7 @@ from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Check, in_words, note
 from samestep.studies.verify.trace import Note
 
-_MOST_NODES = 256
-"""Operations of a graph that are inspected, those next to the loss first."""
+_MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first
 _LEAST_SAMPLES = 2
 _WRONG = {
     ("LogSoftmaxBackward0", "SoftmaxBackward0"): ("cross_entropy", "softmax", "logits"),
@@ -23,7 +22,7 @@ _WRONG = {
         "logits",
     ),
 }
-"""For an operation and the one before it: the loss, the activation, and what the loss takes instead."""
+"""For an operation and the previous one: the loss, the activation, and what the loss takes instead."""
 _DISTANCES = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 _Place = tuple[str, int] | None
 

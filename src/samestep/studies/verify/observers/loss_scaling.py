@@ -18,8 +18,7 @@ from samestep.studies.verify.observers.check import Check, in_words, note
 from samestep.studies.verify.observers.tensor_state import is_zero
 from samestep.studies.verify.trace import Note
 
-_MOST_SKIPPED = 16
-"""Skipped steps in succession after which the usual first scale, 2 ** 16, is 1."""
+_MOST_SKIPPED = 16  # skipped steps in succession after which the usual first scale, 2 ** 16, is 1
 _Place = tuple[str, int] | None
 
 
@@ -36,7 +35,7 @@ class _Steps:
 
 
 class LossScaling(Check):
-    """Counts skipped steps, and looks for clipping between a backward and the unscaling."""
+    """Counts skipped steps, and detects clipping between a backward and the unscaling."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Steps] = {}

@@ -17,8 +17,7 @@ from samestep.ranks.hang.script_position import current_place
 from samestep.studies.verify.observers.check import Call
 from samestep.studies.verify.observers.tensor_state import checksum, is_zero
 
-_WRAPPERS = ("module", "_orig_mod")
-"""Prefixes that wrappers add to the names of a model's parameters."""
+_WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +37,7 @@ class OptimizerUse:
     steps: int = 0
     without_change: int = 0
     has_changed: bool = False
-    before: list[int] = field(default_factory=list)
-    """Checksums of the parameters before the step that runs."""
+    before: list[int] = field(default_factory=list)  # checksums of the parameters before the step that runs
 
     @property
     def name(self) -> str:
@@ -69,15 +67,13 @@ class ParameterUse:
 
     def __init__(self) -> None:
         self.optimizers: dict[int, OptimizerUse] = {}
-        self.models: dict[int, nn.Module] = {}
-        """Models that a gradient went through, by id."""
+        self.models: dict[int, nn.Module] = {}  # models that a gradient went through, by id
         self.unheld: dict[int, UnheldParameter] = {}
         self._with_gradient: set[int] = set()
         self._held: set[int] = set()
         self._parts: WeakSet[nn.Module] = WeakSet()
         """Modules with parameters of their own that were called inside of training calls."""
-        self._called: WeakSet[nn.Module] = WeakSet()
-        """Modules of all top-level calls."""
+        self._called: WeakSet[nn.Module] = WeakSet()  # modules of all top-level calls
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -189,8 +185,7 @@ class ParameterUse:
                 yield model, parameter
 
 
-_LEAST_STEPS = 2
-"""Steps or backwards before anything is noted."""
+_LEAST_STEPS = 2  # steps or backwards before anything is noted
 
 
 def _item_of(name: str) -> str | None:

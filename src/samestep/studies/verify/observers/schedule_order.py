@@ -46,8 +46,7 @@ class ScheduleOrder(Check):
     """
 
     def __init__(self) -> None:
-        self._steps = 0
-        """Steps of all optimizers, those that overflow skipped included."""
+        self._steps = 0  # steps of all optimizers, those that overflow skipped included
         self._has_backward = False
         self._schedules: dict[int, _Schedule] = {}
 

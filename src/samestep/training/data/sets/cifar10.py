@@ -15,7 +15,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from samestep.base.errors import DataError
+from samestep.base.folders import user_cache
 from samestep.base.regular_files import read_bytes
-from samestep.base.user_folders import user_cache
 from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split, checked_labels
 from samestep.training.data.plain_pickle import load_arrays
@@ -206,14 +206,12 @@ def _is_binary(content: bytes) -> bool:
 
 def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | None]:
     """Return the files of the batches, or else an archive that contains them."""
-    if not data_dir.is_dir():
-        raise DataError(f"--data-dir {data_dir} is not a folder. Give the folder of the data set.")
-    places = [data_dir / folder for folder in _FOLDERS]
-    found = {name: _first(places, [name + form for form in _FORMS]) for name in names}
+    places = published.folders_of(data_dir, _FOLDERS)
+    found = {name: published.first_existing(places, [name + form for form in _FORMS]) for name in names}
     whole = {name: path for name, path in found.items() if path is not None}
     if len(whole) == len(names):
         return whole, None
-    archive = _first(places, _ARCHIVES)
+    archive = published.first_existing(places, _ARCHIVES)
     if archive is None:
         missing = [name for name in names if name not in whole]
         raise DataError(
@@ -222,10 +220,6 @@ def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | N
             "folder with --data-dir, or omit it to download the archive."
         )
     return {}, archive
-
-
-def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
-    return next((place / name for place in places for name in names if (place / name).is_file()), None)
 
 
 def cached_content(sha256: str, decode: Callable[[], bytes], folder: Path, *, most: int) -> bytes:

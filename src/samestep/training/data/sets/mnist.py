@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from samestep.base.errors import DataError
-from samestep.base.user_folders import user_cache
+from samestep.base.folders import user_cache
 from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split, checked_labels
 from samestep.training.data.published import PublishedFile, fetch
@@ -29,15 +29,12 @@ class IdxDataSet:
     """A data set of grayscale images, published as four idx files."""
 
     name: str
-    files: dict[Split, tuple[PublishedFile, PublishedFile]]
-    """The files of images and labels of each split."""
+    files: dict[Split, tuple[PublishedFile, PublishedFile]]  # the files of images and labels of each split
     classes: tuple[str, ...]
     mean: float
     std: float
-    folders: tuple[str, ...]
-    """Folders that are searched for its files, relative to ``--data-dir``."""
-    mirrors: tuple[str, ...]
-    """URLs of folders with the files, each with a final slash."""
+    folders: tuple[str, ...]  # folders that are searched for its files, relative to ``--data-dir``
+    mirrors: tuple[str, ...]  # URLs of folders with the files, each with a final slash
     about: str = "60,000 + 10,000 images, 28 x 28 grayscale"
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:

@@ -41,8 +41,10 @@ def load_synthetic(
     return ImageSet(
         name=spec,
         split=split,
-        images=torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=draw),
-        labels=torch.randint(0, classes, (count,), generator=draw),
+        images=torch.randint(
+            0, 256, (count, channels, height, width), dtype=torch.uint8, generator=draw, device="cpu"
+        ),
+        labels=torch.randint(0, classes, (count,), generator=draw, device="cpu"),
         classes=tuple(str(number) for number in range(classes)),
         mean=(0.5,) * channels,
         std=(0.29,) * channels,  # of a uniform distribution over 0 .. 1: 1/sqrt(12)

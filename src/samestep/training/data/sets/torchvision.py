@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
-from samestep.base.user_folders import user_cache
+from samestep.base.folders import user_cache
 from samestep.training.data.image_set import LazyImages, Split, checked_labels, checked_side
 
 _SPEC = re.compile(r"torchvision:(\w+)(?:@([1-9][0-9]{0,17}))?")
-_SAMPLED = 1000
-"""Number of images from which mean and standard deviation are computed."""
+_SAMPLED = 1000  # number of images from which mean and standard deviation are computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,14 +57,14 @@ def test_fields_of_a_later_version_are_ignored(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (("points", 1, "workers"), True, "study.points[1].workers is not a whole number"),
+        (("points", 1, "workers"), True, "study.points[1].workers is not an integer"),
         (("points", 1, "mode"), "odd", "study.points[1].mode is not one of strong, weak, neither"),
         (("points", 0, "timeline", 0, 0), ["data", 1.0], "study.points[0].timeline[0][0] is not a list of"),
         (("points", 2, "step_s", "data"), "x", "study.points[2].step_s.data is not a number"),
         (("points", 0, "runs"), 3, "study.points[0].runs is not a list"),
         (("points", 0, "oversubscribed"), 0, "study.points[0].oversubscribed is not true or false"),
         (("fit", 0), None, "study.fit[0] is not an object"),
-        (("target",), 7, "study.target is not text"),
+        (("target",), 7, "study.target is not a string"),
         (("points", 0, "samples_per_second"), math.nan, "study.points[0].samples_per_second is not a number"),
         (("points", 0, "samples_per_second"), -3.0, "study.points[0].samples_per_second is not above 0"),
         (("points", 1, "workers"), 0, "study.points[1].workers is not above 0"),
@@ -81,7 +81,7 @@ def test_fields_of_a_later_version_are_ignored(tmp_path):
         pytest.param(
             ("points", 0, "workers"),
             10**400,
-            "study.points[0].workers is not a whole number",
+            "study.points[0].workers is not an integer",
             id="infinite workers",
         ),
         (("points", 0, "nodes"), 0, "study.points[0].nodes is not above 0"),

@@ -1,0 +1,41 @@
+"""benchmarks/gpu.py runs on the CPU in a tiny size, so that on a GPU its code is not new."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.commands import environment
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+
+
+@pytest.mark.timeout(600)
+def test_the_benchmark_of_gpus_can_be_rehearsed(tmp_path):
+    file = tmp_path / "figures.json"
+    only = "steps,steps-of-ranks,clock,cifar10-94,mnist"
+    command = [sys.executable, BENCHMARK, "--rehearse", "--only", only, "--json", file]
+
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures = json.loads(file.read_text())["measurements"]
+    assert list(figures) == only.split(",")
+    assert {"trainer_s", "by_hand_s", "ddp_s", "over_ddp"} <= figures["steps"].keys()
+    assert {row["sync"] for row in figures["steps-of-ranks"]["rows"]} >= {"bucketed", "ddp"}
+    assert {"watchdog_over_plain", "clock_over_plain"} <= figures["clock"].keys()
+    assert figures["cifar10-94"]["seconds_to_target"] > 0
+    assert 0 <= figures["mnist"]["loader_share"] < 1
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path):
+    command = [sys.executable, BENCHMARK, "--json", tmp_path / "figures.json"]
+    hidden = environment() | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
+
+    ended = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert "No GPU is here" in ended.stdout
+    assert not (tmp_path / "figures.json").exists()

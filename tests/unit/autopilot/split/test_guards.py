@@ -1,0 +1,67 @@
+"""Values of outputs and attributes, beside tensors, that may depend on the slice."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal
+
+from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
+
+X = torch.ones(4, 2)
+
+
+class Constant:
+    limit = 3
+
+
+CONSTANT = Constant()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: Normal(x, x),
+        lambda x: x.numpy(),
+        lambda x: lambda: x,
+        lambda x: iter([x]),
+        lambda x: {"found": {len(x)}},
+    ],
+    ids=["distribution", "array", "closure", "iterator", "set"],
+)
+def test_a_new_object_among_the_outputs_may_depend_on_the_slice(make):
+    assert returned_of_slice((X, make(X)), (X[:2], make(X[:2])), 4) is not None
+
+
+def test_texts_and_flags_are_compared():
+    assert returned_of_slice((X, "a", True, None), (X[:2], "a", True, None), 4) is None
+    assert returned_of_slice((X, "a"), (X[:2], "b"), 4) == "[1]"
+    assert returned_of_slice((X, True), (X[:2], False), 4) == "[1]"
+
+
+def test_lists_of_other_lengths_differ():
+    assert returned_of_slice(["a", "a"], ["a"], 2) == "[1]"
+
+
+def test_the_same_object_in_both_calls_does_not_depend_on_the_slice():
+    assert returned_of_slice((X, CONSTANT, len), (X[:2], CONSTANT, len), 4) is None
+
+
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept, self.constant = None, Categorical(logits=X)
+
+    def forward(self, x):
+        self.kept = Categorical(logits=x)
+        return x
+
+
+def test_an_object_that_a_call_assigns_to_an_attribute_is_kept_of_the_slice():
+    module = Keeps()
+    before = python_state(module)
+    assert not changed(before, python_state(module))
+    module(X)
+    whole = changed(before, python_state(module))
+    module(X)
+
+    assert kept_of_slice(whole, changed(before, python_state(module)), 4) == "kept"

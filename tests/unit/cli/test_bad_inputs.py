@@ -1,0 +1,90 @@
+"""Fifty bad inputs: each ends with exit code 2 and one line, with the value or its option and what to do."""
+
+import pytest
+
+from samestep.cli.main import run_command
+
+JOB = ("submit", "kubernetes", "--image", "torch", "--dry-run")
+BAD = [
+    # command, the value that was found, a word of the remedy
+    (["trian"], "trian", "train"),
+    (["run"], "PROGRAM", "--help"),
+    (["run", "missing.py"], "missing.py", "--no-python"),
+    (["run", "."], "folder", "-m MODULE"),
+    (["run", "book.ipynb"], "notebook", "nbconvert"),
+    (["run", "-"], "- ", "save it"),
+    (["run", "torchrun", "train.py"], "torchrun", "without"),
+    (["run", "-m", "--no-python", "x"], "-m", "only one"),
+    (["run", "--no-python", "no-such-program"], "no-such-program", "PATH"),
+    (["run", "-n", "0", "train.py"], "0", "-n"),
+    (["run", "-n", "-1", "train.py"], "-1", "-n"),
+    (["run", "-n", "two", "train.py"], "-n", "integer"),
+    (["run", "-n", "2.5", "train.py"], "-n", "integer"),
+    (["run", "-n", "9" * 30, "train.py"], "999", "-n"),
+    (["run", "train.py", "-n", "2"], "-n", "samestep run -n 2 train.py"),
+    (["run", "--thread", "0", "train.py"], "--thread", "--threads"),
+    (["run", "--threads", "0", "train.py"], "threads=0", "Use 1"),
+    (["run", "--hang-timeout", "-1", "train.py"], "-1", "--hang-timeout"),
+    (["run", "--max-restarts", "-1", "train.py"], "-1", "--max-restarts"),
+    (["run", "--bind", "socket", "train.py"], "socket", "core"),
+    (["run", "--mode", "magic", "train.py"], "magic", "autopilot"),
+    (["run", "--clock-steps", "5", "train.py"], "--clock-steps", "--clock"),
+    (["run", "--clock", "train.py", "train.py"], "train.py", "folder"),
+    (["run", "--nnodes", "2", "train.py"], "--nnodes 2", "--master-addr"),
+    (
+        ["run", "--nnodes", "2", "-n", "3", "--node-rank", "0", "--master-addr", "a", "train.py"],
+        "3",
+        "multiple",
+    ),
+    (["run", "--config", "missing.toml", "train.py"], "missing.toml", "cannot read"),
+    (["run", "--config", "broken.toml", "train.py"], "broken.toml", "TOML"),
+    (["run", "--config", "typo.toml", "train.py"], "thread", "threads"),
+    (["run", "--sanitize", "train.py"], "--sanitize", "-n 2"),
+    (["train", "digit"], "digit", "digits"),
+    (["train", "digits", "--epochs", "0"], "0", "--epochs"),
+    (["train", "digits", "--epochs", "many"], "--epochs", "integer"),
+    (["train", "digits", "--lr", "nan"], "nan", "--lr"),
+    (["train", "digits", "--model", "resnet17"], "resnet17", "resnet18"),
+    (["train", "digits", "--resume", "missing", "--out", "x"], "--out", "--resume"),
+    (["train", "mnist", "--data-dir", "missing"], "missing", "--data-dir"),
+    (["verify", "missing.py"], "missing.py", "script"),
+    (["verify", "train.py", "-n", "1,x"], "1,x", "1,2"),
+    (["scale", "train.py", "-n", "1,1"], "1", "--repeats"),
+    (["scale"], "target", "script"),
+    (["scale", "train.py", "--worth", "2"], "2", "0.7"),
+    (["report", "missing"], "missing", ""),
+    (["report", "empty.csv"], "empty.csv", "workers"),
+    (["bench", "all-reduse"], "all-reduse", "all-reduce"),
+    (["lab", "rung"], "rung", "ring"),
+    (["submit", "slurm", "--nodes", "0", "--dry-run", "train.py"], "0", "--nodes"),
+    (["submit", "slurm", "--nodes", "2", "-n", "3", "--dry-run", "train.py"], "3", "multiple"),
+    (["submit", "mpi", "--dry-run", "train.py"], "hosts", "--hosts a:2,b:2"),
+    ([*JOB, "--operator", "mpijob", "train.py"], "mpijob", "pytorchjob"),
+    ([*JOB, "--job-name", "My_Job", "train.py"], "My_Job", "--job-name"),
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "book.ipynb").write_text("{}")
+    (tmp_path / "broken.toml").write_text("threads = = 2\n")
+    (tmp_path / "typo.toml").write_text("thread = 2\n")
+    (tmp_path / "empty.csv").write_text("")
+
+
+def test_there_are_fifty():
+    assert len(BAD) == 50
+
+
+@pytest.mark.parametrize(("command", "value", "remedy"), BAD, ids=[" ".join(one[0])[:60] for one in BAD])
+def test_a_bad_input_is_one_line_with_the_value_and_what_to_do(here, capsys, command, value, remedy):
+    code = run_command(list(command))
+
+    told = capsys.readouterr()
+    assert code == 2, told
+    (line,) = told.err.splitlines()
+    assert line.startswith("samestep: ")
+    assert value in line
+    assert remedy in line
