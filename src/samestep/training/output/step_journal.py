@@ -139,7 +139,7 @@ class Journal:
         parts = [torch.cat([requested, table.flatten()]).to(device)]
         if window:
             own = torch.stack([entry.loss for entry in window]).double()
-            counts = torch.tensor([entry.count for entry in window], dtype=torch.float64).to(device)
+            counts = torch.tensor([entry.count for entry in window], dtype=torch.float64, device=device)
             sums_of_ranks = torch.zeros(place.size, dtype=torch.float64, device=device)
             sums_of_ranks[place.rank] = (own * counts).sum() / place.size
             parts += [own, sums_of_ranks]

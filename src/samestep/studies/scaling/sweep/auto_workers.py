@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from samestep.base.errors import UsageError
 from samestep.base.env import UNTRACKED
+from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.studies.scaling.analysis.speedup import AS_FAST
 from samestep.studies.scaling.sweep.plan import interleaved
