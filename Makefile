@@ -10,7 +10,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-threads test-processes check format docs bench exact chaos fuzz random matrix gpu oldest clean
+.PHONY: help setup train test test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu oldest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -43,16 +43,19 @@ $(FRAMEWORKS_READY): requirements-frameworks.lock
 train: $(READY)
 	$(BIN)/samestep train digits -n 2
 
-# Tests within one process leave a core idle, and the others often wait for each other: both at once. Three at once
-# take a sixth less time on 2 cores, but ranks that start seconds apart then exceed time limits.
-test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 test-threads test-processes
+# Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The first part ends after
+# some minutes.
+test: $(READY) $(FRAMEWORKS_READY)
+	@$(MAKE) --no-print-directory --jobs=2 test-threads test-processes test-commands
 
 test-threads: $(READY)
 	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end
 
-test-processes: $(READY) $(FRAMEWORKS_READY)
-	$(BIN)/python -m pytest tests/process tests/end_to_end
+test-processes: $(READY)
+	$(BIN)/python -m pytest tests/process
+
+test-commands: $(READY) $(FRAMEWORKS_READY)
+	$(BIN)/python -m pytest tests/end_to_end
 
 check: $(READY)
 	$(BIN)/ruff check .

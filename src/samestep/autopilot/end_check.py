@@ -107,17 +107,25 @@ class EndCheck:
                 f"the ranks ran different numbers of backward passes ({text}). A branch of the script "
                 "depends on something that differs between ranks, such as time or a process number."
             )
-        if self._compares_streams and len(set(self._world.all_gather_objects(_digest_of_streams()))) > 1:
-            raise OutOfStep(
-                "the random generators of the ranks differ, so that they have loaded different samples. Look "
-                "for a seed that differs between ranks, such as the time or a process number."
-            )
         self._gradients.check()
+        if self._compares_streams:
+            self._compare_streams()
+
+    def _compare_streams(self) -> None:
+        ranks = self._world.all_gather_objects(_digests_of_streams())
+        differing = [name for name, digest in ranks[0].items() if any(own[name] != digest for own in ranks)]
+        if differing:
+            others = [f"rank {rank}" for rank, own in enumerate(ranks) if own != ranks[0]]
+            raise OutOfStep(
+                f"the random generators of {' and '.join(differing)} are in another state on "
+                f"{', '.join(others)} than on rank 0, so ranks can have drawn other samples. Look for a seed "
+                "that differs between ranks, such as the time or a process number."
+            )
 
 
-def _digest_of_streams() -> int:
-    """Return a checksum of the states of the generators of torch, Python and NumPy."""
-    return zlib.crc32(b"".join(RngState.now().streams()))
+def _digests_of_streams() -> dict[str, int]:
+    """Return a checksum of the state of each library's generator."""
+    return dict(zip(("torch", "Python", "NumPy"), map(zlib.crc32, RngState.now().streams()), strict=True))
 
 
 @contextmanager

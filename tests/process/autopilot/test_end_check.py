@@ -1,7 +1,9 @@
 """Ranks are compared when the script has ended; a rank that failed or never arrives ends the wait."""
 
+import random
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
@@ -24,12 +26,19 @@ def changed(model, account, kind):
         model.weight.data.untyped_storage().resize_(0)
     elif kind == "backward passes":
         account.backwards += 1
+    elif kind == "torch":
+        torch.rand(1)
+    elif kind == "Python":
+        random.random()
+    elif kind == "NumPy":
+        np.random.rand()
 
 
 def ended(world, kind, on=1, timeout_s=60.0, code=0):
     """End a script whose state differs on rank `on`; return the error and how long it took."""
     account, gradients = Account(backwards=4), Gradients(world)
-    torch.manual_seed(0)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(0)
     model = torch.nn.Linear(3, 2)
     gradients.follow(model.parameters(), names=["Net.weight", "Net.bias"])
     found, began = "", time.monotonic()
@@ -60,6 +69,9 @@ def ended(world, kind, on=1, timeout_s=60.0, code=0):
         ("shape", "[1]"),
         ("memory", "Net.weight"),
         ("backward passes", "rank 1: 5"),
+        ("torch", "of torch are"),
+        ("Python", "of Python are"),
+        ("NumPy", "of NumPy are"),
     ],
 )
 def test_a_rank_that_differs_at_the_end_is_an_error_on_all(processes, kind, named):
@@ -68,7 +80,7 @@ def test_a_rank_that_differs_at_the_end_is_an_error_on_all(processes, kind, name
         assert "rank 1" in found
 
 
-@pytest.mark.parametrize("kind", ["nothing", "type", "shape", "memory"])
+@pytest.mark.parametrize("kind", ["nothing", "type", "shape", "memory", "torch", "Python", "NumPy"])
 def test_what_changed_alike_on_all_ranks_is_no_difference(processes, kind):
     assert [found for found, _ in processes.run(ended, 2, kind, None)] == ["", ""]
 
