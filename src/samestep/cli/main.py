@@ -70,7 +70,7 @@ def run_command(arguments: Sequence[str]) -> int:
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         answer = answer_to(getattr(error, "option_name", None) or "", arguments)
-        return _complain(answer or error.format_message(), hint=_help_of(verb), code=2)
+        return _complain(answer or _usage_text(error), hint=_help_of(verb), code=2)
     except WorkerFailed as error:  # its message holds the worker's traceback
         print(f"samestep: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -168,6 +168,20 @@ def _is_about(argument: str, name: str) -> bool:
 
 def _help_of(verb: str | None) -> str:
     return f"samestep {verb} --help" if verb in VERBS else "samestep --help"
+
+
+def _usage_text(error: typer.TyperException) -> str:
+    """Return the message of an error, which names the value; the one of a type that does not fit does not."""
+    message = error.format_message()
+    rejected = getattr(error.__cause__, "errors", None)  # pydantic's
+    if rejected is None:
+        return message
+    first = rejected()[0]
+    if first["type"] == "value_error":  # a message of samestep's own
+        return str(first["ctx"]["error"])
+    option = message.partition(": ")[0].removeprefix("Invalid value for ")
+    expected = first["msg"].partition(",")[0].removeprefix("Input should be ")
+    return f"{option} is {first['input']!r}; give {expected}"
 
 
 def _complain(message: str, *, code: int, hint: str = "") -> int:
