@@ -46,7 +46,7 @@ train: $(READY)
 # Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The first part ends after
 # some minutes.
 test: $(READY) $(FRAMEWORKS_READY)
-	@$(MAKE) --no-print-directory --jobs=2 test-threads test-processes test-commands
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-threads test-processes test-commands
 
 test-threads: $(READY)
 	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end
