@@ -28,8 +28,8 @@ class Score:
     """The other requested metrics, by name."""
     ranks: tuple[tuple[int, int], ...] = ()
     """For each rank, the correct answers among its samples, and their number."""
-    seconds: float = 0.0
-    """Time of the evaluation on this rank."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time of the evaluation on this rank; scores are equal without it."""
 
     @property
     def accuracy(self) -> float:
