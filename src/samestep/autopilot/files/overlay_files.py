@@ -107,23 +107,26 @@ class Overlay:
             original(self._lookup.plain(path, dir_fd))
             return
         _check_removable(entry, path, is_folder=is_folder)
-        if is_folder and self._layer.names(self._layer.folder_at(entry)):
+        if is_folder and self._names_at(entry):
             raise os_error(errno.ENOTEMPTY, path)
         self._layer.drop(entry)
 
     def tree_removed(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
         """Act for `shutil.rmtree`."""
+        text = self._lookup.text(path, kwargs.get("dir_fd"))
+        if text is None:
+            original(path, *args, **kwargs)
+            return
         try:
-            entry = self._entry_at(path, kwargs.get("dir_fd"))
+            entry = self._lookup.entry_at(text, follow=False)
         except OSError:
             entry = None
         if entry is not None and entry.is_folder:
             self._layer.drop(entry)
-        elif self._lookup.text(path, kwargs.get("dir_fd")) is None:
-            original(path, *args, **kwargs)
-        else:  # it raises its error
-            with redirected_again():
-                original(path, *args, **kwargs)
+            return
+        # It raises its error: another one if it opens another file than the one that it has examined.
+        with redirected_again():
+            self._lookup.unchanged(text, lambda: original(path, *args, **kwargs))
 
     def renamed(
         self,
@@ -144,15 +147,26 @@ class Overlay:
         _check_rename(old, new, source, target)
         if old.path == new.path:
             return
-        if new.is_folder and self._layer.names(self._layer.folder_at(new)):
+        if new.is_folder and self._lookup.unchanged(
+            other, lambda: self._layer.names(self._layer.folder_at(new))
+        ):
             raise os_error(errno.ENOTEMPTY, source, target)
         if new.where is not None:
-            if os.path.samestat(os.lstat(str(old.where)), os.lstat(new.where)):
+            if self._lookup.unchanged(one, lambda: self._are_same(one, other)):
                 return
             self._layer.drop(new)
         self._layer.move(old, new)
         self._layer.changed.rename(old.path, new.path)
         self._lookup.changed()
+
+    def _names_at(self, entry: Entry) -> list[str]:
+        """Return the names in the folder at an entry."""
+        return self._lookup.unchanged(entry.path, lambda: self._layer.names(self._layer.folder_at(entry)))
+
+    def _are_same(self, one: str, other: str) -> bool:
+        """Return whether two paths are links to one file, of which a rename keeps both."""
+        entries = [self._lookup.entry_at(text, follow=False) for text in (one, other)]
+        return os.path.samestat(*(os.lstat(str(entry.where)) for entry in entries))
 
     def _rename_between(self, source: Any, target: Any, one: str | None, other: str | None) -> None:
         """Rename something to or from a path that is not in the overlay."""

@@ -174,7 +174,8 @@ class OverlayLookup:
         try:
             return _repeated(self._state, lambda _: find())
         except OSError as error:
-            error.filename = text  # the requested path, not the target of a link
+            if error.filename is not None:
+                error.filename = text  # the requested path, not the target of a link
             raise
 
     def place(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> Any:
