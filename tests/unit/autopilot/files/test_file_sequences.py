@@ -106,3 +106,28 @@ def test_files_in_shared_memory(switch):
 
         assert other == main == serial
         assert left == expected
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        [("rename", "a", "b"), ("write", "a", "new")],
+        [("rmtree", "a"), ("patch", "a", "1")],
+        [("rmdir", "d"), ("write", "d", "new")],
+        [("rename", "d", "e"), ("rmdir", "e")],
+    ],
+    ids=lambda sequence: "-".join(operation[0] for operation in sequence),
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_rank_0_may_be_ahead_between_any_two_reads(switch, sequence, steps):
+    items = [("d", "folder", ""), ("e", "folder", ""), ("a", "file", "64"), ("b", "file", "1\n")]
+    for reads in range(16):
+        with tempfile.TemporaryDirectory() as base:
+            interruptions = [False] * reads + [True] * steps
+
+            serial, main, other, (expected, left) = run_interleaved(
+                switch, Path(base), items, sequence, turns=[], interruptions=interruptions
+            )
+
+            assert other == main == serial, reads
+            assert left == expected
