@@ -124,7 +124,10 @@ class OverlayLookup:
     def folder_of(self, number: int) -> str:
         """Return the path of a descriptor's folder in the view of this rank."""
         inode, path = self._descriptors.get(number, (None, ""))
-        if inode == os.fstat(number).st_ino:
+        opened = os.fstat(number)
+        if not stat.S_ISDIR(opened.st_mode):
+            raise os_error(errno.ENOTDIR, number)
+        if inode == opened.st_ino:
             return path
         place = folder_of_descriptor(number)
         return place[len(self.root) :] or "/" if place.startswith(self.root) else place

@@ -113,6 +113,7 @@ def test_files_in_shared_memory(switch):
     [
         [("rename", "a", "b"), ("write", "a", "new")],
         [("rmtree", "a"), ("patch", "a", "1")],
+        [("rmtree", "a"), ("rename", "a", "c")],
         [("rmdir", "d"), ("write", "d", "new")],
         [("rename", "d", "e"), ("rmdir", "e")],
     ],
