@@ -1,4 +1,4 @@
-"""What Chromium finds wrong with a page: by axe-core, and words that are broken or cut at its width."""
+"""Collects the faults that Chromium finds in a page: by axe-core, and words broken or cut at its width."""
 
 import html
 import json

@@ -17,7 +17,7 @@ from support.launches import TELL, placed, places
 
 SERIAL = Path(__file__).parents[3] / "examples" / "serial.py"
 OPERATOR_SETS = {"WORLD_SIZE": "2", "MASTER_PORT": "23456", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}
-"""What Kubeflow's operator sets in each of two pods, besides the number of the pod."""
+"""Return the variables that Kubeflow's operator sets in each of two pods, besides the number of the pod."""
 
 
 def in_pods(nodes, tmp_path, *, operator, per_node, words):
@@ -59,8 +59,8 @@ def test_the_workers_of_all_pods_find_each_other(nodes, tmp_path, operator, per_
     both = in_pods(nodes, tmp_path, operator=operator, per_node=per_node, words=TELL)
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
-    told, points = places("".join(done.out for done in both))
-    assert told == placed(*["node0"] * per_node, *["node1"] * per_node)
+    found, points = places("".join(done.out for done in both))
+    assert found == placed(*["node0"] * per_node, *["node1"] * per_node)
     assert {point.partition(":")[0] for point in points} == {"node0"}
     assert len(points) == 1
 

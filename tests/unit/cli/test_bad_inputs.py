@@ -82,9 +82,9 @@ def test_there_are_fifty():
 def test_a_bad_input_is_one_line_with_the_value_and_what_to_do(here, capsys, command, value, remedy):
     code = run_command(list(command))
 
-    told = capsys.readouterr()
-    assert code == 2, told
-    (line,) = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    (line,) = captured.err.splitlines()
     assert line.startswith("samestep: ")
     assert value in line
     assert remedy in line

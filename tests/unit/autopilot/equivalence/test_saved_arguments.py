@@ -1,4 +1,4 @@
-"""What a call changes in its arguments, beside tensors, is found and undone."""
+"""Changes of a call in its arguments, beside tensors, are found and undone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Guards are told apart by the constants that a module may compare them with."""
+"""Guards differ by the constants that a module may compare them with."""
 
 import torch
 from torch import nn
