@@ -78,6 +78,8 @@ _SLACK_S = 10.0  # seconds that an answer may arrive after its limit
 _kept: "list[NetworkStore]" = []
 _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
 """Servers of this process, by port and key: several stores may share one, as with torch's."""
+_lasting: set[Server] = set()
+"""Servers that run until the process ends."""
 
 
 class NetworkStore(Store):
@@ -191,6 +193,15 @@ class NetworkStore(Store):
         """Keep the store open until the process ends."""
         self._users += 1
 
+    def keep_server(self) -> None:
+        """Let the server run until the process ends, if this process serves the store.
+
+        A rank that creates its next group before rank 0 has ended the last one connects to a server that
+        is about to close otherwise.
+        """
+        if self._server is not None:
+            _lasting.add(self._server)
+
     def close(self) -> None:
         """Close all connections, and the server if this is the last store that needs it."""
         with self._lock:
@@ -201,8 +212,9 @@ class NetworkStore(Store):
         if self in _kept:
             _kept.remove(self)
         server, self._server = self._server, None
-        if server is not None and not any(other.serves_with(server) for other in _kept):
-            server.close()
+        if server is None or server in _lasting or any(other.serves_with(server) for other in _kept):
+            return
+        server.close()
 
     def serves_with(self, server: Server) -> bool:
         """Return whether this store needs that server."""
@@ -311,9 +323,11 @@ def base_of(store: Any) -> NetworkStore | None:
 
 
 def close_all() -> None:
-    """Close every store of this process."""
+    """Close every store of this process, and all servers."""
     while _kept:
         _kept[0].close()
+    while _lasting:
+        _lasting.pop().close()
 
 
 @contextmanager

@@ -166,6 +166,7 @@ def _joined(options: _Options, environment: Environment) -> World:
         raise
     if own is not None:
         own.keep_for(dist.group.WORLD)
+        own.keep_server()
     return world
 
 

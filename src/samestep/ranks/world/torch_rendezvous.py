@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from samestep.base import env
 from samestep.base.errors import UsageError, WorldError
@@ -21,7 +21,7 @@ from samestep.base.place import Place
 from samestep.hooks import declarations
 from samestep.hooks.registry import attach, put, wrapping
 from samestep.launchers.detect import detect
-from samestep.ranks.rendezvous.network_store import NetworkStore
+from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
 from samestep.ranks.rendezvous.store import ranks_store
 from samestep.ranks.world.gloo_groups import protect_groups
 from samestep.ranks.world.sealed_objects import protect_objects
@@ -73,7 +73,7 @@ def _created(
     world_size: int | None,
     timeout: timedelta,
     use_libuv: bool = True,  # noqa: ARG001, FBT001, FBT002
-) -> NetworkStore:
+) -> PrefixStore:
     """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
     environment = env.snapshot()
     place = detect(environment).place
@@ -97,9 +97,18 @@ def _created(
     except WorldError as error:
         raise DistNetworkError(str(error)) from error
     store.set_timeout(timeout)
+    if world_size == place.size:
+        store.keep_server()
+    named = _numbered(store, place.rank if claims else rank, world_size)
     if claims:
-        _check_claim(store, place, rank)
-    return store
+        _check_claim(named, place, rank)
+    return named
+
+
+def _numbered(store: NetworkStore, rank: int, size: int | None) -> PrefixStore:
+    """Return the store for the keys of the next group of this size: a server may last longer than a group."""
+    number = store.add(f"samestep/groups/{size}/{rank}", 1)
+    return PrefixStore(f"samestep/group/{size}/{number}", store)
 
 
 def _check_place(place: Place, rank: int, world_size: int | None) -> None:
@@ -132,7 +141,7 @@ def _check_size(place: Place, world_size: int | None) -> None:
         )
 
 
-def _check_claim(store: NetworkStore, place: Place, rank: int) -> None:
+def _check_claim(store: Store, place: Place, rank: int) -> None:
     """Refuse another rank than the launcher's if a further process claims it too.
 
     A permutation of the launcher's ranks is accepted. Only a process that claims another rank than its own
@@ -161,13 +170,13 @@ def _kept_for_group(handler: Handler) -> Handler:
     def handle(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         had_group = dist.group.WORLD is not None
         found = next(handler(url, **options))
-        store = found[0]
+        store = base_of(found[0])
         group_sizes.add(found[2])
         try:
             yield found
         finally:
             group = dist.group.WORLD
-            if isinstance(store, NetworkStore) and group is not None and not had_group:
+            if store is not None and group is not None and not had_group:
                 store.keep_for(group)
 
     return handle

@@ -113,6 +113,14 @@ def test_a_store_lives_as_long_as_what_it_is_kept_for(served):
         served.set("key", "value")
 
 
+def test_a_server_that_lasts_is_there_for_the_next_group(served, other):
+    served.keep_server()
+    served.close()
+    other.set("key", "value")
+    following = serve("127.0.0.1", other.port, KEY, everywhere=False)
+    assert following.get("key") == b"value"
+
+
 def test_a_forked_process_does_not_hold_its_parents_connections(served, other):
     other.set("key", "value")
     reader, writer = os.pipe()
