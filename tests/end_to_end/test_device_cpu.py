@@ -74,3 +74,17 @@ def test_functions_of_the_accelerator_are_those_of_cuda(tmp_path):
 
     assert ended.code == 0, ended.err
     assert len(losses(ended.out)) == 2
+
+
+def test_a_script_that_averages_only_on_an_accelerator_named_cuda_is_averaged(tmp_path):
+    device = ('torch.device(f"cuda:{local}")', "torch.accelerator.current_accelerator()")
+    wrap = (
+        "model = DDP(model, device_ids=[local], output_device=local)",
+        'model = DDP(model.to(device)) if device.type == "cuda" else model',
+    )
+
+    script = variant(tmp_path, device, wrap)
+    ended = samestep("verify", "-n", 2, "--device", "cpu", "--json", script)
+
+    assert ended.code == 0, ended.out + ended.err
+    assert json.loads(ended.out)["findings"] == []

@@ -45,7 +45,7 @@ FACTS = [
     ("torch.cuda.current_device()", 0),
     ("torch.cuda.get_device_name(0)", "cpu"),
     ("torch.accelerator.is_available()", True),
-    ("torch.accelerator.current_accelerator()", torch.device("cpu")),
+    ("torch.accelerator.current_accelerator().type", "cuda"),
     ("torch.device('cuda:3')", torch.device("cpu")),
     ("torch.device(0)", torch.device("cpu")),
     ("torch.device('meta')", torch.device("meta")),
