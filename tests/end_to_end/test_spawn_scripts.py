@@ -114,6 +114,21 @@ def test_a_script_that_trains_without_spawning_workers_is_refused_at_its_first_s
     assert "-n 2 has no effect" in ended.err
 
 
+def test_a_script_that_reads_a_launchers_rank_and_spawns_no_worker_is_refused_in_one_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch.multiprocessing as mp\n"
+        "if 'SPAWNS' in os.environ:\n    mp.spawn(print, nprocs=2)\n"
+        "print(os.environ['WORLD_SIZE'])\n"
+    )
+
+    ended, native = samestep("run", "-n", 2, script), samestep("run", "-n", 2, "--mode", "native", script)
+
+    assert (ended.code, ended.out, "Traceback" in ended.err) == (2, "", False), ended.err
+    assert "--mode native" in ended.err
+    assert (native.code, native.out.split()) == (0, ["2", "2"]), native.err
+
+
 def test_a_context_that_is_not_joined_has_processes_and_is_waited_for(tmp_path):
     call = "c = mp.spawn(work, nprocs=2, join=False); c.processes[0].join(); print(c.processes[0].exitcode)"
     ended = run(spawns(tmp_path, "time.sleep(rank); print('worker', rank, flush=True)", call))

@@ -26,8 +26,9 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
-from samestep.launch.local.hosting import Ending, exit_process
+from samestep.launch.local.hosting import Ending, ending_of, exit_process
 from samestep.launch.local.programs import Around, Watch, as_it_is, seed_generators
+from samestep.launch.source.launcher_variables import VARIABLES_OF_TORCHRUN
 from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE
 from samestep.run.import_seeds import ImportSeeds
@@ -72,7 +73,7 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
         signal.signal(signal.SIGCHLD, script.after_child)
     try:
         with attached_all(hooks), script.seeds.attached():
-            return run()
+            return script.explained(run())
     finally:
         if how.was_stopped is not None:
             signal.signal(signal.SIGCHLD, before)
@@ -178,6 +179,17 @@ class _Script:
             )
         if self.how.must_spawn:
             raise UsageError(TRAINS_ALONE)
+
+    def explained(self, ending: Ending) -> Ending:
+        """Return how the script ended, as a wrong start if it has asked for a launcher's variable."""
+        name = ending.message.strip("'")
+        if self.calls or ending.error != KeyError.__name__ or name not in VARIABLES_OF_TORCHRUN:
+            return ending
+        refused = UsageError(
+            f"the script reads {name}, which a launcher sets, and has spawned no worker. Give --mode native to "
+            "start it once for each worker, or give it the flag by which it spawns them."
+        )
+        return ending_of(UsageError(TRAINS_ALONE) if self.how.must_spawn else refused)
 
     def after_child(self, *_: Any) -> None:
         """End the script if its workers have ended after their last recorded step; handles SIGCHLD."""

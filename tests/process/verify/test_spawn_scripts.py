@@ -31,6 +31,16 @@ def started_by_a_launcher(folder):
     return script
 
 
+def test_a_script_that_may_spawn_and_reads_a_launchers_rank_is_started_by_one(verifier, tmp_path):
+    script = started_by_a_launcher(tmp_path)
+    text = script.read_text()
+    script.write_text(text.replace(STARTED, f'{CALL} if os.environ.get("SPAWNS") else {STARTED}'))
+
+    report = verify(verifier, script)
+
+    assert (report["verdict"], report["steps"]) == (SAME, 6)
+
+
 @pytest.mark.parametrize("arguments", [(), ("--gpus", "{n}")], ids=["by count", "by flag"])
 def test_a_right_script_is_the_same_to_its_end(verifier, arguments):
     report = verify(verifier, BY_COUNT, *arguments, workers=(2, 3), steps=30)

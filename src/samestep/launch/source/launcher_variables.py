@@ -17,7 +17,7 @@ from samestep.launchers.registry import BY_NAME
 
 _PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
 _READERS = ("os.environ.get", "os.getenv")
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+VARIABLES_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _LOOPBACK = "127.0.0.1"
 
 _MEANINGS: tuple[tuple[tuple[str, ...], Callable[[Place], object]], ...] = (
@@ -77,7 +77,7 @@ class VariableRead:
 
 def reads_rank(nodes: Iterable[ast.AST], names: Names) -> bool:
     """Return whether code reads torchrun's variables; then it needs none of another launcher's."""
-    return any(name in _OF_TORCHRUN for name, _ in _reads(nodes, names))
+    return any(name in VARIABLES_OF_TORCHRUN for name, _ in _reads(nodes, names))
 
 
 def reads_of(file: Path, nodes: Iterable[ast.AST], names: Names) -> Iterator[VariableRead]:
