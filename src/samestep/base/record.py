@@ -15,15 +15,27 @@ from samestep.base.unfinished_names import write_whole
 SCHEMA = 1
 """The version of the format, which every record holds as ``schema``."""
 
+_NAME = "samestep"
+
 
 def provenance() -> dict[str, Any]:
     """Return the origin of a record: time, command and machine."""
     return {
         "schema": SCHEMA,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": command(),
         "machine": asdict(machine()),
     }
+
+
+def command() -> list[str]:
+    """Return the command as the user has typed it; a forked worker has other arguments."""
+    typed = sys.orig_argv
+    for place, word in enumerate(typed[1:], 1):
+        is_entry_point = Path(word).is_absolute() and Path(word).name == _NAME
+        if is_entry_point or typed[place - 1 : place + 1] == ["-m", _NAME]:
+            return [_NAME, *typed[place + 1 :]]
+    return sys.argv
 
 
 def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = None) -> None:

@@ -186,8 +186,8 @@ class _Script:
         if self.calls or ending.error != KeyError.__name__ or name not in VARIABLES_OF_TORCHRUN:
             return ending
         refused = UsageError(
-            f"the script reads {name}, which a launcher sets, and has spawned no worker. Give --mode native to "
-            "start it once for each worker, or give it the flag by which it spawns them."
+            f"the script reads {name}, which a launcher sets, and has spawned no worker. Give --mode native "
+            "to start it once for each worker, or give it the flag by which it spawns them."
         )
         return ending_of(UsageError(TRAINS_ALONE) if self.how.must_spawn else refused)
 

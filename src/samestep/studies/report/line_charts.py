@@ -1,7 +1,7 @@
 """Draws charts of lines: curves and stacked areas over the steps, and measured points with their ideal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from samestep.studies.report import drawing as draw
@@ -26,6 +26,7 @@ class LineChart(Chart):
     stacked: bool = False  # whether the lines are stacked areas; their points then have the same x
     zero: bool = False  # whether the y axis begins at 0
     ends: Sequence[float] = ()  # values that the x axis includes, such as the ends of other charts' axes
+    colors: Mapping[str, str] = field(default_factory=dict)  # color classes of lines that have their own
 
     def _shapes(self) -> list[str]:
         lines = _stacked(self._shown()) if self.stacked else list(self._shown().values())
@@ -46,14 +47,18 @@ class LineChart(Chart):
 
     def _legend(self) -> Legend:
         return [
-            (draw.box(f"key {draw.color(k)}", 0, 0, 10, 10), name) for k, name in enumerate(self._shown())
+            (draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in enumerate(self._shown())
         ]
+
+    def _color(self, number: int) -> str:
+        """Return the color class of a line."""
+        return self.colors.get(list(self._shown())[number], draw.color(number))
 
     def _shown(self) -> Lines:
         return {name: points for name, points in self.lines.items() if points}
 
     def _curve(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> Iterator[str]:
-        color = draw.color(number)
+        color = self._color(number)
         if any(point.low < point.high for point in points):
             above = [(x(point.x), y(point.high)) for point in points]
             below = [(x(point.x), y(point.low)) for point in reversed(points)]

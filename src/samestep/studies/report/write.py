@@ -16,7 +16,7 @@ from samestep.studies.report.drawing import Chart
 _PPI = 216  # pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_HEADLESS = (
+HEADLESS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--no-pdf-header-footer"),
 )
@@ -66,7 +66,7 @@ def refuse_without_browser(pdf: Path | None) -> None:
     """
     if pdf is None:
         return
-    if _browser() is None:
+    if browser() is None:
         raise UsageError(
             f"--pdf {pdf} needs Chromium, and none of {', '.join(_BROWSERS)} is on the PATH. Install one, or "
             "print the page in a browser."
@@ -83,8 +83,8 @@ def write_pdf(page: Path, pdf: Path) -> str:
     pdf.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
         words = [
-            str(_browser()),
-            *_HEADLESS,
+            str(browser()),
+            *HEADLESS,
             f"--user-data-dir={profile}",
             f"--print-to-pdf={pdf.absolute()}",
         ]
@@ -102,7 +102,8 @@ def write_pdf(page: Path, pdf: Path) -> str:
     return f"pdf: {pdf}"
 
 
-def _browser() -> str | None:
+def browser() -> str | None:
+    """Return the path of Chromium or Chrome; None if neither is installed."""
     return next((found for name in _BROWSERS if (found := shutil.which(name))), None)
 
 

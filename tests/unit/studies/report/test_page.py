@@ -9,10 +9,11 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.studies.report import read_run as read
-from samestep.studies.report.read_run import names, read_run
+from samestep.studies.report.read_run import PHASES, names, read_run
 from samestep.studies.report.run_page import differing, render, render_side_by_side, write_report
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_text
+from samestep.studies.scaling.report.figures import PARTS
 from support.outline import Outline
 from support.run_folders import run_folder, write_lines
 
@@ -45,6 +46,12 @@ def test_the_page_shows_result_sessions_machine_settings_and_checkpoints(tmp_pat
         assert part in shown
     for part in ("step-40", "1.91 MiB", "batch_size", "3 workers", "backward (43%)", "2026-01-02T03:04:05"):
         assert part in shown
+
+
+def test_phases_have_the_colors_that_they_have_in_a_scaling_study(tmp_path):
+    text, _ = rendered(run_folder(tmp_path / "run"))
+
+    assert {PARTS[name][0] for name in PHASES} == set(re.findall(r'class="area (\w+)"', text))
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path):

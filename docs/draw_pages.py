@@ -1,0 +1,62 @@
+"""Takes the pictures of samestep's pages that the documentation shows; needs Chromium.
+
+python docs/draw_pages.py NAME=PAGE.html ...    writes docs/images/NAME-1280.png, -1280-dark, -400, -400-dark
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image, ImageChops
+
+from samestep.studies.report.write import HEADLESS, browser
+
+IMAGES = Path(__file__).parent / "images"
+WIDTHS = (1280, 400)
+_MARGIN = 16  # pixels of background that are left below a page
+_HIGHEST = 8000
+_COLORS = 96
+"""Colors of a picture: charts and text have few, and the file is a third as large."""
+_DARK = "--blink-settings=preferredColorScheme=0"
+
+
+def screenshot(page: Path, width: int, *flags: str) -> Image.Image:
+    """Return a page as a window of `width` pixels shows it, to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Chromium's windows are at least 500 pixels wide, its frames are not.
+        frame = Path(folder) / "frame.html"
+        frame.write_text(
+            f'<body style="margin:0"><iframe src="{page.absolute().as_uri()}" '
+            f'style="border:0;width:{width}px;height:{_HIGHEST}px"></iframe>'
+        )
+        picture = Path(folder) / "page.png"
+        size = (f"--window-size={max(width, 500)},{_HIGHEST}", "--hide-scrollbars", f"--screenshot={picture}")
+        words = [browser(), *HEADLESS, f"--user-data-dir={folder}/profile", *size, *flags, frame.as_uri()]
+        subprocess.run(words, check=True, capture_output=True)
+        with Image.open(picture) as found:
+            return cropped(found.convert("RGB").crop((0, 0, width, _HIGHEST)))
+
+
+def cropped(picture: Image.Image) -> Image.Image:
+    """Return a picture without the empty rows at its end."""
+    background = Image.new("RGB", picture.size, picture.getpixel((0, picture.height - 1)))
+    box = ImageChops.difference(picture, background).getbbox()
+    end = picture.height if box is None else min(picture.height, box[3] + _MARGIN)
+    return picture.crop((0, 0, picture.width, end))
+
+
+def main() -> None:
+    """Take the pictures of the pages that the arguments name."""
+    for argument in sys.argv[1:]:
+        name, _, page = argument.partition("=")
+        for width in WIDTHS:
+            for suffix, flags in (("", ()), ("-dark", (_DARK,))):
+                picture = screenshot(Path(page), width, *flags)
+                path = IMAGES / f"{name}-{width}{suffix}.png"
+                picture.quantize(_COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+                sys.stdout.write(f"{path}: {picture.width} x {picture.height}\n")
+
+
+if __name__ == "__main__":
+    main()
