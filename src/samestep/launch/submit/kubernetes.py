@@ -27,6 +27,7 @@ Document: TypeAlias = dict[str, Any]
 OPERATORS = ("none", "jobset", "pytorchjob")
 _PORT = 29500
 _SECRET_FOLDER = "/run/samestep"  # noqa: S105 - a path
+_SECRET_MODE = 0o440  # the mounted file's group is --fs-group, or root's
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
 """A name of a Service, short enough that those of its pods are names of hosts."""
 _PLAIN = re.compile(r"-{0,2}[A-Za-z_/]([\w./:-]*[\w/])?", re.ASCII)
@@ -202,7 +203,10 @@ def _template(job: KubernetesJob) -> Document:
     if limits:
         container["resources"] = {"limits": limits}
     container["volumeMounts"] = mounts
-    return {"spec": {"restartPolicy": "Never", "containers": [container], "volumes": volumes}}
+    pod: Document = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    if site.fs_group is not None:
+        pod["securityContext"] = {"fsGroup": site.fs_group}
+    return {"spec": pod}
 
 
 def _volumes(job: KubernetesJob) -> tuple[list[Document], list[Document]]:
@@ -210,7 +214,9 @@ def _volumes(job: KubernetesJob) -> tuple[list[Document], list[Document]]:
     volumes: list[Document] = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
     mounts: list[Document] = [{"name": "memory", "mountPath": "/dev/shm"}]  # noqa: S108 - 64 MB without it
     if job.nodes > 1:
-        volumes.append({"name": "secret", "secret": {"secretName": job.site.secret, "defaultMode": 0o400}})
+        volumes.append(
+            {"name": "secret", "secret": {"secretName": job.site.secret, "defaultMode": _SECRET_MODE}}
+        )
         mounts.append({"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True})
     if job.site.claim:
         volumes.append({"name": "work", "persistentVolumeClaim": {"claimName": job.site.claim}})

@@ -144,6 +144,13 @@ class KubernetesSite:
     secret: str = _text(
         "Secret by which the pods authenticate each other.", POD_PANEL, "NAME", default="samestep"
     )
+    fs_group: int | None = option(
+        default=None,
+        about="Group that may read the Secret, for an image whose user is not root.",
+        panel=POD_PANEL,
+        metavar="GID",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -28,6 +28,7 @@ from samestep.base.errors import UsageError
 from samestep.ranks.rendezvous.authentication import derived
 
 SECRET_FILE = "SAMESTEP_SECRET_FILE"  # noqa: S105 - a variable's name
+_IN_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
 _BYTES = 32
 _FEWEST, _MOST = 16, 4096
 _ADVICE = (
@@ -50,7 +51,7 @@ def job_key(environment: Environment, purpose: str) -> bytes:
         UsageError: the file with the secret cannot be used.
     """
     if named := environment.get(SECRET_FILE, ""):
-        return derived(_read(Path(named)), purpose)
+        return derived(_read(Path(named), in_pod=_IN_POD in environment), purpose)
     return derived(_of_user(environment), purpose)
 
 
@@ -72,8 +73,12 @@ def shared_secret(secret: bytes | None = None) -> Iterator["Shared"]:
         os.close(descriptor)
 
 
-def _read(path: Path) -> bytes:
-    """Return the content of a file that only this user can read."""
+def _read(path: Path, *, in_pod: bool = False) -> bytes:
+    """Return the content of a file that only this user can read.
+
+    In a Kubernetes pod, all of whose processes belong to the job, a group may read the file: that is how the
+    system's user gives a mounted Secret to a user without its rights.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -82,7 +87,8 @@ def _read(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{path} is no regular file and holds no secret. {_ADVICE}")
-        if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
+        others = 0o037 if in_pod and found.st_uid == 0 else 0o077
+        if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & others:
             raise UsageError(
                 f"{path} is no secret: other users can read or change it (mode "
                 f"{stat.S_IMODE(found.st_mode):03o}, owner {found.st_uid}). Use `chmod 600`, as its owner."

@@ -24,6 +24,7 @@ FULL = KubernetesSite(
     mem="64Gi",
     namespace="ml",
     secret="pods",
+    fs_group=1000,
 )
 
 
@@ -75,6 +76,8 @@ def test_an_indexed_job_names_its_first_pod_and_its_secret():
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts == {"memory": "/dev/shm", "secret": "/run/samestep", "work": "/data"}
     assert container["workingDir"] == "/data"
+    secret = next(volume["secret"] for volume in pod["volumes"] if volume["name"] == "secret")
+    assert (secret["defaultMode"], pod["securityContext"]) == (0o440, {"fsGroup": 1000})
 
 
 @pytest.mark.parametrize("operator", ["none", "jobset"])

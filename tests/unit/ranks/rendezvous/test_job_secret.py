@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
@@ -43,6 +44,17 @@ def test_a_file_that_others_can_read_or_change_is_no_secret(tmp_path, mode):
     path.chmod(mode)
     with pytest.raises(UsageError, match="chmod 600"):
         job_key({SECRET_FILE: str(path)}, "store")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root")
+@pytest.mark.parametrize(("mode", "is_secret"), [(0o440, True), (0o460, False), (0o444, False)])
+def test_in_a_pod_a_group_may_read_the_secret(tmp_path, mode, is_secret):
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(mode)
+    pod = {SECRET_FILE: str(path), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    with nullcontext() if is_secret else pytest.raises(UsageError, match="chmod 600"):
+        assert len(job_key(pod, "store")) == 32
 
 
 @pytest.mark.parametrize("size", [0, 5, 5000])
