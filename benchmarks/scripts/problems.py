@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -12,6 +13,8 @@ from samestep.training.models.registry import build
 
 _BATCHES = 40
 """Batches of an epoch; memory holds them in each process."""
+_SMALLER = 4
+"""Pixels of a side that become one."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Problem:
 
 
 class CompressedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images that are decompressed and normalized one by one, which takes longer than the network."""
+    """Images that are decompressed, normalized and scaled down one by one: longer work than the network's."""
 
     def __init__(self, count: int, side: int) -> None:
         noise = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
@@ -37,7 +40,7 @@ class CompressedImages(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         pixels = np.frombuffer(zlib.decompress(self._images[index]), dtype=np.uint8)
         image = torch.from_numpy(pixels.reshape(self._shape).astype(np.float32))
-        return (image - image.mean()) / image.std(), torch.tensor(index % 10)
+        return F.avg_pool2d((image - image.mean()) / image.std(), _SMALLER), torch.tensor(index % 10)
 
 
 class Gpt(nn.Module):
@@ -71,8 +74,10 @@ def _gpt(batch_size: int) -> Problem:
 
 
 def _loader(batch_size: int) -> Problem:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 256), nn.ReLU(), nn.Linear(256, 10))
-    return Problem(model, CompressedImages(batch_size * _BATCHES, 64), batch_size)
+    side = 128
+    inputs = 3 * (side // _SMALLER) ** 2
+    model = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 10))
+    return Problem(model, CompressedImages(batch_size * _BATCHES, side), batch_size)
 
 
 PROBLEMS = {
