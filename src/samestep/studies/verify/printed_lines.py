@@ -118,13 +118,15 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
 def of_progress(found: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:
     """Return the numbers that rank 0 prints of its own share as its progress, not as results.
 
-    Lines of training are those of which at least one precedes no step with an evaluation. They are progress
-    if there are more of them than epochs, or if they have the loss of a step and count epochs and batches:
-    ``[1/3][4/10]``. Lines of evaluation count its batches, ``[3/10]``, and one evaluation has several.
+    Lines of training are those of which at least one is between two steps without an evaluation. They are
+    progress if there are more of them than epochs, or rollouts in place of epochs, or if they have the loss
+    of a step and count epochs and batches: ``[1/3][4/10]``. Lines of evaluation count its batches,
+    ``[3/10]``, and one evaluation has several.
     """
     counts = Counter(line.shape for line in _lines(reference))
     training = _shapes_of_training(reference)
-    frequent = {shape for shape in training if counts[shape] > reference.epochs()}
+    has_rollouts = any(step.has_rollout for step in reference.traces[0].steps[1:])
+    frequent = {shape for shape in training if has_rollouts or counts[shape] > reference.epochs()}
     of_loss = {one.shape for one in found if one.is_own_loss and one.shape in training}
     known = {shape for shape in of_loss if shape in frequent or len(_COUNTER.findall(shape)) > 1}
     known |= _shapes_of_evaluation(reference)
@@ -139,8 +141,9 @@ def of_progress(found: Sequence[PrintedNumber], reference: RunRecord) -> list[Pr
 
 
 def _shapes_of_training(run: RunRecord) -> frozenset[str]:
-    """Return the shapes of lines that rank 0 prints between two steps without an evaluation between them."""
-    texts = (lines for lines, evaluated in _printed_before_steps(run) if not evaluated)
+    """Return the shapes of lines that rank 0 prints between two steps without an evaluation."""
+    between = list(_printed_before_steps(run))[1:]
+    texts = (lines for lines, evaluated in between if not evaluated)
     return frozenset(_line(text).shape for lines in texts for text in lines)
 
 

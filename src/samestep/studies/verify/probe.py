@@ -27,6 +27,7 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.calls_of_training import CallsOfTraining
 from samestep.studies.verify.clipped_gradients import clipping_recorded
 from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
@@ -82,6 +83,7 @@ class Probe(Listener):
         self._before = 0  # number of backwards before the current optimizer step
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
+        self._calls_of_training = CallsOfTraining()
         self._eval_call: tuple[nn.Module, list[float]] | None = None
         """The module and sample keys of the current call in evaluation mode."""
         self._device = _CPU  # device of the last model called
@@ -145,6 +147,7 @@ class Probe(Listener):
             self._add_training_call(module, keys)
         else:
             self._step.evaluated += keys
+            self._calls_of_training.add(module, keys)
         self._eval_call = None if is_training else (module, keys)
         self._device = next(module.parameters()).device
         before = RngState.now(self._device)
@@ -292,6 +295,7 @@ class Probe(Listener):
 
     def _finish_step(self) -> None:
         self._note_group()
+        self._calls_of_training.remove_from(self._step, lambda one: self.model_of(one) is not None)
         self._step.printed = len(self._printed())
         self._writer.step(self._step)
         done = self._step

@@ -15,7 +15,9 @@ class Step:
     optimizer: int = 0  # index of the optimizer, in the order of first steps
     # a key for each sample of training calls since the previous step
     samples: list[float] = field(default_factory=list)
-    evaluated: list[float] = field(default_factory=list)  # a key for each sample of other calls since then
+    # a key for each sample of other calls since then that are evaluations
+    evaluated: list[float] = field(default_factory=list)
+    has_rollout: bool = False  # whether calls without gradients since then have produced these samples
     losses: list[float] = field(default_factory=list)  # the losses of the backwards since then
     learning_rates: list[float] = field(default_factory=list)  # of the parameter groups
     # 2-norm of the gradients before the step, over all parameters of the optimizer

@@ -78,6 +78,54 @@ def test_training_in_evaluation_mode_is_training_and_an_evaluation_with_gradient
     assert (len(trace.facts.evaluated), trace.begun) == (12, 3)
 
 
+def test_a_rollout_is_no_evaluation_and_an_evaluation_in_training_mode_is_one(watch):
+    def script():
+        training = Training()
+        for states in torch.randn(3, 8, 3):
+            with torch.no_grad():
+                training.model(states)
+            for part in (*states.chunk(2), states):
+                training.model(part).square().mean().backward()
+                training.optimizer.step()
+        with torch.no_grad():
+            training.model(states)
+        training.epoch()
+
+    steps = watch(script).steps
+    assert [k for k, step in enumerate(steps) if step.has_rollout] == [0, 3, 6]
+    assert [len(step.evaluated) for step in steps] == [0] * 9 + [8, 0, 0]
+
+
+def test_a_teacher_is_no_evaluation_and_the_evaluation_of_the_teacher_is_one(watch):
+    def script():
+        training, teacher = Training(), nn.Linear(3, 1).eval()
+        for (x,) in training.loader:
+            with torch.no_grad():
+                teacher(x + 1)
+            training.model(x).square().mean().backward()
+            training.optimizer.step()
+        training.model.eval()
+        with torch.no_grad():
+            training.model(X)
+            teacher(X)
+
+    trace = watch(script)
+    assert [(step.has_rollout, len(step.evaluated)) for step in trace.steps] == [(False, 0)] * 3
+    assert len(trace.facts.evaluated) == 2 * len(X)
+
+
+def test_choosing_an_action_before_each_step_is_no_evaluation(watch):
+    def script():
+        training = Training()
+        for k, (x,) in enumerate(training.loader):
+            with torch.no_grad():
+                training.model(X[k : k + 1] + 1)
+            training.model(x).square().mean().backward()
+            training.optimizer.step()
+
+    assert [(step.has_rollout, len(step.evaluated)) for step in watch(script).steps] == [(True, 0)] * 3
+
+
 @pytest.mark.parametrize("batch_size", [4, 12])
 def test_epochs_of_training_that_repeat_an_order_are_counted(watch, batch_size):
     def script():
