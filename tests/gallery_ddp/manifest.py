@@ -52,6 +52,7 @@ SCRIPTS = [
     Script("folder_order.py", SAME_BUT, "folder-order"),
     Script("accumulation_not_averaged.py", DIFFERENT, "accumulation-not-averaged"),
     Script("buffers_differ_at_start.py", DIFFERENT, "buffers-differ-at-start"),
+    Script("batch_means_evaluated.py", DIFFERENT, "local-metric"),
     Script("batch_times_n.py", DIFFERENT, "batch-times-n"),
     Script("crash.py", DIFFERENT, "crash"),
     Script("divided_twice.py", DIFFERENT, "divided-twice"),

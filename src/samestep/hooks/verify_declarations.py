@@ -37,6 +37,10 @@ NORM_CLIPS = tuple(
     Hook(owner, "clip_grad_norm_", _VERIFY, "the norm of gradients before they are clipped")
     for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
 )
+REDUCTIONS = tuple(
+    Hook("torch.distributed", name, _VERIFY, "numbers that the ranks combine in an evaluation")
+    for name in ("all_reduce", "reduce")
+)
 
 _NOTES = "verify: notes"
 PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")

@@ -11,6 +11,14 @@ _OF_ALL_SAMPLES = (
     "rank 0 evaluates all samples itself, so the number is of its shard of the training, or it depends on "
     "the size of a batch. Sum it over the ranks, or weight the mean of each batch by its samples."
 )
+_MEAN_OF_MEANS = (
+    "the ranks combine it, but as a mean of means, in which batches or shards of unequal size have equal "
+    "weight. Sum values and numbers of samples over the ranks, and divide once."
+)
+_SUM_OF_MEANS = (
+    "the ranks sum it, or divide the sum twice. Sum values and numbers of samples over the ranks, and divide "
+    "once."
+)
 
 
 def printed_number(comparison: Comparison) -> Finding | None:
@@ -26,6 +34,8 @@ def printed_number(comparison: Comparison) -> Finding | None:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.is_replicated:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
+    elif worst.is_combined:
+        cause, why = "local-metric", _SUM_OF_MEANS if worst.is_multiple else _MEAN_OF_MEANS
     elif evaluates_alone(comparison):
         cause, why = "local-metric", _OF_ALL_SAMPLES
     else:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from samestep.studies.verify.combined_results import has_combined
 from samestep.studies.verify.compare import allowed_deviation, rounding_of
 from samestep.studies.verify.run_record import RunRecord
 
@@ -53,6 +54,7 @@ class PrintedNumber:
         usual: that line of the reference.
         is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
         is_count: whether it is an integer in a line that counts batches or samples.
+        is_combined: whether it is computed from numbers that all ranks have combined in an evaluation.
         is_multiple: whether it is N times the reference's or the N-th part, as a sum is that of a mean.
         shape: the line with a sign in the place of each number.
     """
@@ -62,6 +64,7 @@ class PrintedNumber:
     usual: str
     is_own_loss: bool
     is_count: bool
+    is_combined: bool
     is_multiple: bool
     shape: str
 
@@ -108,6 +111,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
                         usual=lines[i].text,
                         is_own_loss=_is_own_loss(of, one, reference, run),
                         is_count=of.isdecimal() and one.isdecimal() and bool(_COUNTER.search(shape)),
+                        is_combined=_is_combined(of, one, reference, run),
                         is_multiple=abs(value - (1 - 1 / size)) <= last + rounding,
                         shape=shape,
                     )
@@ -279,6 +283,13 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
         _has_printed(of, reference.at(step).losses) and _has_printed(one, run.at(step).losses)
         for step in steps
     )
+
+
+def _is_combined(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether two numbers are computed alike from what the ranks combine in an evaluation."""
+    pair, digit = (float(of), float(one)), _last_digit(one)
+    combined = zip(reference.combined(), run.combined(), strict=False)
+    return bool(digit) and any(has_combined(pair, both, run.size, digit) for both in combined)
 
 
 def _has_printed(text: str, losses: Sequence[float]) -> bool:

@@ -29,6 +29,7 @@ from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.calls_of_training import CallsOfTraining
 from samestep.studies.verify.clipped_gradients import clipping_recorded
+from samestep.studies.verify.combined_results import combined_recorded
 from samestep.studies.verify.compression_hooks import compresses
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.run_length import RunLength
@@ -107,6 +108,7 @@ class Probe(Listener):
                 attached(verify_declarations.COMMUNICATION_HOOK, wrapping(self._note_compression))
             )
             stack.enter_context(clipping_recorded(self._note_clipping))
+            stack.enter_context(combined_recorded(self._note_combined))
             for kind in Fetcher.__subclasses__():
                 stack.enter_context(
                     attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
@@ -128,7 +130,8 @@ class Probe(Listener):
         """Write how the script ended."""
         facts = self.facts
         facts.ended, facts.message = ended, message
-        facts.evaluated, facts.printed = self._step.evaluated, self._printed()
+        facts.evaluated, facts.combined = self._step.evaluated, self._step.combined
+        facts.printed = self._printed()
         facts.augmented = self._fetches_drew[0] == 1
         facts.written = self.written()
         facts.notes = [note for observer in self._observers for note in observer.notes()]
@@ -257,6 +260,10 @@ class Probe(Listener):
 
     def _note_clipping(self, total: float) -> None:
         self._step.unclipped = total
+
+    def _note_combined(self, numbers: Sequence[float]) -> None:
+        if self._step.evaluated:
+            self._step.combined += numbers
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:

@@ -87,6 +87,11 @@ class RunRecord:
             keys += [key for trace in traces for key in trace.facts.evaluated]
         return _sorted(keys)
 
+    def combined(self) -> Sequence[Sequence[float]]:
+        """Return the numbers that rank 0 has combined with other ranks in each evaluation."""
+        first = self.traces[0]
+        return [numbers for one in (*first.steps, first.facts) if (numbers := one.combined)]
+
     def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
         """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
 
@@ -154,7 +159,7 @@ def _truncated(trace: Trace, step: int) -> Trace:
     if len(trace.steps) <= step:
         return trace
     printed = trace.steps[step - 1].printed if step else 0
-    facts = replace(trace.facts, evaluated=[], printed=trace.facts.printed[:printed])
+    facts = replace(trace.facts, evaluated=[], combined=[], printed=trace.facts.printed[:printed])
     return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
 
 

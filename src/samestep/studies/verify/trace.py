@@ -17,6 +17,7 @@ class Step:
     samples: list[float] = field(default_factory=list)
     # a key for each sample of other calls since then that are evaluations
     evaluated: list[float] = field(default_factory=list)
+    combined: list[float] = field(default_factory=list)  # numbers that the ranks reduced in evaluations
     has_rollout: bool = False  # whether calls without gradients since then have produced these samples
     losses: list[float] = field(default_factory=list)  # the losses of the backwards since then
     learning_rates: list[float] = field(default_factory=list)  # of the parameter groups
@@ -78,6 +79,7 @@ class Facts:
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     # a key for each sample of evaluations after the last step
     evaluated: list[float] = field(default_factory=list)
+    combined: list[float] = field(default_factory=list)  # numbers that the ranks reduced in these evaluations
     printed: str = ""  # stdout
     # paths of the files that the rank has written and not removed
     written: list[str] = field(default_factory=list)

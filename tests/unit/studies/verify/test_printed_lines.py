@@ -117,3 +117,26 @@ def test_padding_and_wrapping_of_numbers_are_no_words():
 def test_odd_numbers_do_not_fail(token):
     numbers(f"hash {token}", "hash 7")
     numbers("hash 7", f"hash {token}")
+
+
+@pytest.mark.parametrize(
+    ("usual", "found", "expected"),
+    [
+        pytest.param([4.0, 2.0], [6.0, 3.3], True, id="a sum by its count"),
+        pytest.param([0.5], [1.1], True, id="a sum of two means"),
+        pytest.param([0.5], [0.55], True, id="a mean"),
+        pytest.param([0.005, 1.0], [0.0055, 1.0], True, id="a percentage"),
+        pytest.param([4.0, 2.0], [6.0, 3.0], False, id="another number"),
+        pytest.param([4.0, 2.0], [3.3, 6.0], False, id="another quotient"),
+        pytest.param([], [], False, id="nothing"),
+    ],
+)
+def test_a_number_that_the_ranks_combine_is_not_of_one_rank(usual, found, expected):
+    def run(text, size, combined):
+        one = printed(text, size=size)
+        facts = replace(one.facts, combined=combined)
+        return replace(one, traces=[replace(one.traces[0], facts=facts), *one.traces[1:]])
+
+    reference, again = (run("accuracy 0.500", 1, usual) for _ in range(2))
+    (number,) = deviating_numbers(reference, run("accuracy 0.550", 2, found), again)
+    assert number.is_combined is expected
