@@ -75,6 +75,7 @@ SCRIPTS = [
     Script("silent_copies_elsewhere.py", DIFFERENT, "silent-copies"),
     Script("steps_differ.py", DIFFERENT, "steps-differ"),
     Script("sum_not_mean.py", DIFFERENT, "sum-not-mean"),
+    Script("teachers_differ.py", DIFFERENT, "buffers-differ-at-start"),
     Script("unseeded_data.py", INCONCLUSIVE, "unseeded-data"),
     Script("unseeded_order.py", INCONCLUSIVE, "unseeded-data"),
     Script("unseeded_shards.py", DIFFERENT, "overlapping-shards"),

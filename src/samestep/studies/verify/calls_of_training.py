@@ -1,9 +1,11 @@
 """Finds calls without gradients that belong to the training: rollouts, teachers and target networks."""
 
 from collections.abc import Callable, Iterable, Sequence
+from weakref import ref
 
 from torch import nn
 
+from samestep.studies.verify.tensor_summary import sketch
 from samestep.studies.verify.trace import Step
 
 
@@ -13,9 +15,15 @@ class CallsOfTraining:
     In a rollout, a model in training mode is called on samples that it is trained on afterwards and was not
     trained on before; or it is called before every step, as where it chooses an action. A teacher and a
     target network are never trained, and called before every step in any mode.
+
+    Args:
+        is_trained: returns whether a model has parameters of one that was trained so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_trained: Callable[[nn.Module], bool]) -> None:
+        self._is_trained = is_trained
+        self._at_first: dict[ref[nn.Module], list[float]] = {}
+        """Sketches of the parameters of models at their first call, if they were not trained before."""
         self._trained_on: set[float] = set()  # keys of the samples of earlier steps
         self._since_step: dict[tuple[nn.Module, bool], list[float]] = {}
         """Keys of the samples since the last step, by model and if it was in training mode."""
@@ -25,16 +33,22 @@ class CallsOfTraining:
     def add(self, model: nn.Module, keys: Sequence[float]) -> None:
         """Add the samples of a call without gradients."""
         self._since_step.setdefault((model, model.training), []).extend(keys)
+        if ref(model) not in self._at_first and not self._is_trained(model):
+            self._at_first[ref(model)] = sketch(one for one in model.parameters() if not one.is_meta)
 
-    def remove_from(self, step: Step, is_trained: Callable[[nn.Module], bool]) -> None:
-        """Remove these calls from the evaluations before a step.
+    def of_untrained_models(self) -> list[float]:
+        """Return sketches of the parameters of all models that are never trained, at their first call."""
+        found: list[float] = []
+        for weak, numbers in self._at_first.items():
+            model = weak()
+            if model is None or not self._is_trained(model):  # trained ones are kept alive
+                found += numbers
+        return found
 
-        Args:
-            step: the step, with all samples since the last one.
-            is_trained: returns whether a model has parameters of one that was trained so far.
-        """
+    def remove_from(self, step: Step) -> None:
+        """Remove these calls from the evaluations before a step that has all samples since the last one."""
         calls, self._since_step = self._since_step, {}
-        trained = {id(model) for model, _ in calls if is_trained(model)}
+        trained = {id(model) for model, _ in calls if self._is_trained(model)}
         own = [
             (id(model), keys)
             for (model, is_training), keys in calls.items()

@@ -84,7 +84,7 @@ class Probe(Listener):
         self._before = 0  # number of backwards before the current optimizer step
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
-        self._calls_of_training = CallsOfTraining()
+        self._calls_of_training = CallsOfTraining(lambda one: self.model_of(one) is not None)
         self._eval_call: tuple[nn.Module, list[float]] | None = None
         """The module and sample keys of the current call in evaluation mode."""
         self._device = _CPU  # device of the last model called
@@ -133,6 +133,7 @@ class Probe(Listener):
         facts.evaluated, facts.combined = self._step.evaluated, self._step.combined
         facts.printed = self._printed()
         facts.augmented = self._fetches_drew[0] == 1
+        facts.frozen = self._calls_of_training.of_untrained_models()
         facts.written = self.written()
         facts.notes = [note for observer in self._observers for note in observer.notes()]
         self._note_group()
@@ -176,7 +177,8 @@ class Probe(Listener):
         self._step.samples.extend(keys)
         if id(module) not in self._modules:
             self._modules[id(module)] = module
-            self.facts.buffers += sketch(one for one in module.buffers() if not one.is_meta)
+            untrained = (*module.buffers(), *(one for one in module.parameters() if not one.requires_grad))
+            self.facts.buffers += sketch(one for one in untrained if not one.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(
                 isinstance(one, BatchNorm)
@@ -302,7 +304,7 @@ class Probe(Listener):
 
     def _finish_step(self) -> None:
         self._note_group()
-        self._calls_of_training.remove_from(self._step, lambda one: self.model_of(one) is not None)
+        self._calls_of_training.remove_from(self._step)
         self._step.printed = len(self._printed())
         self._writer.step(self._step)
         done = self._step

@@ -90,7 +90,7 @@ class RunRecord:
     def combined(self) -> Sequence[Sequence[float]]:
         """Return the numbers that rank 0 has combined with other ranks in each evaluation."""
         first = self.traces[0]
-        return [numbers for one in (*first.steps, first.facts) if (numbers := one.combined)]
+        return [one for one in (*(step.combined for step in first.steps), first.facts.combined) if one]
 
     def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
         """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.

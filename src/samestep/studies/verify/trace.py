@@ -66,8 +66,10 @@ class Facts:
     augmented: bool = False  # whether data sets drew random numbers in fetching a sample
     # number of training epochs that a `DistributedSampler` shuffled like an earlier one
     repeated_epochs: int = 0
-    # sketch of the buffers of all trained models, at the first training call of each
+    # sketch of the buffers and frozen parameters of all trained models, at the first training call of each
     buffers: list[float] = field(default_factory=list)
+    # sketch of the parameters of all models that are only called without gradients, at the first call of each
+    frozen: list[float] = field(default_factory=list)
     wrapped: bool = False  # whether models were called through DistributedDataParallel
     # name of a communication hook that rounds or approximates gradients; empty without one
     compressed: str = ""

@@ -148,16 +148,21 @@ def mean_of_means(comparison: Comparison) -> Finding | None:
 
 
 def buffers(comparison: Comparison) -> Finding | None:
-    """Find ranks that start with different buffers, if values differ from those of one worker."""
+    """Find ranks that start with different untrained tensors, if values differ from those of one worker."""
     if comparison.first is None:
         return None
-    first, *others = [np.array(trace.facts.buffers) for trace in comparison.run.traces]
-    if not any(one.shape == first.shape and relative(one, first) > _EQUAL for one in others):
+    facts = [trace.facts for trace in comparison.run.traces]
+    if _vectors_differ([one.frozen for one in facts]):
+        what = "parameters of a model that is not trained, such as a teacher"
+        advice = "Broadcast rank 0's, or load or draw them with one seed."
+    elif _vectors_differ([one.buffers for one in facts]):
+        what = "buffers or frozen parameters, the tensors of the model that are not trained"
+        advice = "Broadcast rank 0's (model.buffers()) like the parameters, or draw them from one seed."
+    else:
         return None
     return comparison.finding(
         "buffers-differ-at-start",
-        "the ranks start with different buffers, the tensors of the model that are not trained. Broadcast "
-        "rank 0's (model.buffers()) like the parameters, or draw them from one seed.",
+        f"the ranks start with different {what}. {advice}",
         comparison.first.step,
     )
 
@@ -204,6 +209,12 @@ def _first_apart(comparison: Comparison, name: str, steps: Iterable[int]) -> int
 def _ranks_differ(comparison: Comparison, step: int, name: str) -> bool:
     first, *others = [np.array(getattr(one, name)) for one in comparison.run.of_ranks(step)]
     return any(relative(one, first) > _EQUAL for one in others)
+
+
+def _vectors_differ(of_ranks: Sequence[Sequence[float]]) -> bool:
+    """Return whether the vectors of as many tensors differ between ranks."""
+    first, *others = map(np.array, of_ranks)
+    return any(one.shape == first.shape and relative(one, first) > _EQUAL for one in others)
 
 
 def _rates(rates: Sequence[float]) -> str:

@@ -204,9 +204,10 @@ def test_a_fault_is_named(cause, change):
     assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
 
 
-def test_different_buffers_are_named_only_if_values_differ():
+@pytest.mark.parametrize("name", ["buffers", "frozen"])
+def test_different_untrained_tensors_are_named_only_if_values_differ(name):
     def facts(rank):
-        return {"buffers": [float(rank)] * 16}
+        return {name: [float(rank)] * 16}
 
     changed = run(2, change=lambda _, step: other_gradient(step), facts=facts)
     assert found(changed) == ["buffers-differ-at-start"]

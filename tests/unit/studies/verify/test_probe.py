@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_length import StepsOfEach
-from samestep.studies.verify.tensor_summary import BUCKETS, row_keys
+from samestep.studies.verify.tensor_summary import BUCKETS, row_keys, sketch
 from samestep.studies.verify.trace import Writer, read
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -236,3 +236,19 @@ def test_draws_for_samples_are_detected_in_the_loop_and_in_calls(watch, where):
         streams.append(facts.stream)
     assert streams[0] == streams[1]
     assert (streams[0] != streams[2]) == facts.drew
+
+
+def test_models_that_are_never_trained_are_recorded_at_their_first_call_as_they_are_there(watch):
+    at_first = []
+
+    def script():
+        training, teacher = Training(), nn.Linear(3, 1)
+        at_first.extend(sketch(teacher.parameters()))
+        training.evaluate()
+        with torch.no_grad():
+            teacher(X)
+            teacher.weight.add_(1)
+            teacher(X)
+        training.epoch()
+
+    assert watch(script).facts.frozen == at_first
