@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from support.forked_commands import samestep
 
 SCRIPT = Path(__file__).parents[1] / "gallery_gpu/nccl_ddp.py"
@@ -53,9 +55,13 @@ def variant(tmp_path, *changes):
     return tmp_path / "train.py"
 
 
-def test_synchronized_batch_norm_normalizes_over_all_ranks(tmp_path):
+@pytest.mark.parametrize("group", ["", ", dist.new_group()"], ids=["default group", "own group"])
+def test_synchronized_batch_norm_normalizes_over_all_ranks(tmp_path, group):
     norm = ("torch.nn.Linear(8, 8), torch", "torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch")
-    convert = ("model = DDP(", "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DDP(")
+    convert = (
+        "model = DDP(",
+        f"model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model{group})\nmodel = DDP(",
+    )
 
     script = variant(tmp_path, norm, convert)
     ended = samestep("verify", "-n", 2, "--device", "cpu", "--json", script)

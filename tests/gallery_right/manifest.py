@@ -14,6 +14,7 @@ class Script:
         missing: codes of what cannot be compared, beside an evaluation or a second epoch that it lacks.
         workers: numbers of workers to run it on.
         steps: number of steps of each run.
+        device: "cpu" for a script that names GPUs.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Script:
     missing: tuple[str, ...] = ()
     workers: tuple[int, ...] = (2, 3)
     steps: int = 8
+    device: str = "auto"
 
     @property
     def path(self) -> Path:
@@ -30,14 +32,14 @@ class Script:
     @property
     def verdict(self) -> str:
         """The verdict: only notes leave "same"."""
-        return (
-            "same but for exceptions" if {"compressed-gradients", "local-print"} & {*self.codes} else "same"
-        )
+        exceptions = {"batch-norm-local", "compressed-gradients", "local-print"}
+        return "same but for exceptions" if exceptions & {*self.codes} else "same"
 
 
 SCRIPTS = [
     Script("accumulation_and_clipping.py", steps=6),
     Script("amp_bf16.py"),
+    Script("batch_norm_of_groups.py", codes=("batch-norm-local",), workers=(3,), steps=4, device="cpu"),
     Script("bucketed_sampler.py"),
     Script("contrastive_gathered.py"),
     Script("distillation.py"),

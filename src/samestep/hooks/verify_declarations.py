@@ -37,6 +37,9 @@ NORM_CLIPS = tuple(
     Hook(owner, "clip_grad_norm_", _VERIFY, "the norm of gradients before they are clipped")
     for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
 )
+GROUP_OF_NORM = Hook(
+    "torch.nn:SyncBatchNorm", "__init__", _VERIFY, "batch norm over all ranks in place of those of a group"
+)
 REDUCTIONS = tuple(
     Hook("torch.distributed", name, _VERIFY, "numbers that the ranks combine in an evaluation")
     for name in ("all_reduce", "reduce")

@@ -29,7 +29,8 @@ def codes(report):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name.removesuffix(".py"))
 def test_a_right_script_is_not_accused(verifier, script):
-    report = verifier.verify(script.path, workers=script.workers, steps=script.steps, hang_s=30.0)
+    options = {"workers": script.workers, "steps": script.steps, "device": script.device}
+    report = verifier.verify(script.path, **options, hang_s=30.0)
     assert (report["verdict"], codes(report)) == (script.verdict, sorted(script.codes)), report["findings"]
     assert set(report["not_compared"]) - MAY_BE_MISSING == set(script.missing) - MAY_BE_MISSING
 

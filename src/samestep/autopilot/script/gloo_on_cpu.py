@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -58,13 +59,30 @@ def _met(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _normalized(original: Callable[..., Tensor], norm: nn.SyncBatchNorm, batch: Tensor) -> Tensor:
-    """Normalize a batch with the statistics of all ranks; torch's own error names a group of some ranks."""
-    if not dist.is_initialized() or norm.process_group not in (None, dist.group.WORLD):
+    """Normalize a batch with the statistics of all ranks of the norm's group."""
+    if not dist.is_initialized():
         return original(norm, batch)
-    world = adopt()
-    if world.place.size == 1:
+    group: Any = norm.process_group or dist.group.WORLD
+    if group.size() == 1:
         return BatchNorm.forward(norm, batch)
-    return global_forward(norm, batch, world=world)
+    return global_forward(norm, batch, world=adopt() if group is dist.group.WORLD else _Ranks(group))
+
+
+class _Ranks:
+    """The ranks of a process group; see `global_batch_norm.Ranks`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks."""
+        gathered = [torch.empty_like(tensor) for _ in range(self._group.size())]
+        dist.all_gather(gathered, tensor.contiguous(), group=self._group)
+        return gathered
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all ranks."""
+        dist.all_reduce(tensor, group=self._group)
 
 
 def _gloo(backend: Any) -> Any:

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
 from samestep.hooks.module_forward import Forward, Undo, original_forward, redirect
-from samestep.parallel.gradients.global_batch_norm import GlobalNorm, combine, local_moments, per_channel
+from samestep.parallel.gradients.global_batch_norm import (
+    GlobalNorm,
+    Ranks,
+    combine,
+    local_moments,
+    per_channel,
+)
 from samestep.parallel.gradients.running_statistics import BatchNorm, InstanceNorm, Norm, TrackedNorm
 from samestep.ranks.world.protocol import World
 
@@ -108,7 +114,7 @@ def _has_torch_forward(module: Norm) -> bool:
     return type(module).forward in known and "forward" not in vars(module)
 
 
-def global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:
+def global_forward(module: BatchNorm, batch: Tensor, *, world: Ranks) -> Tensor:
     """Run a batch norm on this rank's shard with the statistics of the global batch; all ranks call this."""
     if not uses_batch_statistics(module):
         return BatchNorm.forward(module, batch)

@@ -15,16 +15,24 @@ ranks are N times the global ones, and so is dx: averaging removes this one fact
 and d bias = sum(g) are sums over this rank's shard; they are averaged with the gradients of all parameters.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from samestep.ranks.world.protocol import World
-
 Moments = tuple[Tensor, Tensor, Tensor]
 """Count (1,), mean (C,), and variance or M2 (C,), in at least single precision."""
+
+
+class Ranks(Protocol):
+    """The ranks that share a batch: a `World`, or those of a process group."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all ranks."""
 
 
 def local_moments(batch: Tensor) -> Moments:
@@ -43,7 +51,7 @@ def local_moments(batch: Tensor) -> Moments:
     return count, mean, var * num
 
 
-def combine(world: World, moments: Moments) -> Moments:
+def combine(world: Ranks, moments: Moments) -> Moments:
     """Return count, mean and biased variance of the global batch; equal bits on all ranks."""
     gathered = torch.stack(world.all_gather(torch.cat(moments)))  # (ranks, 1 + 2C)
     channels = moments[1].numel()
@@ -64,7 +72,7 @@ class GlobalNorm(torch.autograd.Function):
         bias: Tensor | None,
         moments: Moments,
         eps: float,
-        world: World,
+        world: Ranks,
     ) -> Tensor:
         """Return the normalized batch, of the dtype of `batch`."""
         count, mean, var = moments
@@ -122,7 +130,7 @@ def _own_sums(
 
 
 def _differentiable(
-    world: World, grad: Tensor, batch: Tensor, weight: Tensor | None, eps: float
+    world: Ranks, grad: Tensor, batch: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients as functions of `grad`, `batch` and `weight` on all ranks."""
     dims = _all_but_channels(batch)
@@ -144,7 +152,7 @@ class _SumOverRanks(torch.autograd.Function):
     """The sum over ranks, on every rank; its backward is the sum over ranks as well."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, world: World) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, world: Ranks) -> Tensor:
         ctx.world = world
         total = tensor.clone()
         world.all_reduce(total)
@@ -155,7 +163,7 @@ class _SumOverRanks(torch.autograd.Function):
         return _sum_over_ranks(grad, ctx.world), None
 
 
-def _sum_over_ranks(tensor: Tensor, world: World) -> Tensor:
+def _sum_over_ranks(tensor: Tensor, world: Ranks) -> Tensor:
     total: Tensor = _SumOverRanks.apply(tensor, world)  # type: ignore[no-untyped-call]
     return total
 

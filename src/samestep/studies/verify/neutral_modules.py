@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.hooks import verify_declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached_all, instead, wrapping
+from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.compression_hooks import without_compression
 from samestep.studies.verify.sample_random import per_sample_randomness
@@ -28,6 +30,7 @@ def rank_features_disabled() -> Iterator[None]:
             **dict.fromkeys(verify_declarations.DROPOUTS, instead(_identity)),
             verify_declarations.ATTENTION: _without_dropout,
             verify_declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
+            verify_declarations.GROUP_OF_NORM: wrapping(_over_all_ranks),
             verify_declarations.COMMUNICATION_HOOK: wrapping(without_compression),
         }
         stack.enter_context(attached_all(hooks))
@@ -39,6 +42,20 @@ def global_batch_norm() -> AbstractContextManager[None]:
     """Return a context that computes batch norm over the script's process group, if it has one."""
     has_group = dist.is_available() and dist.is_initialized()
     return batch_norm_over_ranks(adopt()) if has_group else nullcontext()
+
+
+def normalizes_alone(module: nn.Module) -> bool:
+    """Return whether a module is a batch norm with the statistics of a part of the ranks."""
+    if not isinstance(module, BatchNorm) or not uses_batch_statistics(module):
+        return False
+    group: Any = getattr(module, "process_group", None)
+    is_whole = group is None or group.size() == adopt().place.size
+    return not (isinstance(module, nn.SyncBatchNorm) and is_whole)
+
+
+def _over_all_ranks(original: Callable[..., None], norm: Any, *args: Any, **kwargs: Any) -> None:
+    original(norm, *args, **kwargs)
+    norm.process_group = None
 
 
 def _fetch_seeded(original: Callable[[Any, Any], Any], fetcher: Any, indices: Any) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
@@ -25,12 +24,12 @@ from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, attached_to, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
-from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.calls_of_training import CallsOfTraining
 from samestep.studies.verify.clipped_gradients import clipping_recorded
 from samestep.studies.verify.combined_results import combined_recorded
 from samestep.studies.verify.compression_hooks import compresses
+from samestep.studies.verify.neutral_modules import normalizes_alone
 from samestep.studies.verify.observers.observer import Observer
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.tensor_parallel import ranks_of_same_batch
@@ -180,12 +179,7 @@ class Probe(Listener):
             untrained = (*module.buffers(), *(one for one in module.parameters() if not one.requires_grad))
             self.facts.buffers += sketch(one for one in untrained if not one.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
-            self.facts.batch_norm |= any(
-                isinstance(one, BatchNorm)
-                and not isinstance(one, nn.SyncBatchNorm)
-                and uses_batch_statistics(one)
-                for one in module.modules()
-            )
+            self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
 
     def returned(self, outputs: Any) -> None:
         """See `Listener.returned`; a call in evaluation mode is a training call if a backward follows."""
