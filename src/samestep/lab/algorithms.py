@@ -50,10 +50,10 @@ def run(setup: Setup, *, sizes: tuple[int, ...] = SIZES, seconds: float = SECOND
         for row in sorted(report.rows, key=lambda row: (row.bytes, row.median_s))
     ]
     leaders = fastest(report.rows)
-    answers = "; ".join(f"at {bytes_text(nbytes)} {answer(names)}" for nbytes, names in leaders.items())
+    answers = "; ".join(f"{answer(names)} ({bytes_text(nbytes)})" for nbytes, names in leaders.items())
     return Outcome(
         tables=[Table(head=("size", "all-reduce", "median", "quartiles", "busbw GB/s"), rows=rows)],
-        measured=f"On {setup.workers} ranks here the fastest is: {answers}.",
+        measured=f"Fastest on {setup.workers} ranks here, by size: {answers}.",
         values={
             "rows": [row.as_dict() for row in report.rows],
             "fastest": [{"bytes": nbytes, "algorithms": names} for nbytes, names in leaders.items()],
