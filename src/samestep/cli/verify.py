@@ -55,7 +55,7 @@ def verify(
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Arguments of the script.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
     ] = None,
     *,
     workers: launch.WorkerCounts = "1,2",

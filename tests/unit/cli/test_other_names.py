@@ -80,6 +80,14 @@ def test_each_verb_has_short_help(capsys, verb):
     assert "-h" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["train"], ["run"], ["bench", "step"]])
+def test_a_switch_is_shown_without_a_value(capsys, words):
+    assert run_command([*words, "-h"]) == 0
+    text = capsys.readouterr().out
+    assert "--help" in text
+    assert "<bool>" not in text
+
+
 def test_the_common_options_come_first(capsys):
     run_command(["train", "-h"])
     text = capsys.readouterr().out
