@@ -159,6 +159,7 @@ _ALL = (
             "precision, torch.compile and the data path as what comes first."
         ),
         workers=1,
+        most=1,
         trains=True,
     ),
     Experiment(
@@ -249,7 +250,9 @@ def check_workers(experiment: Experiment, workers: int) -> None:
     """Refuse a number of ranks that the experiment cannot use.
 
     Raises:
-        UsageError: it is too small.
+        UsageError: it is too small or too large.
     """
     if workers < experiment.least:
         raise UsageError(f"-n {workers}: {experiment.name} needs {experiment.least} workers or more.")
+    if experiment.most is not None and workers > experiment.most:
+        raise UsageError(f"-n {workers}: {experiment.name} needs {experiment.most} workers or fewer.")

@@ -16,7 +16,7 @@ from samestep.base.units import rate_text, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.lab.training_runs import image_sets, pixels
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import quartiles
+from samestep.studies.bench.figures import overlap, quartiles
 from samestep.studies.bench.interleaving import in_rounds
 from samestep.studies.bench.synchronizers import Problem
 from samestep.training.data.image_set import ImageSet
@@ -127,7 +127,7 @@ def run(
     slow, fast = (median(taken) for taken in loading.values())
     paths = [(name, rate_text(1 / median(taken), "samples")) for name, taken in loading.items()]
     best = max(times, key=lambda name: first / median(times[name]))
-    clear = quartiles(times[best])[1] < quartiles(times[changes[0]])[0]
+    clear = not overlap(quartiles(times[best]), quartiles(times[changes[0]]))
     answer = f"the fastest is {best}, {first / median(times[best]):.2f} times the speed without changes"
     return Outcome(
         tables=[

@@ -10,7 +10,7 @@ from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import quartiles
+from samestep.studies.bench.figures import overlap, quartiles
 from samestep.studies.bench.interleaving import in_rounds
 from samestep.studies.bench.synchronizers import WAYS, Problem, Trainee
 
@@ -69,17 +69,18 @@ def run(setup: Setup, *, rounds: int = ROUNDS, steps: int = STEPS) -> Outcome:
     share = named["its share of the cores"]
     worst = max(chosen, key=lambda count: values[count]["median_s"])
     ratio = values[worst]["median_s"] / values[share]["median_s"]
-    equal = [
-        count
-        for count in chosen
-        if count != best and values[count]["quartiles_s"][0] <= values[best]["quartiles_s"][1]
-    ]
-    overlap = f" The quartiles of {' and '.join(map(str, equal))} overlap with it." if equal else ""
+    spread = {count: values[count]["quartiles_s"] for count in chosen}
+    equal = [count for count in chosen if count != best and overlap(spread[count], spread[best])]
+    as_fast = (
+        f" No difference from {' and '.join(map(str, equal))} is measured: the quartiles overlap."
+        if equal
+        else ""
+    )
     return Outcome(
         tables=[Table(head=("threads", "in all", "rule", "step", "quartiles"), rows=rows)],
         measured=(
             f"{setup.workers} ranks on {cores} cores are fastest with {counted(best, 'thread')} each."
-            f"{overlap} With {worst} a step takes {ratio:.2f} times as long as with the share of {share}."
+            f"{as_fast} With {worst} a step takes {ratio:.2f} times as long as with the share of {share}."
         ),
         values={"cores": cores, "share": share, "threads": values},
     )

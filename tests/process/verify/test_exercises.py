@@ -1,4 +1,4 @@
-"""Training scripts of the exercises: the solutions pass on 1 to 5 ranks, the wrong ones are named by code."""
+"""Training scripts of the exercises, on 1 to 5 ranks: solutions pass, and wrong ones are named by code."""
 
 import pytest
 
@@ -32,12 +32,20 @@ def test_a_solution_passes(graded, name):
     assert (result.faults, result.remarks) == ([], [])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_wrong_script_is_named(graded, name):
+MORE_RANKS = [
+    ("gradients_summed", 4),
+    ("padded_evaluation", 5),
+    ("evaluation_of_one_rank", 3),
+    ("batch_of_each_rank", 5),  # a step uses the whole data set
+]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in SCRIPTS), *MORE_RANKS])
+def test_a_wrong_script_is_named(graded, name, ranks):
     exercise, right, wrong, *codes = SCRIPTS[name]
     text = solution(exercise)
     assert text.count(right) == 1
-    result = graded(exercise, text.replace(right, wrong), [2])
+    result = graded(exercise, text.replace(right, wrong), [ranks])
 
     assert [fault.code for fault in result.faults] == codes
-    assert {fault.ranks for fault in result.faults} == {2}
+    assert {fault.ranks for fault in result.faults} == {ranks}

@@ -25,6 +25,7 @@ from samestep.lab import (
 )
 from samestep.lab.experiment import Setup
 from samestep.ranks.world.thread_world import run_ranks
+from samestep.studies.bench.figures import Row
 from samestep.studies.bench.synchronizers import Problem
 
 TWO = Setup(workers=2, ranks=run_ranks)
@@ -251,8 +252,25 @@ def test_the_fastest_all_reduce_is_one_that_was_measured():
     names = {row["algorithm"] for row in values["rows"]}
     assert names == {"native", "naive", "tree", "ring", "halving_doubling"}
     (fastest,) = values["fastest"]
-    assert fastest["from_bytes"] == 1024
-    assert fastest["algorithm"] in names
+    assert fastest["bytes"] == 1024
+    assert {*fastest["algorithms"]} <= names
+
+
+def timed(name, median_s, *quartiles, nbytes=1024):
+    times = {"median_s": median_s, "spread_s": quartiles, "algbw_bytes_per_s": 1.0, "busbw_bytes_per_s": 1.0}
+    return Row(collective="all_reduce", algorithm=name, bytes=nbytes, ranks=2, limit_share=0.1, **times)
+
+
+def test_no_all_reduce_is_the_fastest_where_quartiles_overlap():
+    rows = [
+        timed("tree", 3.0, 2.9, 3.1),
+        timed("ring", 1.1, 0.9, 1.2),
+        timed("naive", 1.0, 0.8, 1.1),
+        timed("tree", 1.0, 0.9, 1.1, nbytes=4096),
+        timed("ring", 2.0, 1.2, 2.1, nbytes=4096),
+    ]
+
+    assert algorithms.fastest(rows) == {1024: ["naive", "ring"], 4096: ["tree"]}
 
 
 def test_pairs_of_gpus_that_nvlink_connects_are_read_from_the_matrix_of_nvidia_smi():

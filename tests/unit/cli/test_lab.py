@@ -49,6 +49,7 @@ def test_the_page_of_an_experiment_is_written(tmp_path, capsys):
     [
         ["nonsense"],
         ["ring", "-n", "1"],
+        ["serial-first", "-n", "3"],
         ["backends", "-n", "0"],
         ["padding", "--data", "nonsense"],
         ["shuffling", "-n", "65"],

@@ -34,7 +34,7 @@ def main() -> None:
     model = DistributedDataParallel(model)
     # <<<
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_set, test_set = samples(240, seed=1), samples(103, seed=2)
+    train_set, test_set = samples(300, seed=1), samples(103, seed=2)
     # >>> Step 3: each rank loads its share of every batch; the serial order comes from the same seeds.
     # | order = torch.Generator()
     # | sampler = torch.utils.data.RandomSampler(train_set, generator=order)

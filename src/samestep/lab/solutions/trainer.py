@@ -51,7 +51,7 @@ class Trainer:
             dist.broadcast(buffer, src=0)
         # <<<
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        train_set, self.test_set = samples(240, seed=1), samples(103, seed=2)
+        train_set, self.test_set = samples(300, seed=1), samples(103, seed=2)
         # >>> Change 2: each rank loads its share of every batch; the serial order comes from the same seeds.
         # | self.order = torch.Generator()
         # | self.sampler = torch.utils.data.RandomSampler(train_set, generator=self.order)

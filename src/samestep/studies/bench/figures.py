@@ -93,3 +93,12 @@ def quartiles(times: Sequence[float]) -> tuple[float, float]:
         return times[0], times[0]
     low, _, high = quantiles(times, n=4, method="inclusive")
     return low, high
+
+
+def overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Return whether two spreads have a value in common, so that no difference is measured.
+
+    >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((3.0, 4.0), (1.0, 2.0))
+    (True, False)
+    """
+    return one[0] <= other[1] and other[0] <= one[1]

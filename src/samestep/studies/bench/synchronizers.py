@@ -225,7 +225,7 @@ NEEDS: Mapping[str, str] = {
     "flat": "ranks that share a host and compute on its CPU",
     "ddp": "ranks that are processes of torch.distributed",
     "data_parallel": "two GPUs or more, one per worker, all visible to rank 0",
-    ONE_PROCESS: "ranks that share a host and compute on its CPU, and whose cores rank 0 can use",
+    ONE_PROCESS: "ranks that share a host, compute on its CPU, and have a core for each of their threads",
 }
 """The requirements of synchronizers that not all ranks can run."""
 
