@@ -1,5 +1,7 @@
 """The progress bar of long work, on a terminal only."""
 
+import threading
+
 import pytest
 
 from samestep.base.console import progress_bar
@@ -17,9 +19,12 @@ def test_the_number_of_pieces_may_become_known_later(shown, quiet, is_drawn, mon
     }.items():
         monkeypatch.setenv(name, value)
 
+    before = set(threading.enumerate())
     with progress_bar(None, shown=shown) as begin:
         begin("first")
         begin("second", 4)
+    for thread in set(threading.enumerate()) - before:  # rich does not wait for the thread that draws
+        thread.join(10)
 
     text = capsys.readouterr().err
     assert ("second" in text and "1/4" in text) is is_drawn
