@@ -27,8 +27,8 @@ _STUDY = "--steps 20 --repeats 3 --json"
 _RATES = ("samples_per_second", "samples_per_second_low", "samples_per_second_high")
 _LOSS = re.compile(r"step +\d+: loss (\S+)")
 _GAP = 16
-_STROKES = (7.0, 3.6, 1.4)
-"""Widths of the lines: equal losses lie on top of each other, so each line is narrower than the one below."""
+_STROKE = 4.0
+"""Width of the lines of losses."""
 _LETTERS = 1.3
 """Factor of all font sizes, since the picture is shown at half its size."""
 
@@ -78,12 +78,13 @@ def deviation(losses: dict[str, list[float]]) -> float:
 def svg(claim: dict[str, Any]) -> str:
     """Return the picture."""
     losses = claim["losses"]
+    # The letters are larger than the room of a long name.
     lines = {
-        f"{n} worker{'s' * (n != '1')}": [DataPoint(k, y, y, y) for k, y in enumerate(one)]
+        f"{n} workers" if n == str(WORKERS[-1]) else n: [DataPoint(k, y, y, y) for k, y in enumerate(one)]
         for n, one in losses.items()
     }
     left = LineChart(
-        title=f"The same training: losses differ by at most {deviation(losses):.0e} of their value",
+        title=f"The same losses, up to {deviation(losses):.0e} of their value",
         x="step",
         y="loss",
         lines=lines,
@@ -97,8 +98,7 @@ def svg(claim: dict[str, Any]) -> str:
         ideal_name=f"{cores} cores",
         text=lambda value: f"{value:.2f}x",
     ).svg()
-    for number, stroke in enumerate(_STROKES):
-        left = _wider(left, number, stroke)
+    left = re.sub(r'stroke-width="[\d.]+" stroke-linejoin', f'stroke-width="{_STROKE}" stroke-linejoin', left)
     height = int(re.findall(r'height="(\d+)"', left)[0])
     parts = (_nested(one, x) for one, x in ((left, 0), (right, WIDTH + _GAP)))
     width = 2 * WIDTH + _GAP
@@ -112,13 +112,6 @@ def speedups(claim: dict[str, Any]) -> list[DataPoint]:
     points = [one for one in claim["points"] if one["threads"] == 1]
     serial = points[0]["samples_per_second"]
     return [DataPoint(one["workers"], *(one[name] / serial for name in _RATES)) for one in points]
-
-
-def _wider(text: str, number: int, stroke: float) -> str:
-    """Return a chart whose `number`-th curve has the width `stroke`."""
-    curves = list(re.finditer(r'stroke-width="[\d.]+" stroke-linejoin', text))
-    begin, end = curves[number].span()
-    return f'{text[:begin]}stroke-width="{stroke}" stroke-linejoin{text[end:]}'
 
 
 def _nested(text: str, x: int) -> str:

@@ -170,7 +170,8 @@ def test_a_run_folder_is_never_written_over(runs, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning_rate = 1", "'learning_rate' is unknown"),
+        ("learning_rate = 1", "'learning_rate' is unknown. Use one of: accumulate,"),
+        ("batchsize = 1", "'batchsize' is unknown. Did you mean 'batch_size'?"),
         ("lr = 'fast'", "lr = 'fast' has the wrong type"),
         ("epochs = 1.5", "epochs = 1.5 has the wrong type"),
         ("milestones = 3", "milestones = 3 has the wrong type"),

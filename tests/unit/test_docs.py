@@ -305,6 +305,15 @@ def test_the_changes_that_the_first_page_shows_are_those_of_the_example():
     assert [line for line in lines if line not in example] == []
 
 
+def test_the_six_changes_that_the_readme_shows_are_those_of_the_example():
+    text = (ROOT / "README.md").read_text().split("make [six changes]")[1].split("\n\n")[1]
+    example = [line.strip() for line in (ROOT / "examples" / "joined.py").read_text().splitlines()]
+
+    shown = [re.split(r" +# +", line.strip()) for line in text.splitlines()]
+    assert [about.split(".")[0] for _, about in shown if about[0].isdigit()] == list("123456")
+    assert [line for line, _ in shown if line not in example] == []
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS.rglob("*.md")], ids=lambda page: page.name)
 def test_shown_output_names_the_line_of_the_example(page):
     example = (ROOT / "examples" / "joined.py").read_text().splitlines()

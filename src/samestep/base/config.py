@@ -55,7 +55,7 @@ def read_tables(path: Path) -> dict[str, Any]:
     tables = read_toml(path, missing_ok=True)
     for name, value in tables.items():
         if name not in TABLES:
-            raise UsageError(f"{path}: there is no table {name!r}. {_nearest(name, TABLES)}")
+            raise UsageError(f"{path}: there is no table {name!r}. {suggestion(name, TABLES)}")
         if not isinstance(value, Mapping):
             raise UsageError(f"{path}: {name} is a table: write [{name}] on a line of its own.")
     return tables
@@ -79,7 +79,7 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
         plain = key.replace("-", "_")
         plain = _FORMER_KEYS.get(plain, plain)
         if plain not in known:
-            raise UsageError(f"{path}: [{name}] has no key {key!r}. {_nearest(plain, known)}")
+            raise UsageError(f"{path}: [{name}] has no key {key!r}. {suggestion(plain, known)}")
         is_time = types[plain] is str and type(value) is int  # such as a time in minutes
         try:
             read = str(value) if is_time else read_as(types[plain], value, f"[{name}] {key} = {value!r}")
@@ -89,6 +89,11 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
     return kind(**found)
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"The nearest name is {near[0]}."
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return a sentence with the known name that is like a wrong one, or with all known names.
+
+    >>> suggestion("wrokers", ["workers", "threads"]), suggestion("x", ["workers", "threads"])
+    ("Did you mean 'workers'?", 'Use one of: threads, workers.')
+    """
+    near = get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(sorted(known))}."

@@ -38,13 +38,14 @@ def write_stderr(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[[str], None]]:
+def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[..., None]]:
     """Show a progress bar with the time left, if stderr is a terminal.
 
-    It yields a function to call before each piece of work.
+    It yields a function to call before each piece of work, with its name, and with the number of all pieces
+    once it is known.
 
     Args:
-        total: pieces of work; None if the number is unknown.
+        total: pieces of work; None if the number is not known yet.
         shown: whether this process shows it.
     """
     from rich.console import Console
@@ -57,9 +58,9 @@ def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[[str], 
         task = bar.add_task("", total=total)
         completed = -1
 
-        def begin(what: str) -> None:
+        def begin(what: str, total: int | None = None) -> None:
             nonlocal completed
             completed += 1
-            bar.update(task, completed=completed, description=what)
+            bar.update(task, completed=completed, description=what, total=total)
 
         yield begin

@@ -28,7 +28,7 @@ class Action(str, Enum):
 def data(
     action: Annotated[Action, typer.Argument(help="The action.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The data set; not needed for list.")
+        str | None, typer.Argument(metavar="NAME", help="The data set; not needed for list.")
     ] = None,
     *,
     data_dir: results.DataDir = None,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import typer
+
 COMMON = {
     "run": (
         *("workers", "nproc_per_node", "module", "explain", "sanitize", "count"),
@@ -36,6 +38,20 @@ def common_first(commands: Mapping[str, Any]) -> None:
             arguments = [one for one in options.values() if one.param_type_name == "argument"]
             others = [one for one in options.values() if one.param_type_name != "argument"]
             commands[verb].params = [*arguments, *common, *others]
+
+
+def without_type_of_switches(command: Any, settings: Mapping[str, Any]) -> None:
+    """Show the switches of a command, and of the commands below it, without ``<bool>``: they take no value.
+
+    Args:
+        command: the command.
+        settings: settings of its context; they have the names of its help option.
+    """
+    for one in (*command.params, command.get_help_option(typer.Context(command, **settings))):
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        without_type_of_switches(below, settings)
 
 
 def flowing(text: str | None) -> str:

@@ -12,7 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
-from samestep.cli.help_text import common_first, flowing
+from samestep.cli.help_text import common_first, flowing, without_type_of_switches
 from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
@@ -67,6 +67,7 @@ def run_command(arguments: Sequence[str]) -> int:
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
         common_first(getattr(command, "commands", {}))
+        without_type_of_switches(command, _SETTINGS)
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         answer = answer_to(getattr(error, "option_name", None) or "", arguments)

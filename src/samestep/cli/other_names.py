@@ -17,6 +17,7 @@ SAME = {
     "gradient-accumulation-steps": "accumulate",
     "max-grad-norm": "clip-norm",
     "mixed-precision": "precision",
+    "num-cpu-threads-per-process": "threads",
     "num-workers": "loader-workers",
     "output-dir": "out",
     "resume-from-checkpoint": "resume",
@@ -24,11 +25,23 @@ SAME = {
 """Other names of options, each with samestep's name; both have the same meaning."""
 
 _IS_FOUND = "samestep finds it by itself; leave it out"
+_LOGS = "--log-dir DIR with --tee 3 writes a file for each stream of each worker"
 _NOT_HERE = "samestep has data parallelism only; start this script with accelerate launch"
 ANSWERS = {
     "--local-addr": f"{_IS_FOUND}, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to a network interface",
     "--use-env": "the workers always have LOCAL_RANK; leave it out",
     "--start-method": "workers are started as torchrun starts them; leave it out",
+    "--run-path": "scripts always run in the interpreter of their worker; leave it out",
+    "--virtual-local-rank": "LOCAL_RANK is always the rank on the node; leave it out",
+    "--signals-to-handle": "all signals that end a job or warn of its end reach the workers; leave it out",
+    "--shutdown-timeout": "workers have some seconds to end before they are killed; leave it out",
+    "--numa-binding": "give --bind numa or --bind core",
+    "--enable-cpu-affinity": "give --bind numa or --bind core",
+    "--local-ranks-filter": "give --redirects RANK:3,.. for the ranks that print to files only",
+    "--duplicate-stdout-filters": _LOGS,
+    "--duplicate-stderr-filters": _LOGS,
+    "--logs-specs": _LOGS,
+    "--event-log-handler": "samestep writes no log of events; leave it out",
     "--multi-gpu": "each worker uses a GPU where there is one; leave it out, and give -n",
     "--cpu": "give --device cpu",
     "--gpu-ids": "set CUDA_VISIBLE_DEVICES",

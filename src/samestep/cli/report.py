@@ -30,7 +30,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run folders, a study.json, or a CSV file with columns workers, seconds, and perhaps weak.",
         ),
     ],

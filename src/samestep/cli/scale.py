@@ -100,7 +100,7 @@ def scale(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ARGS]...",
+            metavar="ARGS",
             help="Arguments of the target; {n}, {local}, {nodes}, {256/n}, {32*n} are replaced. All words "
             "after -- are arguments.",
         ),

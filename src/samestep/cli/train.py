@@ -52,7 +52,7 @@ FINISH_S = 300.0
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help=f"One of {', '.join(RECIPES)}; digits is bundled."),
+        typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled."),
     ] = None,
     *,
     start: launch.WatchedWorkers,

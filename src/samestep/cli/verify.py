@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
@@ -47,6 +48,13 @@ _WORDS = {
     "different": "the runs differ",
 }
 _EXIT_CODES = {"different": 1, "inconclusive": 3}
+_STYLES = {
+    "same": "green",
+    "same but for exceptions": "yellow",
+    "inconclusive": "yellow",
+    "different": "bold red",
+}
+"""The color of each verdict on a terminal."""
 
 
 @with_flags_of(Options, only=SPLIT, defaults=True)
@@ -55,7 +63,7 @@ def verify(
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Arguments of the script.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
     ] = None,
     *,
     workers: launch.WorkerCounts = "1,2",
@@ -204,18 +212,17 @@ def _print(report: Report) -> None:
         for row in report.rows:
             values = [f"{row.deviations[name]:.1e}" for name in quantities]
             is_rounding = row.is_rounding and row.verdict == "same"
+            verdict = "same: rounding" if is_rounding else row.verdict
             table.add_row(
-                str(row.workers), str(row.steps), *values, "same: rounding" if is_rounding else row.verdict
+                str(row.workers), str(row.steps), *values, Text(verdict, style=_STYLES[row.verdict])
             )
         console.print(table)
     for finding in report.all_findings:
         console.print(f"{finding.cause} ({_where(finding)}): {finding.message}", soft_wrap=True, markup=False)
     missing = ", ".join(report.not_compared.values())
-    console.print(
-        f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps"
-        f"{missing and f'; not compared: {missing}'}.",
-        soft_wrap=True,
-    )
+    meaning = f": {_WORDS[report.verdict]}, over {report.steps} steps"
+    meaning += f"{missing and f'; not compared: {missing}'}."
+    console.print(Text.assemble((report.verdict, _STYLES[report.verdict]), meaning), soft_wrap=True)
 
 
 def _where(finding: Finding) -> str:

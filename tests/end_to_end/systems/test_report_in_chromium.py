@@ -137,6 +137,17 @@ def test_a_study_is_painted_by_day_and_by_night(pages, tmp_path, flags, paper):
         assert (np.abs(pixels - colour).sum(1) < 12).sum() > 300
 
 
+def test_equal_lines_are_all_visible(tmp_path):
+    runs = [read_run(run_folder(tmp_path / name, steps=1000)) for name in ("a", "b", "c")]
+    page = tmp_path / "equal.html"
+    page.write_text(render_side_by_side(runs))
+
+    pixels = painted(page, tmp_path)
+
+    for color in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73)):
+        assert (np.abs(pixels - color).sum(1) < 12).sum() > 700, color  # 400 of them are keys
+
+
 def test_a_study_prints_on_white_paper_in_its_colours(pages, tmp_path):
     paper = tmp_path / "study.pdf"
     browse(

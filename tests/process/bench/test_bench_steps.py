@@ -13,7 +13,9 @@ PROBLEM = Problem(batch_per_worker=2, shape=(1, 8, 8))
 
 def measured(world):
     names = ways_here(world)
-    return names, measure(world, PROBLEM, names, seconds=0.01)
+    begun = []
+    rows = measure(world, PROBLEM, names, seconds=0.01, done=lambda *one: begun.append(one))
+    return names, rows, begun
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def ranks(processes):
 
 
 def test_all_ways_are_measured_and_compared_with_none(ranks):
-    (names, rows), (_, others) = ranks
+    (names, rows, _), (_, others, _) = ranks
 
     assert list(WAYS) == [ALONE, *SYNCS]
     assert set(WAYS) - set(names) - {ONE_PROCESS} == {"data_parallel"}
@@ -33,6 +35,14 @@ def test_all_ways_are_measured_and_compared_with_none(ranks):
     exposed = {row.sync: row.exposed_sync_s for row in rows}
     assert exposed[ALONE] == 0.0
     assert all(exposed[name] > 0 for name in ("naive", "ring", "reference", "bucketed", "flat", "exact"))
+
+
+def test_the_number_of_blocks_is_known_after_the_first_ones(ranks):
+    names, _, begun = ranks[0]
+
+    assert [name for name, _ in begun[: len(names)]] == names
+    assert {total for _, total in begun[: len(names)]} == {None}
+    assert {total for _, total in begun[len(names) :]} == {len(begun)}
 
 
 def stepped(world, name):

@@ -1,6 +1,7 @@
 """Names of options that other launchers have are accepted, or answered with samestep's own."""
 
 import pytest
+from torch.distributed.run import get_args_parser
 from typer.main import get_command
 
 from samestep.cli import help_text
@@ -45,6 +46,14 @@ def test_every_other_name_is_of_an_option_that_exists():
     assert [own_name(name.replace("-", "_")) for name in SAME] == list(SAME.values())
 
 
+def test_every_option_of_torchrun_is_accepted_or_answered():
+    own = flags_of("run")
+    theirs = [name for one in get_args_parser()._actions for name in one.option_strings if name[:2] == "--"]
+
+    assert len(theirs) > 20
+    assert [name for name in theirs if not {f"--{own_name(name[2:])}"} & (own | {*ANSWERS, "--help"})] == []
+
+
 def test_the_common_options_exist():
     for verb, names in help_text.COMMON.items():
         command = get_command(application(verb)).commands[verb]
@@ -56,6 +65,7 @@ def test_the_common_options_exist():
     [
         (["train", "--local_addr", "x"], "GLOO_SOCKET_IFNAME"),
         (["run", "--use_fsdp", "a.py"], "accelerate"),
+        (["run", "--numa_binding=node", "a.py"], "--bind"),
         (["verify", "--learning_rate", "1", "a.py"], "--learning_rate"),
         (["submit", "slurm", "-t", "3", "a.py"], "--time "),
         (["submit", "slurm", "--module", "gcc", "a.py"], "--load-module"),
@@ -78,6 +88,14 @@ def test_only_known_names_have_an_answer():
 def test_each_verb_has_short_help(capsys, verb):
     assert run_command([verb, "-h"]) == 0
     assert "-h" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["run"], ["bench", "step"]])
+def test_a_switch_is_shown_without_a_value(capsys, words):
+    assert run_command([*words, "-h"]) == 0
+    text = capsys.readouterr().out
+    assert "--help" in text
+    assert "<bool>" not in text
 
 
 def test_the_common_options_come_first(capsys):

@@ -40,6 +40,7 @@ def test_a_flag_overrides_a_file_and_config_overrides_the_project(run, arguments
     ("config", "named"),
     [
         ("wrokers = 2", ("'wrokers'", "'workers'")),
+        ("momentum = 2", ("'momentum'", "Use one of", "workers")),
         ("hang-timeout = 'soon'", ("hang-timeout", "'soon'")),
         ("workers = true", ("workers", "True")),
         ("count = 1", ("count", "true or false")),

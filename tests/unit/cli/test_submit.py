@@ -104,7 +104,7 @@ def test_an_unknown_key_is_named_with_the_nearest(submit, tmp_path):
     code, _, err = submit("slurm", "--dry-run", "train.py", site='[slurm]\nacount = "physics"\n')
 
     assert code == 2
-    assert all(one in err for one in ("[slurm]", "'acount'", "account."))
+    assert all(one in err for one in ("[slurm]", "'acount'", "'account'"))
 
 
 def test_a_flag_of_the_job_after_the_program_is_pointed_out(submit):

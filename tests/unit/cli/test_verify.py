@@ -7,9 +7,12 @@ import pytest
 
 from samestep.base import env
 from samestep.cli.main import run_command
+from samestep.cli.verify import _print
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.worker_report import Report
 from samestep.run import rerun
+from samestep.studies.verify.verdict import Finding, Row
+from samestep.studies.verify.verdict import Report as Comparison
 from support.recordings import recording
 
 SHELL = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
@@ -55,3 +58,30 @@ def test_in_a_shell_with_an_allocation_a_command_is_rerun_there(command, flags, 
     assert started[0] == "srun"
     assert flags < set(started)
     assert "Slurm allocation 12 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gravity", "cause", "verdict", "color"),
+    [
+        ("note", "module-keys", "same", "32"),
+        ("exception", "local-print", "same but for exceptions", "33"),
+        ("fault", "unseeded", "inconclusive", "33"),
+        ("fault", "learning-rate", "different", "1;31"),
+    ],
+)
+def test_a_verdict_has_its_color_on_a_terminal_only(gravity, cause, verdict, color, monkeypatch, capsys):
+    finding = Finding(cause=cause, message="", workers=2, kind=gravity)
+    deviations = dict.fromkeys(("loss", "gradient", "parameters"), 0.5)
+    row = Row(workers=2, steps=1, deviations=deviations, is_rounding=False, findings=[finding])
+    report = Comparison(rows=[row], findings=[], steps=1, not_compared={"loss": "[loss]"})
+
+    _print(report)
+    assert "\x1b" not in (plain := capsys.readouterr().out)
+    assert plain.splitlines()[-1].startswith(f"{verdict}: ")
+    assert "[loss]" in plain
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _print(report)
+    assert capsys.readouterr().out.count(f"\x1b[{color}m{verdict}\x1b[0m") == 2

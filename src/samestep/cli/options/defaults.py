@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from samestep.base.config import read_toml
+from samestep.base.config import read_toml, suggestion
 from samestep.base.errors import UsageError
 from samestep.cli.options.declare import option
 from samestep.cli.other_names import own_name
@@ -33,8 +32,8 @@ def defaults_in(path: Path, table: Mapping[str, Any], context: typer.Context) ->
     for key, value in table.items():
         one: Any = options.get(own_name(key))
         if one is None:
-            near = get_close_matches(own_name(key), options, n=1, cutoff=0.0)
-            raise UsageError(f"{path}: there is no option {key!r}. Did you mean {near[0]!r}?")
+            names = [name for name in options if len(name) > 1]
+            raise UsageError(f"{path}: there is no option {key!r}. {suggestion(own_name(key), names)}")
         found[one.name] = _as_typed(value) if one.is_flag is isinstance(value, bool) else None
         try:
             if found[one.name] is None:

@@ -17,7 +17,7 @@ from samestep.launch.submit.site_defaults import SIZE_PANEL
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.rendezvous.job_secret import SECRET_FILE
 
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the program.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program.")]
 Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]
 GpusPerNode = Annotated[int, option("G", "GPUs of each node, one for each worker.", SIZE_PANEL)]
 Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", "", "--detach")]

@@ -57,6 +57,7 @@ def become_worker(start: Start, entry: Entry, report_fd: int, inherited: Inherit
     try:
         die_with_parent(inherited.launcher)
         _restore_signals(inherited.mask)
+        sys.unraisablehook = report_unless_interrupted
         for stream in start.streams:
             stream.attach()
         own = {fd for stream in start.streams for fd in stream.files}
@@ -93,6 +94,16 @@ def _restore_signals(mask: Collection[int | signal.Signals]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def report_unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Report an exception of a finalizer as Python does, unless it is Ctrl-C, which the launcher reports.
+
+    A launcher without a terminal forwards SIGINT, so that workers can receive it twice: the second one
+    arrives in their finalizers.
+    """
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
 
 
 def not_started(start: Start, error: OSError) -> str:

@@ -39,7 +39,7 @@ def measure(
     names: Sequence[str],
     *,
     seconds: float,
-    done: Callable[[str], object] = lambda _: None,
+    done: Callable[[str, int | None], object] = lambda _name, _total: None,
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[StepRow]:
     """Return the step time of each synchronizer, measured interleaved; `alone` is included.
@@ -49,7 +49,7 @@ def measure(
         problem: the model and data.
         names: keys of `WAYS`.
         seconds: approximate time to measure for.
-        done: called before each block with its name.
+        done: called before each block with its name, and with the number of blocks, once it is known.
         around: returns a context for a block, by its name.
     """
     names = [ALONE, *(name for name in names if name != ALONE)]
@@ -59,8 +59,8 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in names}
     waits: dict[str, list[float | None]] = {name: [] for name in names}
 
-    def block(name: str, count: int) -> float:
-        done(name)
+    def block(name: str, count: int, total: int | None = None) -> float:
+        done(name, total)
         with around(name):
             with WAYS[name](trainees[name], worlds[name]) as step:
                 for _ in range(WARM_UP):
@@ -79,8 +79,9 @@ def measure(
     waits = {name: [] for name in names}
     counts = {name: max(1, min(MOST_STEPS, round(BLOCK_S / first[name]))) for name in names}
     whole = sum(first[name] * (counts[name] + WARM_UP) for name in names)
-    for name in in_rounds(names, rounds_within(seconds, whole)):
-        times[name].append(block(name, counts[name]))
+    rounds = rounds_within(seconds, whole)
+    for name in in_rounds(names, rounds):
+        times[name].append(block(name, counts[name], len(names) * (1 + rounds)))
     return [_row(world, problem, name, times, waits[name]) for name in names]
 
 

@@ -37,7 +37,10 @@ class LineChart(Chart):
         ends = (end for point in points for end in (point.low, point.high))
         y = Scale.over(ends, FLOOR, TOP, zero=self.zero or self.stacked)
         axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
-        curves = (shape for number, line in enumerate(lines) for shape in self._curve(number, line, x, y))
+        # No band lies above a line, so that equal lines keep their colors.
+        curves = [
+            draw_one(k, one, x, y) for draw_one in (self._band, self._curve) for k, one in enumerate(lines)
+        ]
         marks = (_mark(text, x(at)) for at, text in self.marks if x.low <= at <= x.high)
         return [draw.y_axis(y, self.y), axis, *curves, *marks]
 
@@ -57,18 +60,20 @@ class LineChart(Chart):
     def _shown(self) -> Lines:
         return {name: points for name, points in self.lines.items() if points}
 
-    def _curve(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> Iterator[str]:
-        color = self._color(number)
-        if any(point.low < point.high for point in points):
-            above = [(x(point.x), y(point.high)) for point in points]
-            below = [(x(point.x), y(point.low)) for point in reversed(points)]
-            yield draw.line(f"{'area' if self.stacked else 'band'} {color}", above + below, end="Z")
+    def _band(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> str:
+        if not any(point.low < point.high for point in points):
+            return ""
+        above = [(x(point.x), y(point.high)) for point in points]
+        below = [(x(point.x), y(point.low)) for point in reversed(points)]
+        kind = "area" if self.stacked else "band"
+        return draw.line(f"{kind} {self._color(number)}", above + below, end="Z")
+
+    def _curve(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> str:
         if len(points) == 1:
-            yield draw.marker(number, x(points[0].x), y(points[0].y), r=3)
-        elif not self.stacked:
-            # Dashes and a smaller width let a line that another one covers show.
-            covers = f" over{min(number, 2)}" if number else ""
-            yield draw.line(f"{draw.dashed(number)}{covers}", [(x(point.x), y(point.y)) for point in points])
+            return draw.marker(number, x(points[0].x), y(points[0].y), r=3)
+        if self.stacked:
+            return ""
+        return draw.line(draw.dashed(number), [(x(point.x), y(point.y)) for point in points])
 
 
 def _stacked(lines: Lines) -> list[list[DataPoint]]:

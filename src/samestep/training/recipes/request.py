@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from samestep.base.config import read_toml
+from samestep.base.config import read_toml, suggestion
 from samestep.base.errors import UsageError
 from samestep.base.setting_fields import flag
 from samestep.base.typed_json import FormatError, read_as
@@ -36,7 +36,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = {}
     for name, value in found.items():
         if name not in types:
-            raise UsageError(f"{path}: the key {name!r} is unknown. Use one of: {', '.join(sorted(types))}.")
+            raise UsageError(f"{path}: the key {name!r} is unknown. {suggestion(name, types)}")
         try:
             config[name] = read_as(types[name], value, name)
         except FormatError:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from samestep.studies.scaling.analysis.points import UNIT, Time, from_times
+from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
 from samestep.studies.scaling.analysis.study import Loss, Study
 from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.figures import time_lines
@@ -177,6 +178,16 @@ def test_a_page_without_a_conclusion_begins_with_the_notes():
         head, rest = render(bare).split("</header>")
         assert bare.notes[0] in head
         assert bare.notes[0] not in rest
+
+
+@pytest.mark.parametrize(("seconds", "code"), [((62.0, 64.0), "speedup"), ((52.0, 90.0), "inconclusive")])
+def test_large_figures_are_shown_only_above_a_conclusion(seconds, code):
+    found = conclude(
+        replace(TIMES, points=from_times([(1, 100.0), (1, 103.0), *((2, one) for one in seconds)]))
+    )
+
+    assert found.verdict.code == code
+    assert ('class="tiles"' in render(found)) is (code not in NO_CONCLUSIONS)
 
 
 def test_fits_are_shown_with_their_kind(mixed):
