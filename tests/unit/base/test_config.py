@@ -46,8 +46,8 @@ def test_keys_have_dashes_or_underscores_and_a_time_may_be_a_number(read):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('[slurm]\npartitions = "gpu"', ["[slurm]", "'partitions'", "partition."]),
-        ("[slrm]\n", ["'slrm'", "slurm."]),
+        ('[slurm]\npartitions = "gpu"', ["[slurm]", "'partitions'", "'partition'"]),
+        ("[slrm]\n", ["'slrm'", "'slurm'"]),
         ("slurm = 3", ["slurm", "[slurm]"]),
         ('[slurm]\ncpus-per-task = "8"', ["[slurm]", "cpus-per-task", "'8'", "integer"]),
         ("[slurm]\ncpus_per_task = true", ["[slurm]", "cpus_per_task", "True", "integer"]),
