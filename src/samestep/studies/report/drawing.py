@@ -20,6 +20,17 @@ ROOM = 1.15
 _APART = 22  # least distance of two texts on the x axis
 STYLE = "charts.css"
 """Style sheet of charts, for pages and for saved figures."""
+PARTS: Mapping[str, tuple[str, str]] = {
+    "forward": ("forward", "forward"),
+    "backward": ("backward", "backward"),
+    "optimizer": ("optimizer", "optimizer"),
+    "to_device": ("device", "to the device"),
+    "data": ("data", "waiting for data"),
+    "exposed_sync": ("sync", "exposed communication"),
+    "waiting": ("waiting", "waiting for other ranks"),
+    "other": ("other", "other"),
+}
+"""Color class and name of each part of a step, from the bottom of a bar."""
 _COLORS = 8  # number of colors in the style sheet; further lines reuse them
 _SHAPES = (
     "M{x:.1f},{y:.1f}m-{r},0a{r},{r} 0 1,0 {d},0a{r},{r} 0 1,0 -{d},0Z",  # a circle

@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from samestep.studies.report.drawing import PARTS
 from samestep.studies.report.line_charts import LineChart, Lines
 from samestep.studies.report.read_run import PHASES, Run, labels
 from samestep.studies.report.scales import DataPoint, thin
 
 MOST = 400
 """Maximum number of points of a curve."""
-_COLORS = {name.replace("_", " "): name.rpartition("_")[2] for name in PHASES}
-"""Color class of each phase, as in a scaling study."""
 _WINDOWS = 120  # maximum number of points of the areas of phases
 
 
@@ -74,7 +73,7 @@ def times(run: Run) -> list[LineChart]:
             lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
             marks=_starts(run),
             stacked=True,
-            colors=_COLORS,
+            colors={name.replace("_", " "): PARTS[name][0] for name in PHASES},
             ends=_ends([run]),
             note="On rank 0.",
         ),

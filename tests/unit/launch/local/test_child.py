@@ -1,4 +1,4 @@
-"""How a worker starts and ends."""
+"""The process of a worker: exceptions of its finalizers."""
 
 import sys
 

@@ -9,11 +9,11 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.studies.report import read_run as read
+from samestep.studies.report.drawing import PARTS
 from samestep.studies.report.read_run import PHASES, names, read_run
 from samestep.studies.report.run_page import differing, render, render_side_by_side, write_report
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_text
-from samestep.studies.scaling.report.figures import PARTS
 from support.outline import Outline
 from support.run_folders import run_folder, write_lines
 

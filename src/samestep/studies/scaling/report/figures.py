@@ -1,12 +1,12 @@
 """Builds the charts of a scaling study."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from samestep.base.units import seconds_text
 from samestep.studies.report.bar_charts import Bar, BarChart, TimeLine
 from samestep.studies.report.bar_charts import Span as Drawn
-from samestep.studies.report.drawing import Chart, color
+from samestep.studies.report.drawing import PARTS, Chart, color
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.scales import DataPoint
 from samestep.studies.scaling.analysis.point_text import like_each, percent
@@ -15,17 +15,6 @@ from samestep.studies.scaling.analysis.speedup import rate_ratio, same_threads
 from samestep.studies.scaling.analysis.study import Point, Span, Study
 from samestep.studies.scaling.report.series import Kind, kinds
 
-PARTS: Mapping[str, tuple[str, str]] = {
-    "forward": ("forward", "forward"),
-    "backward": ("backward", "backward"),
-    "optimizer": ("optimizer", "optimizer"),
-    "to_device": ("device", "to the device"),
-    "data": ("data", "waiting for data"),
-    "exposed_sync": ("sync", "exposed communication"),
-    "waiting": ("waiting", "waiting for other ranks"),
-    "other": ("other", "other"),
-}
-"""Color class and name of each part of a step, from the bottom of a bar."""
 _PLACES = {name: number for number, name in enumerate(PARTS)}
 _MOST_RANKS = 16
 _MOST_TIME_LINES = 4

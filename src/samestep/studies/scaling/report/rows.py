@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.base.units import bytes_text, count_text, seconds_text
+from samestep.studies.report.drawing import PARTS
 from samestep.studies.scaling.analysis.point_text import (
     amount,
     is_vague,
@@ -17,7 +18,7 @@ from samestep.studies.scaling.analysis.points import UNIT
 from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import Loss, Point, Study
 from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words, outdone
-from samestep.studies.scaling.report.figures import PARTS, parts, rank_parts, shown_ranks, times_text
+from samestep.studies.scaling.report.figures import parts, rank_parts, shown_ranks, times_text
 from samestep.studies.scaling.report.series import Kind, kinds
 
 INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
