@@ -39,7 +39,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.collectives.algorithms import ByAlgorithm, by_algorithm
-from samestep.ranks.collectives.shared_memory_world import on_one_host
+from samestep.ranks.collectives.direct_world import low_latency
 from samestep.ranks.hang.watchdog import is_waiting
 from samestep.ranks.world.join import join
 from samestep.ranks.world.protocol import World
@@ -144,7 +144,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         with _on_one_rank(world, options):
             yield account
         return
-    world = on_one_host(world)
+    world = low_latency(world)
     with ExitStack() as stack:
         gradients = Gradients(_gradient_world(world, options))
         stack.callback(gradients.detach)

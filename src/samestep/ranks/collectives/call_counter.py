@@ -1,10 +1,16 @@
-"""Counts the shared-memory collectives of this process, which torch's flight recorder does not record."""
+"""Counts the collectives of this process that torch's flight recorder does not record.
+
+These are the ones in shared memory, and those by direct connections between ranks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GROUP = "shared-memory"
-"""The group name for all ranks of the job; names of smaller groups list their ranks."""
+SHARED_MEMORY, DIRECT = "shared-memory", "direct-connection"
+"""What carries a group's collectives: the group's name for all ranks of the job.
+
+Names of smaller groups list their ranks.
+"""
 
 
 @dataclass(slots=True)
@@ -33,8 +39,11 @@ PROGRESS: dict[str, Progress] = {}
 """This process's counts by group name; the name is the same on all ranks of the group."""
 
 
-def progress_of(ranks: Sequence[int], size: int) -> Progress:
-    """Return this process's counts in a group of ranks; one object for all memory that this group shares."""
+def progress_of(ranks: Sequence[int], size: int, carrier: str) -> Progress:
+    """Return this process's counts in a group of ranks; one object for all that this group shares.
+
+    `carrier` is `SHARED_MEMORY` or `DIRECT`, and `size` the number of ranks of the job.
+    """
     members = tuple(sorted(ranks))
-    group = GROUP if len(members) == size else f"{GROUP} of ranks {', '.join(map(str, members))}"
+    group = carrier if len(members) == size else f"{carrier} of ranks {', '.join(map(str, members))}"
     return PROGRESS.setdefault(group, Progress(members))

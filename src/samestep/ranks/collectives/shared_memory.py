@@ -29,14 +29,12 @@ from samestep.ranks.collectives.call_counter import Progress
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
 from samestep.ranks.collectives.semaphores import SIZE, Semaphores
 from samestep.ranks.world.operation import (
-    COMBINE,
     Folding,
     Op,
     as_contiguous,
-    finish,
     flattened,
-    is_half,
     put_back,
+    reduce_in_rank_order,
 )
 
 PIECE = 1 << 20
@@ -147,7 +145,7 @@ class SharedMemory:
             halves = self._halves(flat)
             load(halves[self._rank], flat)
             self._handover()
-            _reduce(op, halves, flat)
+            reduce_in_rank_order(op, halves, flat)
         else:
             for part in _pieces(flat):
                 self._reduce_piece(flat[part], op, load)
@@ -195,7 +193,7 @@ class SharedMemory:
         if load is not torch.Tensor.copy_:
             load(mine[rank], mine[rank])
         summands[rank] = mine[rank]
-        _reduce(op, summands, mine[rank])
+        reduce_in_rank_order(op, summands, mine[rank])
         slots[rank][rank].copy_(mine[rank])  # no rank has read this share of this rank's slot
         self._handover()
         for number, part in enumerate(mine):
@@ -282,18 +280,3 @@ class SharedMemory:
 def _pieces(tensor: Tensor) -> list[slice]:
     elements = PIECE // max(1, tensor.element_size())
     return [slice(at, at + elements) for at in range(0, tensor.numel(), elements)]
-
-
-def _reduce(op: Op, parts: list[Tensor], out: Tensor) -> None:
-    """Reduce in rank order into `out`, which may be one of the parts."""
-    combine = COMBINE[op]
-    if is_half(out.dtype):
-        parts, total = [part.float() for part in parts], torch.empty_like(out, dtype=torch.float32)
-    else:
-        total = out if len(parts) == 2 else torch.empty_like(out)
-    combine(parts[0], parts[1], out=total)
-    for part in parts[2:]:
-        combine(total, part, out=total)
-    finish(total, op, len(parts))
-    if total is not out:
-        out.copy_(total)

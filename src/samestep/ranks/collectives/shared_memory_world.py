@@ -21,7 +21,7 @@ from torch import Tensor
 
 from samestep.base.machine.description import cpu_share, enough_for_all
 from samestep.base.units import bytes_text
-from samestep.ranks.collectives.call_counter import progress_of
+from samestep.ranks.collectives.call_counter import SHARED_MEMORY, progress_of
 from samestep.ranks.collectives.semaphores import Semaphores, own_process
 from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.ranks.world.operation import Folding, Op, check_operation, check_root
@@ -61,7 +61,7 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
         memory, processes, rank=rank, may_spin=enough_for_all(shares), timeout_s=timeout_s
     )
     world.barrier()
-    progress = progress_of(ranks, job_size)
+    progress = progress_of(ranks, job_size, SHARED_MEMORY)
     shared = SharedMemory(memory, rank=rank, size=size, semaphores=semaphores, progress=progress)
     return OneHostWorld(world, shared)
 
@@ -161,21 +161,21 @@ class OneHostWorld(RelayedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         check_operation(op, tensor.dtype)
-        if _is_plain(tensor):
+        if is_plain(tensor):
             self._memory.all_reduce(tensor, op=op)
         else:
             self._by_back_end(f"all_reduce({op})", tensor).all_reduce(tensor, op=op)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`; it runs to the end here, faster than the back end starts it."""
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return self._by_back_end("all_reduce(sum)", tensor).all_reduce_later(tensor)
         self._memory.all_reduce(tensor)
         return CompletedWork()
 
     def average_later(self, tensor: Tensor) -> Work:
         """See `World.average_later`; it runs to the end here, like `all_reduce_later`."""
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return self._by_back_end("average", tensor).average_later(tensor)
         self._memory.average(tensor)
         return CompletedWork()
@@ -183,14 +183,14 @@ class OneHostWorld(RelayedWorld):
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
         check_root(src, self.place.size)
-        if _is_plain(tensor):
+        if is_plain(tensor):
             self._memory.broadcast(tensor, src)
         else:
             self._by_back_end(f"broadcast from {src}", tensor).broadcast(tensor, src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return self._by_back_end("all_gather", tensor).all_gather(tensor)
         return self._memory.all_gather(tensor)
 
@@ -215,5 +215,6 @@ class OneHostWorld(RelayedWorld):
         return self.inner
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is in the memory of the host, as numbers with strides."""
     return tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is not torch.bool

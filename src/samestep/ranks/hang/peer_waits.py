@@ -15,7 +15,7 @@ itself. So each rank of a world posts what it waits for. With these statuses,
 import atexit
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -44,9 +44,11 @@ _UNUSED_TAG = 0x5A3E
 class PeerMonitor(StatusMonitor):
     """Posts the waits of one world, and ends those of ranks that wait for each other."""
 
-    def __init__(self, place: Place, store: StatusStore, record: CallRecord) -> None:
+    def __init__(
+        self, place: Place, store: StatusStore, record: CallRecord, ends: Sequence[Callable[[], None]]
+    ) -> None:
         super().__init__(place, store, StatusSampler(0, lambda: record.call), interval_s=INTERVAL_S)
-        self._record, self._group = record, dist.group.WORLD
+        self._record, self._group, self._ends = record, dist.group.WORLD, ends
         self._circle: dict[int, tuple[int, int]] = {}
         """Ranks that waited for each other when first sampled: numbers of their calls, and their beats."""
 
@@ -90,6 +92,8 @@ class PeerMonitor(StatusMonitor):
 
     def sever(self) -> None:
         """Close this rank's connections: a wait of Gloo's that times out closes all of its group."""
+        for end in self._ends:
+            end()
         for peer in range(self.place.size):
             if peer == self.place.rank or dist.group.WORLD is not self._group:
                 continue
@@ -113,6 +117,11 @@ class PeerWaits:
     def __init__(self, place: Place) -> None:
         self._place, self._record = place, CallRecord()
         self._monitor: PeerMonitor | None = None
+        self._ends: list[Callable[[], None]] = []
+
+    def end_too(self, end: Callable[[], None]) -> None:
+        """Call `end` when this rank gives up, beside closing Gloo's connections."""
+        self._ends.append(end)
 
     def begin(self, op: str, peer: int | None = None, *, alone: bool = False) -> Call:
         """Record that this rank begins to wait, and return the wait; see `Call`."""
@@ -178,7 +187,7 @@ class PeerWaits:
             outlives_group=False,
             prefix="samestep/waits",
         )
-        monitor = PeerMonitor(self._place, store, self._record)
+        monitor = PeerMonitor(self._place, store, self._record, self._ends)
         # A thread that is inside torch when the interpreter ends would abort the process.
         atexit.register(monitor.stop)
         weakref.finalize(self, partial(_abandon, monitor)).atexit = False

@@ -79,6 +79,24 @@ def finish(total: Tensor, op: Op, size: int, divisor: int = 1) -> None:
         total.div_(size / divisor)
 
 
+def reduce_in_rank_order(op: Op, parts: list[Tensor], out: Tensor) -> None:
+    """Reduce the ranks' parts in rank order into `out`, which may be one of them.
+
+    Half precisions are summed in single precision.
+    """
+    combine = COMBINE[op]
+    if is_half(out.dtype):
+        parts, total = [part.float() for part in parts], torch.empty_like(out, dtype=torch.float32)
+    else:
+        total = out if len(parts) == 2 else torch.empty_like(out)
+    combine(parts[0], parts[1], out=total)
+    for part in parts[2:]:
+        combine(total, part, out=total)
+    finish(total, op, len(parts))
+    if total is not out:
+        out.copy_(total)
+
+
 def as_contiguous(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor with resolved conjugate and negative bits: the tensor itself, or a copy.
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,16 @@ _OPS = {
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
 }
+
+
+class Ending(Protocol):
+    """Connections of a rank beside those of its back end."""
+
+    def end(self) -> None:
+        """End the connections, from any thread; ranks that wait for them get an error."""
+
+    def close(self) -> None:
+        """Close the connections."""
 
 
 class _Messages:
@@ -86,6 +96,18 @@ class ProcessGroupWorld(DerivedWorld):
         self._owned = owned
         self.under_way = 0  # number of exchanges under way that have not been waited for
         self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
+        self._connections: list[Ending] = []
+
+    @property
+    def uses_gloo(self) -> bool:
+        """Whether Gloo carries all tensors of this world, which are on the CPU."""
+        return self._waits is not None and self.device.type == "cpu"
+
+    def share_end(self, connections: "Ending") -> None:
+        """Close these connections with the world, and end them where this rank ends those of Gloo."""
+        self._connections.append(connections)
+        if self._waits is not None:
+            self._waits.end_too(connections.end)
 
     @property
     def timeout_s(self) -> float:
@@ -240,6 +262,8 @@ class ProcessGroupWorld(DerivedWorld):
         """Destroy the process group if this world owns it."""
         if self._waits is not None:
             self._waits.close()
+        while self._connections:
+            self._connections.pop().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -1,0 +1,118 @@
+"""Collectives of small tensors by direct connections between all ranks.
+
+A tensor that is small, or that two ranks reduce, is sent to all ranks, and each of them reduces all of it:
+one latency. A larger one is divided into a chunk per rank, which that rank reduces and sends to all: two
+latencies, and the 2(N-1)/N tensors of a ring::
+
+    small     0 <-> 1, 0 <-> 2, 1 <-> 2: whole tensors         each rank has a+b+c
+    larger    0 <-> 1, 0 <-> 2, 1 <-> 2: a chunk for each      rank r has the r-th chunk of a+b+c
+              0 <-> 1, 0 <-> 2, 1 <-> 2: these chunks          each rank has a+b+c
+
+Sums are in rank order, so all ranks have equal bits. Each call begins with the ranks' call signatures, which
+are compared before a tensor is used.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import OutOfStep
+from samestep.ranks.collectives.call_counter import Progress
+from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
+from samestep.ranks.collectives.connections import Connections
+from samestep.ranks.collectives.schedule import bounds
+from samestep.ranks.world.operation import Op, as_contiguous, flattened, put_back, reduce_in_rank_order
+
+MOST = 1 << 20
+"""Largest tensor in bytes."""
+SMALL = 1 << 16
+"""Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them."""
+_NOTHING = torch.empty(0, device="cpu")
+
+
+class DirectCollectives:
+    """One rank's collectives by direct connections, for tensors in the host's memory of at most `MOST` bytes.
+
+    An error of a connection is a `RuntimeError`, as with torch's back ends.
+    """
+
+    def __init__(self, connections: Connections, *, rank: int, size: int, progress: Progress) -> None:
+        self._connections, self._progress = connections, progress
+        self._rank, self._size = rank, size
+        self._others = [one for one in range(size) if one != rank]
+        self._inbox = torch.empty(size, SIGNATURE_BYTES + MOST, dtype=torch.uint8, device="cpu")
+        """What each rank has sent, behind its signature."""
+        self._views = [memoryview(one.numpy()) for one in self._inbox]
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
+        with self._progress_of("all_gather"):
+            own = as_contiguous(tensor)
+            parts = self._received([own.view(-1)] * self._size, signature(self._rank, "all_gather", tensor))
+            return [part.view(own.shape).clone() for part in parts]
+
+    def barrier(self) -> None:
+        """Return once every rank has called this."""
+        with self._progress_of("barrier"):
+            self._received([_NOTHING] * self._size, signature(self._rank, "barrier", _NOTHING))
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """Reduce `tensor` over all ranks, in place, to equal bits on every rank."""
+        with self._progress_of("all_reduce"):
+            flat, call = flattened(tensor), signature(self._rank, f"all_reduce({op})", tensor)
+            if self._size == 2 or flat.nbytes * (self._size - 1) <= SMALL:
+                reduce_in_rank_order(op, self._received([flat] * self._size, call), flat)
+            else:
+                edges = bounds(flat.numel(), self._size)
+                chunks = [flat[edges[rank] : edges[rank + 1]] for rank in range(self._size)]
+                own = chunks[self._rank]
+                reduce_in_rank_order(op, self._received(chunks, call), own)
+                self._copy_chunks(own, chunks)
+            put_back(flat, tensor)
+
+    def _progress_of(self, op: str) -> Progress:
+        self._progress.enter(op)
+        return self._progress
+
+    def _received(self, sends: Sequence[Tensor], call: bytes) -> list[Tensor]:
+        """Send a flat tensor to each rank, behind the call's signature, and return those of all ranks.
+
+        They have the size of the one at this rank's place, and are valid until the next call.
+        """
+        own = sends[self._rank]
+        end = SIGNATURE_BYTES + own.nbytes
+
+        def check(other: memoryview) -> None:
+            if not same_call(call, bytes(other)):
+                raise OutOfStep(describe_mismatch(call, bytes(other)))
+
+        self._exchange(
+            {rank: [memoryview(call), _bytes(sends[rank])] for rank in self._others},
+            {rank: self._views[rank][:end] for rank in self._others},
+            checked=SIGNATURE_BYTES,
+            check=check,
+        )
+        return [
+            own if rank == self._rank else self._inbox[rank, SIGNATURE_BYTES:end].view(own.dtype)
+            for rank in range(self._size)
+        ]
+
+    def _copy_chunks(self, own: Tensor, chunks: Sequence[Tensor]) -> None:
+        """Send this rank's chunk to all ranks, and receive theirs."""
+        sent = [_bytes(own)]
+        self._exchange(
+            dict.fromkeys(self._others, sent), {rank: _bytes(chunks[rank]) for rank in self._others}
+        )
+
+    def _exchange(self, *messages: Mapping[int, Any], **checks: Any) -> None:
+        try:
+            self._connections.exchange(*messages, **checks)
+        except OSError as error:
+            raise RuntimeError(str(error)) from error
+
+
+def _bytes(flat: Tensor) -> memoryview:
+    view: Any = flat.view(torch.uint8).numpy()
+    return memoryview(view)

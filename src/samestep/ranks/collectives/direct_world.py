@@ -1,0 +1,112 @@
+"""Chooses what carries the small messages of ranks that compute on CPUs: memory, or direct connections.
+
+=========================== ======================================================
+ranks                       their collectives
+=========================== ======================================================
+of one host                 shared memory, see `shared_memory_world`
+of several, at most `RANKS` direct connections up to 1 MiB, else the back end
+others                      the back end
+=========================== ======================================================
+"""
+
+import sys
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from samestep.ranks.collectives.call_counter import DIRECT, progress_of
+from samestep.ranks.collectives.connections import Connections
+from samestep.ranks.collectives.direct import MOST, DirectCollectives
+from samestep.ranks.collectives.shared_memory_world import is_plain, on_one_host
+from samestep.ranks.rendezvous.peer_connections import NotConnected, connect_ranks
+from samestep.ranks.world.operation import Op, check_operation
+from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
+
+RANKS = 16
+"""Most ranks with direct connections: each rank has one to each other."""
+_directly: "WeakKeyDictionary[World, World]" = WeakKeyDictionary()
+
+
+def low_latency(world: World, *, timeout_s: float | None = None) -> World:
+    """Return the world of the same ranks whose small messages arrive first; all ranks call this.
+
+    It is `world` itself where the back end is the only way. `timeout_s` is as in `on_one_host`.
+    """
+    near = on_one_host(world, timeout_s=timeout_s)
+    return near if near is not world else by_connections(world)
+
+
+def by_connections(world: World) -> World:
+    """Return a world whose ranks have direct connections; `world` itself where they cannot have any.
+
+    All ranks call this. If the ranks cannot be connected, rank 0 prints the reason.
+    """
+    if not isinstance(world, ProcessGroupWorld) or not world.uses_gloo or world.place.size > RANKS:
+        return world
+    if world not in _directly:
+        _directly[world] = _connected(world)
+    return _directly[world]
+
+
+def _connected(world: ProcessGroupWorld) -> World:
+    rank, size = world.place.rank, world.place.size
+    try:
+        sockets = connect_ranks(world)
+    except NotConnected as reason:
+        if world.place.is_main:
+            sys.stderr.write(
+                f"samestep: direct connections are not used: {reason}. Gloo carries all tensors.\n"
+            )
+        return world
+    connections = Connections(rank, sockets, timeout_s=world.timeout_s)
+    world.share_end(connections)
+    progress = progress_of(range(size), size, DIRECT)
+    return DirectWorld(world, DirectCollectives(connections, rank=rank, size=size, progress=progress))
+
+
+class DirectWorld(RelayedWorld):
+    """World whose small messages use direct connections; `inner` carries large ones, and objects."""
+
+    def __init__(self, inner: ProcessGroupWorld, collectives: DirectCollectives) -> None:
+        super().__init__(inner)
+        self._waiting, self._collectives = inner.waiting, collectives
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        check_operation(op, tensor.dtype)
+        if not _is_small(tensor):
+            self.inner.all_reduce(tensor, op=op)
+            return
+        with self._waiting("all_reduce"):
+            self._collectives.all_reduce(tensor, op=op)
+
+    def all_reduce_later(self, tensor: Tensor) -> Work:
+        """See `World.all_reduce_later`; a small one runs to the end here."""
+        if not _is_small(tensor):
+            return self.inner.all_reduce_later(tensor)
+        self.all_reduce(tensor)
+        return CompletedWork()
+
+    def average_later(self, tensor: Tensor) -> Work:
+        """See `World.average_later`; a small one runs to the end here."""
+        if not _is_small(tensor):
+            return self.inner.average_later(tensor)
+        self.all_reduce(tensor, op="mean")
+        return CompletedWork()
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        if not _is_small(tensor):
+            return self.inner.all_gather(tensor)
+        with self._waiting("all_gather"):
+            return self._collectives.all_gather(tensor)
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        with self._waiting("barrier"):
+            self._collectives.barrier()
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.nbytes <= MOST and is_plain(tensor)

@@ -1,0 +1,124 @@
+"""Connects each rank of a group with each other one by a TCP connection of its own.
+
+::
+
+    rank 2  ---- asks 0, then 1; then waits for 3      each proves that it has the key of these connections,
+    rank 3  ---- asks 0, 1, 2                          see `samestep.ranks.rendezvous.authentication`
+
+The key is derived from the job's secret and a random number of rank 0. With a store that has no secret, such
+as that of torchrun, the random number alone is the key: as protected as the group that carried it.
+"""
+
+import secrets
+import socket
+from contextlib import ExitStack
+from typing import Protocol, TypeVar
+
+from torch.distributed.distributed_c10d import _get_default_store
+
+from samestep.base import env
+from samestep.base.machine.interfaces import addresses_here, interfaces
+from samestep.base.place import Place
+from samestep.ranks.rendezvous.authenticated_server import Callers, Server
+from samestep.ranks.rendezvous.authentication import connect, derived
+from samestep.ranks.rendezvous.gloo_interface import IFNAME, own_address
+from samestep.ranks.rendezvous.network_store import base_of
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+"""Seconds that the ranks have for all connections; they are on their way at the same time."""
+_NONCE = 32
+_PURPOSE = "direct connections"
+
+
+class NotConnected(Exception):  # noqa: N818 - names the state
+    """A rank has no connection to another one; the message has the reason."""
+
+
+class Ranks(Protocol):
+    """Ranks that are to be connected, and can already send each other objects."""
+
+    @property
+    def place(self) -> Place:
+        """Place of this rank."""
+
+    def broadcast_object(self, value: T) -> T:
+        """Return rank 0's value."""
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """Return the values of all ranks, in rank order."""
+
+
+def connect_ranks(ranks: Ranks) -> dict[int, socket.socket]:
+    """Return this rank's connection to each other rank, by its number; all ranks call this.
+
+    They use the network that Gloo uses, and send small messages at once.
+
+    Raises:
+        NotConnected: two ranks could not be connected; on all ranks, with the same reason.
+    """
+    key = _key(ranks)
+    with ExitStack() as undo:
+        callers = Callers()
+        undo.callback(callers.close)
+        address, port = _served(undo, key, callers)
+        addresses = ranks.all_gather_objects((address, port))
+        found: dict[int, socket.socket] = {}
+        problem = "" if all(one for one, _ in addresses) else "a rank has no address"
+        try:
+            if not problem:
+                _connect(ranks.place, addresses, key, callers, found)
+        except OSError as error:
+            problem = f"rank {ranks.place.rank} cannot connect: {error}"
+        # No rank sends a message of its own before this, so none can arrive behind the handshake.
+        problems = [one for one in ranks.all_gather_objects(problem) if one]
+    if problems:
+        for connection in found.values():
+            connection.close()
+        raise NotConnected(problems[0])
+    return found
+
+
+def _key(ranks: Ranks) -> bytes:
+    nonce = ranks.broadcast_object(secrets.token_bytes(_NONCE))
+    store = base_of(_get_default_store())
+    return derived(nonce, _PURPOSE) if store is None else store.key_for(_PURPOSE, nonce.hex())
+
+
+def _served(undo: ExitStack, key: bytes, callers: Callers) -> tuple[str, int]:
+    """Let `callers` receive connections; return their address, empty if this rank has none."""
+    address = _address()
+    if not address:
+        return "", 0
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, 0), family=family)
+    except OSError:  # the name of this host resolves to an address that it does not have
+        return "", 0
+    server = Server(listener, key, callers, name="samestep-connections")
+    undo.callback(server.close)
+    return address, server.port
+
+
+def _address() -> str:
+    """Return the address of the interface that Gloo uses."""
+    named = env.snapshot().get(IFNAME, "").partition(",")[0]
+    if not named:
+        return own_address() or ""
+    return next((one.addresses[0] for one in interfaces(addresses_here()) if one.name == named), "")
+
+
+def _connect(
+    place: Place,
+    addresses: list[tuple[str, int]],
+    key: bytes,
+    callers: Callers,
+    found: dict[int, socket.socket],
+) -> None:
+    """Connect to the ranks below this one, and then wait for those above it."""
+    for other in range(place.rank):
+        connection = connect(*addresses[other], key, timeout_s=PATIENCE_S)
+        found[other] = connection.plain
+        connection.ask(str(place.rank).encode(), timeout_s=PATIENCE_S)
+    for other in range(place.rank + 1, place.size):
+        found[other] = callers.taken(str(other).encode(), limit_s=PATIENCE_S)
