@@ -21,6 +21,7 @@ CAUGHT = {
     "AuthenticationError": "a connection without the secret; the store retries or raises WorldError",
     "Interrupted": "an evaluation; the training saves a checkpoint and raises Preempted",
     "NoSharedMemory": "the world uses its back end",
+    "NotConnected": "the world uses its back end",
     "OtherRankFailedError": "the rank that failed raises its error",
     "StepLimitReached": "ends a recipe that is measured",
     "UnmatchedParametersError": "parameters are compared without their names",

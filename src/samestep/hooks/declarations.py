@@ -87,6 +87,15 @@ SHARED_MEMORY = tuple(
     )
     for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
 )
+DIRECT_CONNECTIONS = tuple(
+    Hook(
+        "samestep.ranks.collectives.direct:DirectCollectives",
+        name,
+        _COMMUNICATION,
+        "a collective by direct connections",
+    )
+    for name in ("all_gather", "all_reduce", "barrier")
+)
 SYNCHRONIZER_FINISH = Hook(
     "samestep.parallel.gradients.synchronizer:GradientSynchronizer",
     "finish",

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
-from samestep.ranks.collectives.call_counter import GROUP, PROGRESS
+from samestep.ranks.collectives.call_counter import PROGRESS
+from samestep.ranks.collectives.call_counter import SHARED_MEMORY as GROUP
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.hang.flight_recorder import CollectiveCount, Recorder, ranks_of
 from support.subgroup import Subgroup

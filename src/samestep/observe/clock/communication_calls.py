@@ -12,8 +12,8 @@ from samestep.parallel.gradients.synchronizer import GradientSynchronizer
 
 COLLECTIVES = "collectives"
 """Communication by torch.distributed."""
-IN_MEMORY = "in memory"
-"""Communication through the shared memory of one host, by the ranks' own threads."""
+INLINE = "inline"
+"""Communication by the thread that calls it: through shared memory, or by direct connections."""
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def communication_through(
     """Perform all communication of this process through `wrapper` for the duration of a block.
 
     Args:
-        wrapper: returns ``call(*args, **kwargs)``; its arguments are `COLLECTIVES`, `IN_MEMORY`, or the name
+        wrapper: returns ``call(*args, **kwargs)``; its arguments are `COLLECTIVES`, `INLINE`, or the name
             of a gradient synchronizer, then the call and the call's arguments.
         finished: called with each gradient synchronizer that has averaged gradients.
     """
@@ -38,11 +38,11 @@ def communication_through(
 
         return call
 
-    collective, in_memory = partial(by_kind, COLLECTIVES), partial(by_kind, IN_MEMORY)
+    collective, inline = partial(by_kind, COLLECTIVES), partial(by_kind, INLINE)
     waits = (declarations.BROADCAST_BUFFERS, declarations.WORK_WAIT, declarations.FUTURE_WAIT)
     hooks = {
         **dict.fromkeys((*declarations.COLLECTIVES, *waits), named(collective)),
-        **dict.fromkeys(declarations.SHARED_MEMORY, named(in_memory)),
+        **dict.fromkeys((*declarations.SHARED_MEMORY, *declarations.DIRECT_CONNECTIONS), named(inline)),
         declarations.SYNCHRONIZER_FINISH: named(of_gradients),
     }
     with attached_all(hooks):

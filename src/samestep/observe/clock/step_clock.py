@@ -28,7 +28,7 @@ from samestep.hooks.uncompiled import uncompiled
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.observe.clock.communication_calls import (
     COLLECTIVES,
-    IN_MEMORY,
+    INLINE,
     communication_through,
     is_python_thread,
 )
@@ -339,13 +339,13 @@ class ScriptClock(Listener):
         """See `communication_through`; communication inside other communication is not logged again."""
         if not (self._is_started and (self.thread == (getpid(), get_ident()) or self._is_backward_thread())):
             return call(*args, **kwargs)
-        if kind not in (COLLECTIVES, IN_MEMORY):
+        if kind not in (COLLECTIVES, INLINE):
             self._sync = kind
         elif not self._sync:
             self._sync = _BY_HAND
         if self._is_communicating:
             return call(*args, **kwargs)
-        is_inline = kind == IN_MEMORY
+        is_inline = kind == INLINE
         self._may_overlap |= self._is_in_backward and not (self._is_graph_done or is_inline)
         thread, self._is_communicating = self.thread, True
         self._log += StepReader.communicate_inline if is_inline else StepReader.communicate, self._now(), ()

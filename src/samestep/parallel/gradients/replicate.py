@@ -29,7 +29,8 @@ from samestep.parallel.gradients.running_statistics import Norm, average_statist
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, Reference, SyncConfig
 from samestep.parallel.gradients.weight_checksum import check_equal
 from samestep.ranks.collectives.algorithms import ByAlgorithm, overlaps_compute
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.direct_world import low_latency
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
@@ -193,7 +194,7 @@ class Replicas:
             self._undo = undo.pop_all()
 
     def _resolve_sync(self, compress: str | None) -> World:
-        """Resolve ``auto``, and use shared memory for ``flat``.
+        """Resolve ``auto``, and use shared memory or direct connections where ranks can.
 
         Returns:
             the world whose all-reduces average the gradients.
@@ -203,7 +204,7 @@ class Replicas:
             self._world, self.sync = world.inner, "bucketed" if self.sync == AUTO else self.sync
             return world
         if self.sync == "flat" or (self.sync == AUTO and compress is None):
-            self._world = on_one_host(self._world)
+            self._world = low_latency(self._world)
         if self.sync == AUTO:
             near = isinstance(self._world, OneHostWorld) and compress is None
             self.sync = "flat" if near else "bucketed"

@@ -13,6 +13,7 @@ from samestep.base.errors import UsageError
 from samestep.ranks.collectives import ring, rooted_collectives
 from samestep.ranks.collectives.algorithm_choice import AUTO, Crossovers, Measured
 from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE
+from samestep.ranks.collectives.direct_world import DirectWorld
 from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
 from samestep.ranks.collectives.rooted_collectives import (
     NAIVE_BROADCAST,
@@ -30,7 +31,7 @@ Gathered: TypeAlias = Callable[[World, Tensor], list[Tensor]]
 
 def native(world: World) -> World:
     """Return the world whose collectives are those of the back end."""
-    return world.inner if isinstance(world, OneHostWorld) else world
+    return world.inner if isinstance(world, OneHostWorld | DirectWorld) else world
 
 
 def shared_memory(world: World) -> World:

@@ -52,7 +52,8 @@ class Connections:
             for peer, connection in self._sockets.items():
                 one = _Pending(peer, connection, receives[peer], checked)
                 one.begin(sends[peer])
-                pending[connection.fileno()] = one
+                if one.events:
+                    pending[connection.fileno()] = one
             self._await(pending, check)
         except BaseException:
             self.end()  # a message may be sent or read in part
@@ -99,7 +100,7 @@ class _Pending:
 
     @property
     def events(self) -> int:
-        """What to poll the connection for; 0 once the exchange is over."""
+        """The events to poll the connection for; 0 once the exchange is over."""
         receives = select.POLLIN if self._at < self._into.nbytes else 0
         return receives | (select.POLLOUT if self._unsent else 0)
 

@@ -36,7 +36,7 @@ class NotConnected(Exception):  # noqa: N818 - names the state
 
 
 class Ranks(Protocol):
-    """Ranks that are to be connected, and can already send each other objects."""
+    """The ranks to connect, which can already send each other objects."""
 
     @property
     def place(self) -> Place:
@@ -105,7 +105,8 @@ def _address() -> str:
     named = env.snapshot().get(IFNAME, "").partition(",")[0]
     if not named:
         return own_address() or ""
-    return next((one.addresses[0] for one in interfaces(addresses_here()) if one.name == named), "")
+    among = [one for one in interfaces(addresses_here()) if one.name == named]
+    return next((address for one in among for address in one.addresses), "")
 
 
 def _connect(
