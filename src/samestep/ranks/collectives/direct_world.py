@@ -10,7 +10,6 @@ others                      the back end
 """
 
 import sys
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -25,7 +24,6 @@ from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, Wor
 
 RANKS = 16
 """Most ranks with direct connections: each rank has one to each other."""
-_directly: "WeakKeyDictionary[World, World]" = WeakKeyDictionary()
 
 
 def low_latency(world: World, *, timeout_s: float | None = None) -> World:
@@ -44,9 +42,9 @@ def by_connections(world: World) -> World:
     """
     if not isinstance(world, ProcessGroupWorld) or not world.uses_gloo or world.place.size > RANKS:
         return world
-    if world not in _directly:
-        _directly[world] = _connected(world)
-    return _directly[world]
+    if world.direct is None:
+        world.direct = _connected(world)
+    return world.direct
 
 
 def _connected(world: ProcessGroupWorld) -> World:

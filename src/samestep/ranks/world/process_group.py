@@ -97,6 +97,8 @@ class ProcessGroupWorld(DerivedWorld):
         self.under_way = 0  # number of exchanges under way that have not been waited for
         self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
         self._connections: list[Ending] = []
+        self.direct: World | None = None
+        """The world of these ranks with direct connections, or this one without any; None before it is made."""
 
     @property
     def uses_gloo(self) -> bool:
