@@ -98,7 +98,7 @@ class ProcessGroupWorld(DerivedWorld):
         self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
         self._connections: list[Ending] = []
         self.direct: World | None = None
-        """The world of these ranks with direct connections, or this one without any; None before it is made."""
+        """The world of these ranks with direct connections, or this one without any; None before that."""
 
     @property
     def uses_gloo(self) -> bool:
