@@ -104,7 +104,7 @@ class Settings:
     algorithm: str | None = option(
         default=None,
         about="All-reduce of gradients for bucketed and reference: native, naive, tree, ring, "
-        "halving_doubling, shared_memory, such as tree,ring:64K; auto: from bench all-reduce --save.",
+        "halving_doubling, direct, shared_memory, such as tree,ring:64K; auto: from bench all-reduce --save.",
         panel=_SPEED,
     )
     compress: str = option(

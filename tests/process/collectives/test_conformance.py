@@ -35,6 +35,8 @@ KIT = {
     "scatter": (judge.scattered, SCATTER, ("root",)),
 }
 ALGORITHMS = [(collective, name) for collective, (_, algorithms, _) in KIT.items() for name in algorithms]
+WHOLE = ("native", "direct")
+"""Algorithms that take the ranks of a process group, not some of them."""
 ROWS = ("reduce_scatter", "scatter")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SMALL = [torch.int8, torch.uint8]
@@ -87,7 +89,7 @@ def performed(world, call):
     """Return what a rank sees of a call; nothing if it takes no part."""
     if world.place.rank not in call.ranks:
         return None
-    group = world if call.name == "native" else Subgroup(world, call.ranks)
+    group = world if call.name in WHOLE else Subgroup(world, call.ranks)
     if call.name == "shared_memory":
         group = on_one_host(group)
         assert isinstance(group, OneHostWorld)
@@ -103,7 +105,7 @@ def problems(processes, call, size=ALL):
     return list(judged(call.case(), [found[rank] for rank in call.ranks]))
 
 
-@given(call=calls([one for one in ALGORITHMS if one[1] != "native"]))
+@given(call=calls([one for one in ALGORITHMS if one[1] not in WHOLE]))
 @settings(max_examples=80)
 def test_any_call_among_any_ranks(processes, call):
     assert problems(processes, call) == []
@@ -122,7 +124,7 @@ def test_all_reduce_among_each_number_of_processes(processes, name, size):
         root=0,
         strided=False,
     )
-    assert problems(processes, call) == []
+    assert problems(processes, call, size if name in WHOLE else ALL) == []
 
 
 @given(

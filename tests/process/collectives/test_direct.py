@@ -10,8 +10,8 @@ import torch
 
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.ranks.collectives.call_counter import DIRECT, PROGRESS
-from samestep.ranks.collectives.direct import MOST, SMALL
-from samestep.ranks.collectives.direct_world import by_connections, low_latency
+from samestep.ranks.collectives.direct import SMALL
+from samestep.ranks.collectives.direct_world import MOST, by_connections, low_latency
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.rendezvous import peer_connections
 from samestep.ranks.rendezvous.authentication import AuthenticationError, connect

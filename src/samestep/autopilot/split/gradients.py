@@ -19,6 +19,8 @@ from samestep.parallel.gradients.weight_checksum import check_equal
 from samestep.ranks.collectives.algorithms import overlaps_compute
 from samestep.ranks.world.protocol import World
 
+_OVERLAPPING, _TOGETHER = 8 * MEBIBYTE, 25 * MEBIBYTE
+"""Bytes of a bucket: of those sent within backward, the last is sent at its end, so it should be small."""
 _EARLY = (2, 10)
 """Gradient all-reduces after which parameters are compared, too.
 
@@ -74,13 +76,14 @@ class Gradients:
         self._followed |= new
         self._names += named
         check_equal(self._world, named)
+        overlaps = may_overlap and overlaps_compute(self._world)
         job = SyncConfig(
             world=self._world,
             model=ref(nn.Module()),
             parameters=named,
             statistics=(),
-            bucket_bytes=25 * MEBIBYTE,
-            may_overlap=may_overlap and overlaps_compute(self._world),
+            bucket_bytes=_OVERLAPPING if overlaps else _TOGETHER,
+            may_overlap=overlaps,
             after_sync=self._count_all_reduce,
         )
         synchronizer = Bucketed(job)

@@ -23,7 +23,7 @@ from samestep.base.regular_files import read_text
 from samestep.base.units import bytes_of, bytes_text
 from samestep.base.untrusted_documents import parse_json
 
-ALGORITHMS = ("native", "naive", "tree", "ring", "halving_doubling", "shared_memory")
+ALGORITHMS = ("native", "naive", "tree", "ring", "halving_doubling", "direct", "shared_memory")
 """Names of all-reduce algorithms; see `samestep.ranks.collectives.algorithms`."""
 AUTO = "auto"
 """Stands for the measured choice."""

@@ -1,7 +1,8 @@
 """Registers the algorithms of each collective by name, and runs all-reduces by chosen ones.
 
-Two of them are no schedules: `native` calls the back end's own collective, and `shared_memory` uses the
-shared memory of one host, which takes a world of `on_one_host`. All other algorithms accept such a world too.
+Three of them are no schedules: `native` calls the back end's own collective, `direct` uses direct connections
+between processes with Gloo, and `shared_memory` the shared memory of one host, which takes a world of
+`on_one_host`. All other algorithms accept such a world too.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from samestep.base.errors import UsageError
 from samestep.ranks.collectives import ring, rooted_collectives
 from samestep.ranks.collectives.algorithm_choice import AUTO, Crossovers, Measured
 from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE
-from samestep.ranks.collectives.direct_world import DirectWorld
+from samestep.ranks.collectives.direct_world import RANKS, DirectWorld, by_connections
 from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
 from samestep.ranks.collectives.rooted_collectives import (
     NAIVE_BROADCAST,
@@ -49,12 +50,28 @@ def shared_memory(world: World) -> World:
     return world
 
 
+def direct(world: World) -> DirectWorld:
+    """Return the world of the same ranks with direct connections; all ranks call this.
+
+    Raises:
+        UsageError: they cannot have any.
+    """
+    found = world if isinstance(world, DirectWorld) else by_connections(native(world))
+    if not isinstance(found, DirectWorld):
+        raise UsageError(
+            f"direct takes 2 to {RANKS} processes that Gloo connects, with tensors on the CPU. "
+            "Choose another algorithm."
+        )
+    return found
+
+
 _ALL_REDUCES = {each.name: each for each in (NAIVE, TREE, RING, HALVING_DOUBLING)}
 _BROADCASTS = {each.name: each for each in (NAIVE_BROADCAST, TREE_BROADCAST, SCATTER_ALL_GATHER_BROADCAST)}
 
 ALL_REDUCE: Mapping[str, ToAll] = {
     **_ALL_REDUCES,
     "native": lambda world, tensor, op: native(world).all_reduce(tensor, op=op),
+    "direct": lambda world, tensor, op: direct(world).reduce_directly(tensor, op),
     "shared_memory": lambda world, tensor, op: shared_memory(world).all_reduce(tensor, op=op),
 }
 """Each takes a world, the tensor to change, and an operation."""
@@ -69,6 +86,7 @@ BROADCAST: Mapping[str, FromOne] = {
 ALL_GATHER: Mapping[str, Gathered] = {
     "ring": ring.all_gather,
     "native": lambda world, tensor: native(world).all_gather(tensor),
+    "direct": lambda world, tensor: direct(world).gather_directly(tensor),
     "shared_memory": lambda world, tensor: shared_memory(world).all_gather(tensor),
 }
 """Each takes a world and a tensor, and returns the tensors of all ranks."""
@@ -117,6 +135,8 @@ def by_algorithm(world: World, algorithm: str) -> World:
             f"--algorithm {crossovers.text}: shared_memory takes CPU processes of one Linux host "
             "with enough shared memory. Choose another algorithm."
         )
+    if "direct" in crossovers.names:
+        direct(world)
     return ByAlgorithm(world, crossovers)
 
 

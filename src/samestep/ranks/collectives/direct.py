@@ -25,15 +25,15 @@ from samestep.ranks.collectives.connections import Connections
 from samestep.ranks.collectives.schedule import bounds
 from samestep.ranks.world.operation import Op, as_contiguous, flattened, put_back, reduce_in_rank_order
 
-MOST = 1 << 20
-"""Largest tensor in bytes."""
+PIECE = 1 << 20
+"""Bytes of the pieces of a larger tensor."""
 SMALL = 1 << 16
 """Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them."""
 _NOTHING = torch.empty(0, device="cpu")
 
 
 class DirectCollectives:
-    """One rank's collectives by direct connections, for tensors in the host's memory of at most `MOST` bytes.
+    """One rank's collectives by direct connections, for tensors in the host's memory.
 
     An error of a connection is a `RuntimeError`, as with torch's back ends.
     """
@@ -42,16 +42,21 @@ class DirectCollectives:
         self._connections, self._progress = connections, progress
         self._rank, self._size = rank, size
         self._others = [one for one in range(size) if one != rank]
-        self._inbox = torch.empty(size, SIGNATURE_BYTES + MOST, dtype=torch.uint8, device="cpu")
+        self._inbox = torch.empty(size, SIGNATURE_BYTES + PIECE, dtype=torch.uint8, device="cpu")
         """What each rank has sent, behind its signature."""
         self._views = [memoryview(one.numpy()) for one in self._inbox]
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         with self._progress_of("all_gather"):
-            own = as_contiguous(tensor)
-            parts = self._received([own.view(-1)] * self._size, signature(self._rank, "all_gather", tensor))
-            return [part.view(own.shape).clone() for part in parts]
+            own, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
+            gathered = [torch.empty_like(own) for _ in range(self._size)]
+            flat = [one.view(-1) for one in gathered]
+            for part in _pieces(own):
+                received = self._received([own.view(-1)[part]] * self._size, call)
+                for one, piece in zip(flat, received, strict=True):
+                    one[part] = piece
+            return gathered
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
@@ -62,15 +67,19 @@ class DirectCollectives:
         """Reduce `tensor` over all ranks, in place, to equal bits on every rank."""
         with self._progress_of("all_reduce"):
             flat, call = flattened(tensor), signature(self._rank, f"all_reduce({op})", tensor)
-            if self._size == 2 or flat.nbytes * (self._size - 1) <= SMALL:
-                reduce_in_rank_order(op, self._received([flat] * self._size, call), flat)
-            else:
-                edges = bounds(flat.numel(), self._size)
-                chunks = [flat[edges[rank] : edges[rank + 1]] for rank in range(self._size)]
-                own = chunks[self._rank]
-                reduce_in_rank_order(op, self._received(chunks, call), own)
-                self._copy_chunks(own, chunks)
+            for part in _pieces(flat):
+                self._reduce(flat[part], op, call)
             put_back(flat, tensor)
+
+    def _reduce(self, flat: Tensor, op: Op, call: bytes) -> None:
+        if self._size == 2 or flat.nbytes * (self._size - 1) <= SMALL:
+            reduce_in_rank_order(op, self._received([flat] * self._size, call), flat)
+            return
+        edges = bounds(flat.numel(), self._size)
+        chunks = [flat[edges[rank] : edges[rank + 1]] for rank in range(self._size)]
+        own = chunks[self._rank]
+        reduce_in_rank_order(op, self._received(chunks, call), own)
+        self._copy_chunks(own, chunks)
 
     def _progress_of(self, op: str) -> Progress:
         self._progress.enter(op)
@@ -111,6 +120,12 @@ class DirectCollectives:
             self._connections.exchange(*messages, **checks)
         except OSError as error:
             raise RuntimeError(str(error)) from error
+
+
+def _pieces(tensor: Tensor) -> list[slice]:
+    """Return the pieces of a tensor's elements; one, without any, of an empty tensor."""
+    elements = PIECE // max(1, tensor.element_size())
+    return [slice(at, at + elements) for at in range(0, max(1, tensor.numel()), elements)]
 
 
 def _bytes(flat: Tensor) -> memoryview:

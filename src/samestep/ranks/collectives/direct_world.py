@@ -10,18 +10,21 @@ others                      the back end
 """
 
 import sys
+from functools import partial
 
 from torch import Tensor
 
 from samestep.ranks.collectives.call_counter import DIRECT, progress_of
 from samestep.ranks.collectives.connections import Connections
-from samestep.ranks.collectives.direct import MOST, DirectCollectives
+from samestep.ranks.collectives.direct import DirectCollectives
 from samestep.ranks.collectives.shared_memory_world import is_plain, on_one_host
 from samestep.ranks.rendezvous.peer_connections import NotConnected, connect_ranks
 from samestep.ranks.world.operation import Op, check_operation
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
+from samestep.ranks.world.protocol import RelayedWorld, Work, World
 
+MOST = 1 << 20
+"""Largest tensor in bytes; from there on Gloo takes as long, and can overlap with computation."""
 RANKS = 16
 """Most ranks with direct connections: each rank has one to each other."""
 
@@ -73,37 +76,53 @@ class DirectWorld(RelayedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         check_operation(op, tensor.dtype)
-        if not _is_small(tensor):
+        if _is_small(tensor):
+            self.reduce_directly(tensor, op)
+        else:
             self.inner.all_reduce(tensor, op=op)
-            return
+
+    def reduce_directly(self, tensor: Tensor, op: Op) -> None:
+        """Reduce a tensor of any size by the direct connections."""
+        check_operation(op, tensor.dtype)
         with self._waiting("all_reduce"):
             self._collectives.all_reduce(tensor, op=op)
 
+    def gather_directly(self, tensor: Tensor) -> list[Tensor]:
+        """Gather tensors of any size by the direct connections."""
+        with self._waiting("all_gather"):
+            return self._collectives.all_gather(tensor)
+
     def all_reduce_later(self, tensor: Tensor) -> Work:
-        """See `World.all_reduce_later`; a small one runs to the end here."""
-        if not _is_small(tensor):
-            return self.inner.all_reduce_later(tensor)
-        self.all_reduce(tensor)
-        return CompletedWork()
+        """See `World.all_reduce_later`; see `average_later` for small ones."""
+        return _Deferred(self, tensor, "sum") if _is_small(tensor) else self.inner.all_reduce_later(tensor)
 
     def average_later(self, tensor: Tensor) -> Work:
-        """See `World.average_later`; a small one runs to the end here."""
-        if not _is_small(tensor):
-            return self.inner.average_later(tensor)
-        self.all_reduce(tensor, op="mean")
-        return CompletedWork()
+        """See `World.average_later`; a small tensor is averaged by `wait`.
+
+        So gradients that are ready at different times on the ranks, within backward, cannot come between the
+        messages of batch norm there, which all ranks have to send in one order.
+        """
+        return _Deferred(self, tensor, "mean") if _is_small(tensor) else self.inner.average_later(tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        if not _is_small(tensor):
-            return self.inner.all_gather(tensor)
-        with self._waiting("all_gather"):
-            return self._collectives.all_gather(tensor)
+        return self.gather_directly(tensor) if _is_small(tensor) else self.inner.all_gather(tensor)
 
     def barrier(self) -> None:
         """See `World.barrier`."""
         with self._waiting("barrier"):
             self._collectives.barrier()
+
+
+class _Deferred:
+    """All-reduce that is executed when it is waited for."""
+
+    def __init__(self, world: DirectWorld, tensor: Tensor, op: Op) -> None:
+        self._call = partial(world.reduce_directly, tensor, op)
+
+    def wait(self) -> None:
+        """See `Work.wait`."""
+        self._call()
 
 
 def _is_small(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samestep.base.errors import UsageError
 from samestep.base.units import bytes_text
+from samestep.ranks.collectives.direct_world import DirectWorld, by_connections
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
 from samestep.studies.bench.cases import COLLECTIVES, Algorithm, Collective, own_algorithm
@@ -57,9 +58,9 @@ def perform(
     collective = COLLECTIVES[request.collective]
     own = own_algorithm(request.own) if request.own else {}
     collective = replace(collective, algorithms={**collective.algorithms, **own})
-    there = [
-        name for name in collective.algorithms if name != "shared_memory" or isinstance(world, OneHostWorld)
-    ]
+    lacking = set() if isinstance(world, OneHostWorld) else {"shared_memory"}
+    lacking |= set() if isinstance(by_connections(joined), DirectWorld) else {"direct"}
+    there = [name for name in collective.algorithms if name not in lacking]
     names = chosen(request.algorithms and (*request.algorithms, *own), there, request.collective)
     with Limit(request.timeout_s, give_up) as limit:
         measured = _Benchmark(world, request, collective, limit)
