@@ -9,7 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from samestep.parallel.gradients.bucketed import Bucketed
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS, replicate
+from samestep.ranks.collectives import direct_world
+from samestep.ranks.collectives.direct_world import by_connections
 from support.replica_cases import (
     assert_equal_gradients,
     gradients,
@@ -70,6 +73,30 @@ def train_rank(world, sync, batch_norm):
         states = train(model, rank=world.place.rank, size=world.place.size)
         replicas.check()
     return states
+
+
+def train_directly(world):
+    """Train with small and large buckets; return the states, and how many gradients went within backward."""
+    model, early = conv_net(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct_world, "MOST", 1000)  # bytes: Gloo carries some of the buckets
+        patch.setattr(Bucketed, "_average", lambda own: (early.append(own._num_sent), average(own)))
+        options = {"sync": "bucketed", "batch_norm": "global", "bucket_bytes": 2000, "check_every": 7}
+        with replicate(model, by_connections(world), **options) as replicas:
+            states = train(model, rank=world.place.rank, size=world.place.size)
+            replicas.check()
+    return states, max(early)
+
+
+average = Bucketed._average
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_go_within_backward_beside_batch_norm_over_direct_connections(processes, size):
+    expected = train(conv_net())
+    for states, early in processes.run(train_directly, size):
+        assert early > 0
+        torch.testing.assert_close(states, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
