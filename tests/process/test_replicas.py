@@ -79,7 +79,7 @@ def train_directly(world):
     """Train with small and large buckets; return the states, and how many gradients went within backward."""
     model, early = conv_net(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_world, "MOST", 1000)  # bytes: Gloo carries some of the buckets
+        patch.setattr(direct_world, "MOST_LATER", 1000)  # bytes: Gloo carries some of the buckets
         patch.setattr(Bucketed, "_average", lambda own: (early.append(own._num_sent), average(own)))
         options = {"sync": "bucketed", "batch_norm": "global", "bucket_bytes": 2000, "check_every": 7}
         with replicate(model, by_connections(world), **options) as replicas:

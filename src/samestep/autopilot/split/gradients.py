@@ -19,8 +19,13 @@ from samestep.parallel.gradients.weight_checksum import check_equal
 from samestep.ranks.collectives.algorithms import overlaps_compute
 from samestep.ranks.world.protocol import World
 
-_OVERLAPPING, _TOGETHER = 8 * MEBIBYTE, 25 * MEBIBYTE
-"""Bytes of a bucket: of those sent within backward, the last is sent at its end, so it should be small."""
+_TOGETHER = 25 * MEBIBYTE
+"""Bytes of a bucket of gradients that are sent at the end of backward."""
+_OVERLAPPING, _BUCKETS = (MEBIBYTE, 8 * MEBIBYTE), 6
+"""Least and most bytes of a bucket that is sent within backward, and how many of them there are in between.
+
+The last bucket is sent at the end of backward, so it should be small.
+"""
 _EARLY = (2, 10)
 """Gradient all-reduces after which parameters are compared, too.
 
@@ -82,7 +87,7 @@ class Gradients:
             model=ref(nn.Module()),
             parameters=named,
             statistics=(),
-            bucket_bytes=_OVERLAPPING if overlaps else _TOGETHER,
+            bucket_bytes=_bucket_bytes(named.values()) if overlaps else _TOGETHER,
             may_overlap=overlaps,
             after_sync=self._count_all_reduce,
         )
@@ -132,6 +137,11 @@ class Gradients:
         readable = {name: tensor for name, tensor in named.items() if _has_values(tensor)}
         if readable:
             check_equal(self._world, readable)
+
+
+def _bucket_bytes(tensors: Iterable[Tensor]) -> int:
+    least, most = _OVERLAPPING
+    return min(most, max(least, sum(tensor.nbytes for tensor in tensors) // _BUCKETS))
 
 
 def _form(tensor: Tensor) -> str:

@@ -24,7 +24,9 @@ from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import RelayedWorld, Work, World
 
 MOST = 1 << 20
-"""Largest tensor in bytes; from there on Gloo takes as long, and can overlap with computation."""
+"""Largest tensor in bytes; from there on Gloo takes as long."""
+MOST_LATER = 1 << 18
+"""Largest tensor in bytes of an all-reduce to wait for later: Gloo sends a larger one meanwhile."""
 RANKS = 16
 """Most ranks with direct connections: each rank has one to each other."""
 
@@ -76,7 +78,7 @@ class DirectWorld(RelayedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         check_operation(op, tensor.dtype)
-        if _is_small(tensor):
+        if _is_small(tensor, MOST):
             self.reduce_directly(tensor, op)
         else:
             self.inner.all_reduce(tensor, op=op)
@@ -94,7 +96,9 @@ class DirectWorld(RelayedWorld):
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`; see `average_later` for small ones."""
-        return _Deferred(self, tensor, "sum") if _is_small(tensor) else self.inner.all_reduce_later(tensor)
+        if not _is_small(tensor, MOST_LATER):
+            return self.inner.all_reduce_later(tensor)
+        return _Deferred(self, tensor, "sum")
 
     def average_later(self, tensor: Tensor) -> Work:
         """See `World.average_later`; a small tensor is averaged by `wait`.
@@ -102,11 +106,13 @@ class DirectWorld(RelayedWorld):
         So gradients that are ready at different times on the ranks, within backward, cannot come between the
         messages of batch norm there, which all ranks have to send in one order.
         """
-        return _Deferred(self, tensor, "mean") if _is_small(tensor) else self.inner.average_later(tensor)
+        if not _is_small(tensor, MOST_LATER):
+            return self.inner.average_later(tensor)
+        return _Deferred(self, tensor, "mean")
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        return self.gather_directly(tensor) if _is_small(tensor) else self.inner.all_gather(tensor)
+        return self.gather_directly(tensor) if _is_small(tensor, MOST) else self.inner.all_gather(tensor)
 
     def barrier(self) -> None:
         """See `World.barrier`."""
@@ -125,5 +131,5 @@ class _Deferred:
         self._call()
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.nbytes <= MOST and is_plain(tensor)
+def _is_small(tensor: Tensor, most: int) -> bool:
+    return tensor.nbytes <= most and is_plain(tensor)
