@@ -36,6 +36,7 @@ PRELOAD = [
     "support.found_references",
     "typer._adapters",  # of those typers that have it, which load pydantic with a command's first flag
     "pytest",
+    "support.frozen_modules",  # the last
 ]
 
 # A process has one fork server, which loads nothing any more once somebody has started it: so, at import.
