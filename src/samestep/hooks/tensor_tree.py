@@ -7,11 +7,14 @@ from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 _DEEPEST = 8
 """The depth to which structures are searched: objects may refer to each other."""
+_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+"""Types without parts, which most arguments of a function have: searching them would be most of the work."""
 Path: TypeAlias = tuple[str | int, ...]
 """Path of a part in a structure: keys, indices and names from the outside in."""
 Change: TypeAlias = Callable[[Path, Tensor], Any]
@@ -26,7 +29,10 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
         yield path, value
     elif len(path) < _DEEPEST:
         for key, part in parts_of(value):
-            yield from leaves(part, (*path, key))
+            if isinstance(part, Tensor):
+                yield (*path, key), part
+            elif type(part) not in _ATOMS:
+                yield from leaves(part, (*path, key))
 
 
 def mapped(value: Any, change: Change, path: Path = ()) -> Any:
@@ -53,11 +59,11 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
 
 def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of a container with their keys; nothing for any other value."""
-    if isinstance(value, PackedSequence):
+    if type(value) in _ATOMS or isinstance(value, PackedSequence):
         return
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         yield from enumerate(value)
-    elif isinstance(value, dict | UserDict):
+    elif isinstance(value, (dict, UserDict)):
         yield from value.items()
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
@@ -85,7 +91,7 @@ def _holds_tensors(part: Any, depth: int) -> bool:
 
 
 def _is_filled(part: Any) -> bool:
-    return isinstance(part, list | tuple | dict) and bool(part)
+    return isinstance(part, (list, tuple, dict)) and bool(part)
 
 
 def data_in(value: Any) -> list[Tensor]:
