@@ -8,35 +8,41 @@ from pathlib import Path
 import pytest
 
 from samestep.lab.exercises import SOLUTIONS
-from support.commands import environment
+from support.commands import Ended, environment
+from support.forked_commands import samestep, scale
 from support.tutorial_items import commands, prints
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = "--synthetic --subset 96 --batch-size 24 --norm group --lr 0.005"
-PROGRAMS = {
-    "samestep": ["-m", "samestep"],
+INTERPRETERS = {
     "python": [],
     "torchrun": ["-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"],
 }
 COMMANDS = commands()
+DEADLINE_S = 900.0
 
 
 @pytest.mark.timeout(960)  # some train a dozen times
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_prints_the_lines_of_the_table(command, tmp_path):
+def test_the_command_prints_the_lines_of_the_table(command, tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(EXAMPLES)
-    program, *words = shlex.split(command.replace("SMALL", SMALL).replace("SOLUTIONS", str(SOLUTIONS)))
+    monkeypatch.chdir(tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, *PROGRAMS[program], *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-        cwd=tmp_path,
-        env=environment(),
-    )
+    done = run(shlex.split(command.replace("SMALL", SMALL).replace("SOLUTIONS", str(SOLUTIONS))))
 
-    assert done.returncode == 0, done.stderr
-    output = f"{done.stdout}\n{done.stderr}"
+    assert done.code == 0, done.err
+    output = f"{done.out}\n{done.err}"
     assert not [line for line in COMMANDS[command] if not prints(output, line)], output
+
+
+def run(words: list[str]) -> Ended:
+    program, *arguments = words
+    if program == "samestep" and arguments[0] == "scale":
+        return scale(*arguments[1:], deadline_s=DEADLINE_S)
+    if program == "samestep":
+        return samestep(*arguments, deadline_s=DEADLINE_S)
+    started = [sys.executable, *INTERPRETERS[program], *arguments]
+    done = subprocess.run(
+        started, capture_output=True, text=True, check=False, timeout=DEADLINE_S, env=environment()
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)

@@ -85,14 +85,15 @@ def start_script(path: Path, **changes: str) -> Command:
     return Command(_script, [str(path)], environment(**changes))
 
 
-def samestep(*arguments: object, **changes: str) -> Ended:
+def samestep(*arguments: object, deadline_s: float = DEADLINE_S, **changes: str) -> Ended:
     """Run ``samestep ARGUMENTS`` to its end."""
-    return finish(start(*arguments, **changes))
+    return finish(start(*arguments, **changes), deadline_s)
 
 
-def scale(*arguments: object, **changes: str) -> Ended:
+def scale(*arguments: object, deadline_s: float = DEADLINE_S, **changes: str) -> Ended:
     """Run ``samestep scale ARGUMENTS`` to its end; it forks its runs too."""
-    return finish(Command(_scale, [str(argument) for argument in arguments], environment(**changes)))
+    started = Command(_scale, [str(argument) for argument in arguments], environment(**changes))
+    return finish(started, deadline_s)
 
 
 def lines(command: Command, count: int) -> list[str]:
