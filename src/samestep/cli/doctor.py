@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +53,7 @@ def doctor(
     problem, and 2 if the launcher's variables contradict each other.
     """
     if clean:
-        print("\n".join(clean_up()))
+        _clean(as_json=as_json)
         return 0
     if as_json and ticket:
         raise UsageError("--json and --ticket are two formats of one report; give only one of them.")
@@ -73,6 +73,15 @@ def doctor(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _clean(*, as_json: bool) -> None:
+    """Remove what dead runs have left on this host, and print it."""
+    found = clean_up()
+    if as_json:
+        print(json.dumps({"cleaned": [asdict(one) for one in found]}))
+    else:
+        print("\n".join(one.in_words() for one in found) or "no files of dead runs found")
 
 
 def _print(outcome: Outcome, *, as_json: bool, mask: Mask | None) -> None:

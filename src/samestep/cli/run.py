@@ -83,7 +83,7 @@ def run(
     mode: Mode = "auto",
     module: launch.Module = False,
     no_python: Annotated[
-        bool, switch("The program is an executable of any kind.", "", "--no-python")
+        bool, switch("The program is an executable of any kind.", WORKERS_PANEL, "--no-python")
     ] = False,
     config: Config = None,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback

@@ -2,21 +2,24 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
 from samestep.base import env
 from samestep.base.console import inform, log
 from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.record import json_line
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import flowing
-from samestep.cli.options import launch
-from samestep.cli.options.declare import WORKERS_PANEL, option, switch
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch
 from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
@@ -62,9 +65,53 @@ Nodes = Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)]
 PerNode = Annotated[
     int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """The options of the submission of a job, and of its result."""
+
+    dry_run: launch.DryRun = False
+    detach: launch.Detach = False
+    as_json: results.AsJson = False
+    quiet: launch.Quiet = False
+
+    def show(self, text: str) -> int:
+        """Print the script of a job that is not submitted, and return the exit code."""
+        if self.as_json:
+            print(json_line({"text": text}).rstrip())
+        else:
+            _write(_encoded(text), sys.stdout)
+        return 0
+
+    def follow(self, job: FollowedJob, file: Path) -> int:
+        """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job.
+
+        With ``--json`` the job's output goes to stderr, since stdout has the record of the job.
+        """
+        code, output = None, sys.stderr if self.as_json else sys.stdout
+        try:
+            if not self.detach:
+                code = follow(job, log=inform, show=partial(_write, stream=output))
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
+        if self.as_json:
+            ended = None if code == INTERRUPTED else code
+            print(
+                json_line(
+                    {"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}
+                ).rstrip()
+            )
+        elif self.detach:
+            print(job.number)
+        return code or 0
+
+
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
+@grouped
 @with_flags_of(SlurmSite)
 def slurm(
     target: Target,
@@ -95,9 +142,7 @@ def slurm(
     output: Annotated[
         str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
     ] = None,
-    dry_run: launch.DryRun = False,
-    detach: launch.Detach = False,
-    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    submission: Submission,
     **settings: Any,
 ) -> int:
     """Write a Slurm job, submit it, and follow its state and its log to the end.
@@ -132,9 +177,8 @@ def slurm(
     tasks = 1 if launcher == "node" else job.workers  # each node's start knows the number of workers
     _refuse_own_workers(script, tasks=tasks, remedy="Submit it with --launch node")
     text = slurm_script(job)
-    if dry_run:
-        _print(_encoded(text))
-        return 0
+    if submission.dry_run:
+        return submission.show(text)
     refuse_without_sbatch()
     file = _store(name, text, suffix=".sbatch")
     with held() as signals:  # a Ctrl-C waits until the number of an accepted job is printed
@@ -142,9 +186,10 @@ def slurm(
         where = f"{counted(job.workers, 'worker')} on {counted(nodes, 'node')}"
         log(f"{submitted.name} is submitted: {where}. Its script is {file}.")
     signals.heed()
-    return _follow(submitted, detach=detach)
+    return submission.follow(submitted, file)
 
 
+@grouped
 @with_flags_of(MpiSite)
 def mpi(
     target: Target,
@@ -153,9 +198,7 @@ def mpi(
     hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", HOSTS_PANEL)] = None,
     workers: launch.WorkerCount = None,
     job_name: JobName = None,
-    dry_run: launch.DryRun = False,
-    detach: launch.Detach = False,
-    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    submission: Submission,
     **settings: Any,
 ) -> int:
     """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
@@ -174,7 +217,7 @@ def mpi(
     if hosts is None and not site.hostfile:
         raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
     places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
-    flavor, mpirun = mpirun_of(site, here=not dry_run)
+    flavor, mpirun = mpirun_of(site, here=not submission.dry_run)
     total = workers if workers is not None else command.workers
     job = MpiJob(
         command=command,
@@ -191,9 +234,8 @@ def mpi(
     )
     _refuse_own_workers(script, tasks=job.workers, remedy="Submit it with -n 1")
     text = mpi_script(job)
-    if dry_run:
-        _print(_encoded(text))
-        return 0
+    if submission.dry_run:
+        return submission.show(text)
     check_hosts(job, target)
     stored = _store(job.name, text, suffix=".sh")
     started = DetachedJob(stored, stored.with_suffix(".log"))
@@ -201,9 +243,10 @@ def mpi(
         f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(places), 'host')}. "
         f"Its script is {stored}, its log {stored.with_suffix('.log')}."
     )
-    return _follow(started, detach=detach)
+    return submission.follow(started, stored)
 
 
+@grouped
 @with_flags_of(KubernetesSite)
 def kubernetes(
     target: Target,
@@ -218,9 +261,7 @@ def kubernetes(
         option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL),
     ] = "none",
     job_name: JobName = None,
-    dry_run: launch.DryRun = False,
-    detach: launch.Detach = False,
-    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    submission: Submission,
     **settings: Any,
 ) -> int:
     """Write a Kubernetes job, create it by kubectl, and follow its pods and the log of rank 0 to the end.
@@ -250,16 +291,15 @@ def kubernetes(
     tasks = nodes if job.per_node == 1 else 1  # with several workers, each pod's start knows their number
     _refuse_own_workers(script, tasks=tasks, remedy="Give it several workers in each pod")
     text = manifest(job)
-    if dry_run:
-        _print(_encoded(text))
-        return 0
+    if submission.dry_run:
+        return submission.show(text)
     file = _store(job.name, text, suffix=".yaml")
     submit_to_kubernetes(job, file)
     log(
         f"{job.resource} is created: {counted(job.workers, 'worker')} in {counted(nodes, 'pod')}. "
         f"Its manifest is {file}."
     )
-    return _follow(FollowedKubernetesJob(job, file), detach=detach)
+    return submission.follow(FollowedKubernetesJob(job, file), file)
 
 
 submit = typer.Typer(help="Write the job for Slurm, MPI or Kubernetes, submit it, and follow it to its end.")
@@ -349,24 +389,12 @@ def _store(name: str, text: str, *, suffix: str) -> Path:
     return file
 
 
-def _follow(job: FollowedJob, *, detach: bool) -> int:
-    """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job."""
-    if detach:
-        print(job.number)
-        return 0
-    try:
-        return follow(job, log=inform, show=_print)
-    except KeyboardInterrupt:
-        log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
-        return INTERRUPTED
-
-
 def _encoded(text: str) -> bytes:
     """Return a script as bytes; arguments that are not UTF-8 keep theirs."""
     return text.encode("utf-8", errors="surrogateescape")
 
 
-def _print(text: bytes) -> None:
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
+def _write(text: bytes, stream: TextIO) -> None:
+    stream.flush()
+    stream.buffer.write(text)
+    stream.buffer.flush()

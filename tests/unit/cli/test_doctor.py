@@ -4,11 +4,14 @@ import json
 import re
 import socket
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from samestep.base import env
+from samestep.cli import doctor
 from samestep.cli.main import run_command
+from samestep.studies.doctor.orphans import Cleaned
 from support.recordings import recording
 
 
@@ -48,6 +51,14 @@ def test_a_single_process_reports_itself(environment, capsys):
     assert "no launcher's variables are set" in shown
     assert "device      cpu" in shown
     assert "fsync, rename and lock work" in shown
+
+
+def test_what_is_cleaned_up_is_json(environment, capsys, monkeypatch):
+    environment({})
+    for found in ([], [Cleaned(path="/tmp/a", bytes=1), Cleaned(path="/tmp/b", bytes=2, kept="in use")]):
+        monkeypatch.setattr(doctor, "clean_up", lambda found=found: found)
+        assert run_command(["doctor", "--clean", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"cleaned": [asdict(one) for one in found]}
 
 
 def test_a_problem_is_printed_and_exits_with_1(environment, capsys):

@@ -1,5 +1,6 @@
 """``samestep submit`` refuses wrong input before anything is written, and submits and follows jobs."""
 
+import json
 import re
 import signal
 
@@ -143,6 +144,28 @@ def test_detached_it_prints_the_number_of_the_job(submit, tmp_path, monkeypatch)
     sbatch(tmp_path, monkeypatch, "echo '12;cluster'")
 
     assert submit("slurm", "--detach", "train.py")[:2] == (0, "12\n")
+
+
+def test_json_has_the_job_and_its_end_and_stderr_the_output_of_the_job(submit, tmp_path, monkeypatch):
+    sbatch(tmp_path, monkeypatch, "echo 12")
+    (tmp_path / "log").write_text("loss 1\n")
+    ends = JobStatus(words="has failed, exit code 3", log=tmp_path / "log", exit_code=3)
+    monkeypatch.setattr(verb.FollowedSlurmJob, "status", lambda job: ends)
+
+    code, out, err = submit("slurm", "--json", "-J", "a", "train.py")
+    _, detached, _ = submit("slurm", "--json", "-J", "b", "--detach", "train.py")
+
+    file, other = (str(path.relative_to(tmp_path)) for path in sorted((tmp_path / "jobs").iterdir()))
+    record = {"job": "12", "stop": "scancel 12"}
+    assert (code, json.loads(out)) == (3, record | {"file": file, "exit_code": 3})
+    assert json.loads(detached) == record | {"file": other, "exit_code": None}
+    assert "loss 1" in err.splitlines()
+
+
+def test_json_has_the_text_of_a_job_that_is_not_submitted(submit):
+    _, text, _ = submit("slurm", "--dry-run", "train.py")
+
+    assert json.loads(submit("slurm", "--dry-run", "--json", "train.py")[1]) == {"text": text}
 
 
 def test_the_number_of_a_job_is_printed_despite_a_ctrl_c_during_its_submission(submit, tmp_path, monkeypatch):
