@@ -3,6 +3,7 @@
 The decision is a value, which the banner and ``--dry-run`` describe.
 """
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -326,7 +327,7 @@ def oversubscription(decision: Decision) -> str:
 def dry_run_lines(decision: Decision) -> list[str]:
     """Return the whole decision as lines."""
     job = decision.job
-    lines = [decision.plan.describe(), f"program: {' '.join(job.program.command(sys.executable))}"]
+    lines = [decision.plan.describe(), f"program: {shlex.join(job.program.command(sys.executable))}"]
     if decision.threads is not None:
         lines.append(f"threads: {decision.threads.count} each ({decision.threads.reason})")
     elif decision.is_settled_by_join:
