@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samestep.base.console import inform
+from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import counted
@@ -63,13 +63,13 @@ def grade(
         print(json_line({"file": str(file), "passed": passed, "grades": results_of}).rstrip())
     else:
         for one in grades:
-            faults = counted(len(one.faults), "fault") if one.faults else "passed"
-            print(f"{one.name} on {_in_words(sizes)}: {faults}")
+            verdict = (counted(len(one.faults), "fault"), BAD) if one.faults else ("passed", GOOD)
+            print_verdict(f"{one.name} on {_in_words(sizes)}: ", verdict)
             for fault in one.faults:
                 more = f" ({fault.count - 1} more)" if fault.count > 1 else ""
-                print(f"  {fault.code}: {fault.text}{more}")
+                print_verdict("  ", (fault.code, BAD), f": {fault.text}{more}")
             for remark in one.remarks:
-                print(f"  remark: {remark}")
+                print_verdict("  ", ("remark", DOUBTFUL), f": {remark}")
     return 0 if passed else 1
 
 

@@ -53,6 +53,23 @@ def test_a_single_process_reports_itself(environment, capsys):
     assert "fsync, rename and lock work" in shown
 
 
+@pytest.mark.parametrize(
+    ("variables", "count"), [({}, 0), ({"FORCE_COLOR": "1"}, 1), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, 0)]
+)
+def test_a_problem_has_its_color_on_a_terminal_only(environment, capsys, monkeypatch, variables, count):
+    environment(recording("slurm_sbatch_script").environment)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    run_command(["doctor", "--no-devices"])
+
+    out = capsys.readouterr().out
+    assert (out.count("\x1b[1;31mproblem\x1b[0m"), "\x1b" in out) == (count, bool(count))
+
+
 def test_what_is_cleaned_up_is_json(environment, capsys, monkeypatch):
     environment({})
     for found in ([], [Cleaned(path="/tmp/a", bytes=1), Cleaned(path="/tmp/b", bytes=2, kept="in use")]):

@@ -66,6 +66,20 @@ def test_the_files_of_an_exercise_are_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"exercise": "ring", "files": [file]}
 
 
+@pytest.mark.parametrize(("variables", "colored"), [({}, False), ({"FORCE_COLOR": "1"}, True)])
+def test_a_grade_has_its_color_on_a_terminal_only(tmp_path, capsys, monkeypatch, variables, colored):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    write_starter("ring", tmp_path)
+
+    assert run_command(["lab", "grade", str(tmp_path / "ring.py"), "--ranks", "2"]) == 1
+
+    out = capsys.readouterr().out
+    assert "unfinished" in out
+    assert ("\x1b[1;31m" in out) == colored
+
+
 def test_an_unknown_exercise_is_refused(tmp_path):
     with pytest.raises(UsageError):
         write_starter("scatter", tmp_path)
