@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from shutil import get_terminal_size
 
 from samestep.base import env
 
@@ -21,6 +22,21 @@ def inform(text: str) -> None:
     """Print a message about the normal course of a command, unless ``--quiet`` was given."""
     if not is_quiet():
         log(text)
+
+
+class StatusLine:
+    """A line at the end of a terminal's output that is rewritten; there is none if stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._is_used = sys.stderr.isatty() and not is_quiet()
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Show `text` in place of the last one; empty to clear the line."""
+        text = text[: get_terminal_size().columns - 1]  # a longer one could not be cleared
+        if self._is_used and text != self._shown:
+            write_stderr(f"\r{text}\x1b[K")
+            self._shown = text
 
 
 def print_verdict(*parts: str | tuple[str, str]) -> None:

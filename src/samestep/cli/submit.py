@@ -2,28 +2,26 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from samestep.base import env
-from samestep.base.console import inform, log
-from samestep.base.errors import INTERRUPTED, UsageError
-from samestep.base.record import json_line
+from samestep.base.console import log
+from samestep.base.errors import UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import flowing
-from samestep.cli.options import launch, results
+from samestep.cli.options import launch
 from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch
 from samestep.cli.options.settings import with_flags_of
+from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
-from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
+from samestep.launch.submit.follow import DetachedJob
 from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
 from samestep.launch.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
 from samestep.launch.submit.kubernetes_commands import FollowedKubernetesJob
@@ -65,49 +63,6 @@ Nodes = Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)]
 PerNode = Annotated[
     int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node")
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """The options of the submission of a job, and of its result."""
-
-    dry_run: launch.DryRun = False
-    detach: launch.Detach = False
-    as_json: results.AsJson = False
-    quiet: launch.Quiet = False
-
-    def show(self, text: str) -> int:
-        """Print the script of a job that is not submitted, and return the exit code."""
-        if self.as_json:
-            print(json_line({"text": text}).rstrip())
-        else:
-            _write(_encoded(text), sys.stdout)
-        return 0
-
-    def follow(self, job: FollowedJob, file: Path) -> int:
-        """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job.
-
-        With ``--json`` the job's output goes to stderr, since stdout has the record of the job.
-        """
-        code, output = None, sys.stderr if self.as_json else sys.stdout
-        try:
-            if not self.detach:
-                code = follow(job, log=inform, show=partial(_write, stream=output))
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-            log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
-        if self.as_json:
-            ended = None if code == INTERRUPTED else code
-            print(
-                json_line(
-                    {"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}
-                ).rstrip()
-            )
-        elif self.detach:
-            print(job.number)
-        return code or 0
-
-
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
@@ -381,20 +336,9 @@ def _store(name: str, text: str, *, suffix: str) -> Path:
     try:
         FOLDER.mkdir(exist_ok=True)
         file = next(path for path in tries if not path.exists())
-        file.write_bytes(_encoded(text))
+        file.write_bytes(encoded(text))
     except OSError as error:
         raise UsageError(
             f"cannot write the job to {FOLDER}/: {error.strerror}. Submit it from another folder."
         ) from None
     return file
-
-
-def _encoded(text: str) -> bytes:
-    """Return a script as bytes; arguments that are not UTF-8 keep theirs."""
-    return text.encode("utf-8", errors="surrogateescape")
-
-
-def _write(text: bytes, stream: TextIO) -> None:
-    stream.flush()
-    stream.buffer.write(text)
-    stream.buffer.flush()

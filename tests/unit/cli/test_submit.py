@@ -9,7 +9,8 @@ import pytest
 from samestep.base import env
 from samestep.cli import submit as verb
 from samestep.cli.main import run_command
-from samestep.launch.submit.follow import JobStatus
+from samestep.cli.options import submission
+from samestep.launch.submit.job_status import JobStatus
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_a_job_is_stored_submitted_and_followed(submit, tmp_path, monkeypatch):
     assert (code, out) == (3, "")
     submitted, ended = err.splitlines()
     assert re.search(rf"job 12 .*2 workers .*1 node.*jobs/{file.name}", submitted)
-    assert ended == f"samestep: job 12 {ends.words}."
+    assert ended.startswith(f"samestep: job 12 {ends.words}")
 
 
 def test_detached_it_prints_the_number_of_the_job(submit, tmp_path, monkeypatch):
@@ -206,7 +207,7 @@ def test_ctrl_c_leaves_the_job_and_prints_the_command_that_stops_it(submit, tmp_
         raise KeyboardInterrupt
 
     sbatch(tmp_path, monkeypatch, "echo 12")
-    monkeypatch.setattr(verb, "follow", interrupted)
+    monkeypatch.setattr(submission, "follow", interrupted)
 
     code, _, err = submit("slurm", "train.py")
 
