@@ -96,7 +96,7 @@ def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_fir
     assert f"samestep train --resume runs/train-digits-{number}" in done.out
     assert "samestep: the job is requeued" in done.out
     assert "right (" in done.out  # the result, of the last start
-    assert re.search(r"runs on node\[1-2\], start 4\.", done.err)
+    assert re.search(r"runs on node\[1-2\], start 4\b", done.err)
     assert (run / "result.json").exists()
     assert [row["world_size"] for row in json_lines(run / "sessions.jsonl")] == [2, 2, 2, 2]
     steps = [row["step"] for row in json_lines(run / "metrics.jsonl")]
