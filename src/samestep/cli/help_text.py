@@ -1,9 +1,13 @@
 """Prepares the texts of ``--help``: lines that flow, and the options that most users need first."""
 
 from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
+
+_NARROW = 80
+"""Columns of a terminal in which a table of options needs no shortened name."""
 
 COMMON = {
     "run": (
@@ -71,6 +75,18 @@ def without_needless_types(command: Any, settings: Mapping[str, Any]) -> None:
             one.display_type_rich = lambda ctx: ""  # noqa: ARG005 - typer calls it by this name
     for below in getattr(command, "commands", {}).values():
         without_needless_types(below, settings)
+
+
+def plain_if_narrow(command: Any) -> None:
+    """Show the help of a command, and of those below it, without a table on a terminal that is too narrow.
+
+    A table of options would shorten their names there.
+    """
+    if (columns := get_terminal_size().columns) < _NARROW:
+        command.rich_markup_mode = None
+        command.context_settings = {**command.context_settings, "terminal_width": columns}
+        for below in getattr(command, "commands", {}).values():
+            plain_if_narrow(below)
 
 
 def flowing(text: str | None) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from samestep.base.console import inform
 from samestep.base.errors import UsageError
+from samestep.base.folders import refuse_unwritable_file
 from samestep.base.record import json_line
 from samestep.cli.help_text import flowing
 from samestep.cli.lab_exercises import grade, start
@@ -16,7 +17,7 @@ from samestep.cli.options.declare import RESULTS_PANEL, option
 from samestep.lab.experiment import Experiment, Setup
 from samestep.lab.registry import EXPERIMENTS, check_workers
 from samestep.lab.text import listed, listing, outcome_page, outcome_record, outcome_text
-from samestep.studies.report.write import refuse_unwritable, write_text
+from samestep.studies.report.write import write_text
 
 lab = typer.Typer(help="Run experiments that answer the questions of tutorials by measurements.")
 
@@ -47,8 +48,7 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
 
         size = experiment.workers if workers is None else workers
         check_workers(experiment, size)
-        if page is not None:
-            refuse_unwritable("--page", page.parent)
+        refuse_unwritable_file("--page", page)
         outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
         if as_json:
             print(json_line(outcome_record(experiment, outcome, workers=size)).rstrip())

@@ -12,7 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
-from samestep.cli.help_text import common_first, flowing, without_needless_types
+from samestep.cli.help_text import common_first, flowing, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
@@ -68,6 +68,7 @@ def run_command(arguments: Sequence[str]) -> int:
         command = typer.main.get_command(application(verb))
         common_first(getattr(command, "commands", {}))
         without_needless_types(command, _SETTINGS)
+        plain_if_narrow(command)
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         answer = answer_to(getattr(error, "option_name", None) or "", arguments)

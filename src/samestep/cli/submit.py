@@ -46,6 +46,7 @@ from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_witho
 from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_several_tasks
+from samestep.training.recipes import registry
 
 FOLDER = Path("jobs")
 """The folder for jobs and their logs, in the working folder."""
@@ -60,9 +61,7 @@ JobName = Annotated[
     str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
 ]
 Nodes = Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)]
-PerNode = Annotated[
-    int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node")
-]
+PerNode = Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node")]
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
@@ -293,9 +292,33 @@ def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None
     if target == "run" or target not in VERBS:
         script = _script(arguments if target == "run" else [target, *arguments])
     misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
+    is_checked = target in VERBS and target != "run"
+    if misplaced and is_checked:
+        raise UsageError(f"{misplaced[0]} after {target} is an option of the job; put it before {target}.")
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
+    if is_checked:
+        _refuse_wrong_words(target, arguments)
     return parse_command([target, *arguments]), script
+
+
+def _refuse_wrong_words(verb: str, words: list[str]) -> None:
+    """Refuse what a verb of samestep would refuse at once, before the job waits in a queue.
+
+    Raises:
+        UsageError: there is no such recipe, or no command of a verb with several.
+        TyperException: the verb has no such command or option, or an option does not take its value.
+    """
+    command: Any = typer.main.get_group(main.application(verb)).commands[verb]
+    below = getattr(command, "commands", {})
+    if below and not words:
+        raise UsageError(f"{verb} needs one of its commands: {', '.join(below)}.")
+    context = command.make_context(verb, list(words))
+    if below:
+        name, found, rest = command.resolve_command(context, list(words))
+        found.make_context(name, rest, parent=context)
+    elif verb == "train" and context.params["recipe"] is not None:
+        registry.find(context.params["recipe"])
 
 
 def _script(words: list[str]) -> Program | None:

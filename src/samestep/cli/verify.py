@@ -133,13 +133,14 @@ def _report(
     options: Options = DEFAULTS,
 ) -> Report:
     """Fork the workers of all runs, and return the report."""
+    kinds = {program: _kind(program, mode) for program in (script, against) if program is not None}
     _prepare(max(sizes))
     from samestep.studies.verify.verification import Script, Verification
 
     with owned_folder() as scratch:
         return Verification(
-            script=Script(program=script, kind=_kind(script, mode)),
-            against=None if against is None else Script(program=against, kind=_kind(against, mode)),
+            script=Script(program=script, kind=kinds[script]),
+            against=None if against is None else Script(program=against, kind=kinds[against]),
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,

@@ -70,6 +70,24 @@ def test_help_shows_no_type_of_python(capsys, verb):
         assert "list[" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [60, 79, 80, 120])
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_fits_its_terminal_with_whole_names_of_options(capsys, monkeypatch, columns, verb):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = get_command(application(verb)).commands[verb]
+    for words, command in {
+        (): found,
+        **{(one,): each for one, each in vars(found).get("commands", {}).items()},
+    }.items():
+        assert run_command([verb, *words, "--help"]) == 0
+
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= columns
+        visible = [one for one in command.params if not one.hidden and one.param_type_name == "option"]
+        shown = " ".join(lines)
+        assert [one.opts for one in visible if not all(name in shown for name in one.opts)] == []
+
+
 def test_a_flag_of_several_verbs_has_one_declaration():
     declarations = defaultdict(set)
     for command in commands():
