@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -103,6 +104,28 @@ def test_a_run_that_is_asked_to_stop_ends_with_75_and_goes_on_elsewhere(
     sessions = json_lines(folder / "sessions.jsonl")
     assert [row["world_size"] for row in sessions] == [workers, then]
     assert sessions[1]["checkpoint"] == f"step-{sessions[1]['step']}"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_names_a_command_that_resumes_the_run(whole, tmp_path, workers):
+    folder = tmp_path / "a run"
+    process = start(*TRAIN, "-n", workers, "--checkpoint-steps", 4, "--out", folder)
+    begun(process, folder, steps=10)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes
+    ended = finish(process)
+
+    assert ended.code == 130, ended.err
+    assert "Traceback" not in ended.err
+    (named,) = {line.partition("samestep train ")[2] for line in ended.err.splitlines() if "--resume" in line}
+    words = shlex.split(named)
+    assert words == ["--resume", str(folder)]
+
+    done = samestep("train", *words, "--threads", 1)
+    assert done.code == 0, done.err
+    assert_undisturbed(folder, whole)
+    first, second = json_lines(folder / "sessions.jsonl")
+    assert (first["step"], second["checkpoint"]) == (0, f"step-{second['step']}")
+    assert second["step"] >= 4
 
 
 @pytest.fixture

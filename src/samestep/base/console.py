@@ -1,10 +1,14 @@
-"""Writes samestep's messages and progress bars to stderr, because stdout belongs to the program."""
+"""Writes samestep's messages and progress bars to stderr, and verdicts to stdout, in color on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from shutil import get_terminal_size
 
 from samestep.base import env
+
+GOOD, DOUBTFUL, BAD = "green", "yellow", "bold red"
+"""The styles of verdicts on a terminal."""
 
 _QUIET = {"SAMESTEP_QUIET": "1", "SAMESTEP_BANNER": "0"}
 
@@ -18,6 +22,38 @@ def inform(text: str) -> None:
     """Print a message about the normal course of a command, unless ``--quiet`` was given."""
     if not is_quiet():
         log(text)
+
+
+class StatusLine:
+    """A line at the end of a terminal's output that is rewritten; there is none if stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._is_used = sys.stderr.isatty() and not is_quiet()
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Show `text` in place of the last one; empty to clear the line."""
+        text = text[: get_terminal_size().columns - 1]  # a longer one could not be cleared
+        if self._is_used and text != self._shown:
+            write_stderr(f"\r{text}\x1b[K")
+            self._shown = text
+
+
+def print_verdict(*parts: str | tuple[str, str]) -> None:
+    """Print a line of a result on stdout.
+
+    Args:
+        parts: the text; a part with a style has it on a terminal, unless NO_COLOR is set.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    if console.is_terminal and not console.no_color:
+        console.print(Text.assemble(*parts), soft_wrap=True)
+    else:
+        print(*(part if isinstance(part, str) else part[0] for part in parts), sep="")
+    sys.stdout.flush()
 
 
 def be_quiet() -> None:

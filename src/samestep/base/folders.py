@@ -1,6 +1,9 @@
-"""Gives the folder of this package, and the user's cache folder."""
+"""Gives the folder of this package, and the user's cache folder; checks folders that are written to later."""
 
+import os
 from pathlib import Path
+
+from samestep.base.errors import UsageError
 
 PACKAGE = str(Path(__file__).parents[1])
 """The folder of the package, without a separator at its end: its frames in a stack begin with it."""
@@ -11,3 +14,40 @@ def user_cache() -> Path:
     import pooch
 
     return Path(pooch.os_cache("samestep"))
+
+
+def refuse_unwritable_file(flag: str, file: Path | None) -> None:
+    """Refuse a file that cannot be written, before time is spent on its content.
+
+    Args:
+        flag: the option that has it.
+        file: the file; nothing is created. None if the option was not given.
+
+    Raises:
+        UsageError: it is a folder, or its folder does not exist or is not writable.
+    """
+    if file is None:
+        return
+    if file.is_dir():
+        raise UsageError(f"{flag} {file} is a folder; give a file in it.")
+    if not file.parent.is_dir():
+        raise UsageError(f"{flag} {file} cannot be written, because there is no folder {file.parent}.")
+    refuse_unwritable(flag, file.parent)
+
+
+def refuse_unwritable(flag: str, folder: Path | None) -> None:
+    """Refuse a folder that cannot be created or written to, before time is spent on its content.
+
+    Args:
+        flag: the option that has it.
+        folder: the folder; nothing is created. None if the option was not given.
+
+    Raises:
+        UsageError: the folder, or the first of its parents that exists, is a file or not writable.
+    """
+    if folder is None:
+        return
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "not writable" if there.is_dir() else "a file"
+        raise UsageError(f"{flag} {folder} cannot be used, because {there} is {why}; give another folder.")

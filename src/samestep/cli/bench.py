@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.base.console import log, progress_bar
+from samestep.base.console import inform, log, progress_bar
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
@@ -256,12 +256,12 @@ def _output(report: "Report", request: Request, world: "World", output: Output) 
     for one in report.wrong:
         log(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
     if output.plot is not None and report.rows:
-        log(f"plot: {write_text(output.plot, chart(report, request, world.place.size).svg())}")
+        inform(f"plot: {write_text(output.plot, chart(report, request, world.place.size).svg())}")
     if output.figures is not None and report.rows:
-        log(write_figures([chart(report, request, world.place.size)], output.figures))
+        inform(write_figures([chart(report, request, world.place.size)], output.figures))
     if output.save and report.rows:
         measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
-        log(f"stored for --algorithm auto: {measured.save(crossovers(times_of(report.rows)))}")
+        inform(f"stored for --algorithm auto: {measured.save(crossovers(times_of(report.rows)))}")
 
 
 def _measure_steps(

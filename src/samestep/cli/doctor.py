@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 from samestep import __version__
 from samestep.base import env
+from samestep.base.console import BAD, DOUBTFUL, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.units import check_seconds
 from samestep.cli.options import launch, results
@@ -22,6 +24,9 @@ from samestep.studies.doctor.masking import Mask
 from samestep.studies.doctor.orphans import clean as clean_up
 from samestep.studies.doctor.report import Report, lines, record
 from samestep.studies.doctor.run_checks import Options, Outcome, run_checks
+
+_STYLES = {"problem": BAD, "note": DOUBTFUL}
+"""The styles of the words that begin a finding."""
 
 
 @grouped
@@ -53,7 +58,7 @@ def doctor(
     problem, and 2 if the launcher's variables contradict each other.
     """
     if clean:
-        print("\n".join(clean_up()))
+        _clean(as_json=as_json)
         return 0
     if as_json and ticket:
         raise UsageError("--json and --ticket are two formats of one report; give only one of them.")
@@ -75,6 +80,15 @@ def doctor(
     return code
 
 
+def _clean(*, as_json: bool) -> None:
+    """Remove what dead runs have left on this host, and print it."""
+    found = clean_up()
+    if as_json:
+        print(json.dumps({"cleaned": [asdict(one) for one in found]}))
+    else:
+        print("\n".join(one.in_words() for one in found) or "no files of dead runs found")
+
+
 def _print(outcome: Outcome, *, as_json: bool, mask: Mask | None) -> None:
     report = outcome.report
     if report is None:
@@ -87,7 +101,9 @@ def _print(outcome: Outcome, *, as_json: bool, mask: Mask | None) -> None:
         text = "\n".join((f"samestep {__version__}: {mask.text(' '.join(sys.argv[1:]))}", "", *lines(report)))
         print(f"```\n{text}\n```", flush=True)
     else:
-        print("\n".join(lines(report)), flush=True)
+        for line in lines(report):
+            word = re.split(r"\W", line)[0]
+            print_verdict((word, _STYLES.get(word, "")), line.removeprefix(word))
 
 
 def _log_problems(report: Report) -> None:

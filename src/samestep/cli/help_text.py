@@ -1,9 +1,13 @@
 """Prepares the texts of ``--help``: lines that flow, and the options that most users need first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
+
+_NARROW = 80
+"""Columns of a terminal in which a table of options needs no shortened name."""
 
 COMMON = {
     "run": (
@@ -19,8 +23,17 @@ COMMON = {
         *("workers", "fast", "epochs", "batch_size", "lr", "seed", "exact", "precision"),
         *("data", "data_dir", "resume", "config", "out", "as_json", "quiet"),
     ),
+    "report": ("scaling", "worth", "page", "figures", "pdf", "as_json", "quiet"),
+    "bench": ("workers", "sizes", "algorithm", "sync", "seconds", "save", "figures", "as_json", "quiet"),
+    "lab": ("workers", "ranks", "page", "as_json", "quiet"),
+    "submit": ("nodes", "workers", "job_name", "output", "detach", "as_json", "quiet", "dry_run"),
+    "data": ("data_dir", "as_json"),
+    "doctor": ("workers", "run_folder", "devices", "wait", "clean", "as_json", "ticket"),
 }
-"""The parameters of the options that come first, by verb; the others keep the headings of their topics."""
+"""The parameters of the options that come first, by verb; the others keep the headings of their topics.
+
+For a verb of several commands they are those of all its commands.
+"""
 
 
 def common_first(commands: Mapping[str, Any]) -> None:
@@ -30,18 +43,26 @@ def common_first(commands: Mapping[str, Any]) -> None:
         commands: the commands of the application by name; those that are not loaded have no options.
     """
     for verb, names in COMMON.items():
-        options = {one.name: one for one in commands[verb].params} if verb in commands else {}
-        common = [options.pop(name) for name in names if name in options]
-        for one in common:
-            one.rich_help_panel = None
-        if common:
-            arguments = [one for one in options.values() if one.param_type_name == "argument"]
-            others = [one for one in options.values() if one.param_type_name != "argument"]
-            commands[verb].params = [*arguments, *common, *others]
+        if verb in commands:
+            for command in (commands[verb], *getattr(commands[verb], "commands", {}).values()):
+                _put_first(command, names)
 
 
-def without_type_of_switches(command: Any, settings: Mapping[str, Any]) -> None:
-    """Show the switches of a command, and of the commands below it, without ``<bool>``: they take no value.
+def _put_first(command: Any, names: Sequence[str]) -> None:
+    options = {one.name: one for one in command.params}
+    common = [options.pop(name) for name in names if name in options]
+    for one in common:
+        one.rich_help_panel = None
+    arguments = [one for one in options.values() if one.param_type_name == "argument"]
+    others = [one for one in options.values() if one.param_type_name != "argument"]
+    command.params = [*arguments, *common, *others]
+
+
+def without_needless_types(command: Any, settings: Mapping[str, Any]) -> None:
+    """Show the parameters of a command, and of the commands below it, without types that explain nothing.
+
+    A switch takes no value (``<bool>``), and the name of an argument that takes several values is enough
+    (``<list[str]>``).
 
     Args:
         command: the command.
@@ -50,8 +71,22 @@ def without_type_of_switches(command: Any, settings: Mapping[str, Any]) -> None:
     for one in (*command.params, command.get_help_option(typer.Context(command, **settings))):
         if getattr(one, "is_flag", False):
             one.metavar = ""
+        if one.param_type_name == "argument" and one.nargs != 1:
+            one.display_type_rich = lambda ctx: ""  # noqa: ARG005 - typer calls it by this name
     for below in getattr(command, "commands", {}).values():
-        without_type_of_switches(below, settings)
+        without_needless_types(below, settings)
+
+
+def plain_if_narrow(command: Any) -> None:
+    """Show the help of a command, and of those below it, without a table on a terminal that is too narrow.
+
+    A table of options would shorten their names there.
+    """
+    if (columns := get_terminal_size().columns) < _NARROW:
+        command.rich_markup_mode = None
+        command.context_settings = {**command.context_settings, "terminal_width": columns}
+        for below in getattr(command, "commands", {}).values():
+            plain_if_narrow(below)
 
 
 def flowing(text: str | None) -> str:

@@ -6,24 +6,30 @@ from typing import Annotated
 
 import typer
 
-from samestep.base.console import log
+from samestep.base.console import inform
+from samestep.base.errors import UsageError
+from samestep.base.folders import refuse_unwritable_file
 from samestep.base.record import json_line
+from samestep.cli.help_text import flowing
 from samestep.cli.lab_exercises import grade, start
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, option
 from samestep.lab.experiment import Experiment, Setup
 from samestep.lab.registry import EXPERIMENTS, check_workers
-from samestep.lab.text import listing, outcome_page, outcome_record, outcome_text
-from samestep.studies.report.write import refuse_unwritable, write_text
+from samestep.lab.text import listed, listing, outcome_page, outcome_record, outcome_text
+from samestep.studies.report.write import write_text
 
 lab = typer.Typer(help="Run experiments that answer the questions of tutorials by measurements.")
 
 
 @lab.callback(invoke_without_command=True)
-def list_experiments(context: typer.Context) -> None:
+def list_experiments(context: typer.Context, *, as_json: results.AsJson = False) -> None:
     """List the experiments with the questions that they answer; samestep lab NAME runs one."""
-    if context.invoked_subcommand is None:
-        print(listing())
+    name = context.invoked_subcommand
+    if name is None:
+        print(json_line({"experiments": listed()}).rstrip() if as_json else listing())
+    elif as_json:
+        raise UsageError(f"--json before {name} is for the list of experiments; put it after {name}.")
 
 
 def command_for(experiment: Experiment) -> Callable[..., None]:
@@ -35,21 +41,21 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
         data: results.Data = None,
         data_dir: results.DataDir = None,
         as_json: results.AsJson = False,
+        quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
         page: Annotated[Path | None, option("FILE", "Write a page with figures too.", RESULTS_PANEL)] = None,
     ) -> None:
         from samestep.launch.local.spawn import spawn
 
         size = experiment.workers if workers is None else workers
         check_workers(experiment, size)
-        if page is not None:
-            refuse_unwritable("--page", page.parent)
+        refuse_unwritable_file("--page", page)
         outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
         if as_json:
             print(json_line(outcome_record(experiment, outcome, workers=size)).rstrip())
         else:
             print(outcome_text(experiment, outcome))
         if page is not None:
-            log(f"page: {write_text(page, outcome_page(experiment, outcome, workers=size))}")
+            inform(f"page: {write_text(page, outcome_page(experiment, outcome, workers=size))}")
 
     command.__doc__ = f"""{experiment.question}
 
@@ -59,6 +65,7 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
 
 
 for _one in EXPERIMENTS.values():
-    lab.command(_one.name, short_help=_one.question)(command_for(_one))
+    _run = command_for(_one)
+    lab.command(_one.name, help=flowing(_run.__doc__), short_help=_one.question)(_run)
 for _command in (start, grade):
-    lab.command()(_command)
+    lab.command(help=flowing(_command.__doc__))(_command)

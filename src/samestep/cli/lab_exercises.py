@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from samestep.base.console import log
+from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import counted
-from samestep.cli.options import results
+from samestep.cli.options import launch, results
 from samestep.cli.options.declare import option
 from samestep.lab.exercises import EXERCISES, write_starter
 
@@ -23,12 +23,17 @@ _HANG_S = 20.0
 def start(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXERCISES)}.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files.")],
+    *,
+    as_json: results.AsJson = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
 ) -> None:
     """Write the starter file of an exercise: plain PyTorch with gaps, and a serial script if it has one."""
     files = write_starter(name, folder)
+    if as_json:
+        print(json_line({"exercise": name, "files": [str(path) for path in files]}).rstrip())
     for path in files:
-        log(f"wrote {path}")
-    log(f"fill the gaps, then: samestep lab grade {files[0]}")
+        inform(f"wrote {path}")
+    inform(f"fill the gaps, then: samestep lab grade {files[0]}")
 
 
 def grade(
@@ -37,6 +42,7 @@ def grade(
     ],
     ranks: Annotated[str, option("N-M", "Numbers of ranks to run it on, such as 2,4 or 1-5.")] = "1-5",
     as_json: results.AsJson = False,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
 ) -> int:
     """Run a solution on several numbers of ranks, and report what is wrong.
 
@@ -57,13 +63,13 @@ def grade(
         print(json_line({"file": str(file), "passed": passed, "grades": results_of}).rstrip())
     else:
         for one in grades:
-            faults = counted(len(one.faults), "fault") if one.faults else "passed"
-            print(f"{one.name} on {_in_words(sizes)}: {faults}")
+            verdict = (counted(len(one.faults), "fault"), BAD) if one.faults else ("passed", GOOD)
+            print_verdict(f"{one.name} on {_in_words(sizes)}: ", verdict)
             for fault in one.faults:
                 more = f" ({fault.count - 1} more)" if fault.count > 1 else ""
-                print(f"  {fault.code}: {fault.text}{more}")
+                print_verdict("  ", (fault.code, BAD), f": {fault.text}{more}")
             for remark in one.remarks:
-                print(f"  remark: {remark}")
+                print_verdict("  ", ("remark", DOUBTFUL), f": {remark}")
     return 0 if passed else 1
 
 

@@ -12,7 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
-from samestep.cli.help_text import common_first, flowing, without_type_of_switches
+from samestep.cli.help_text import common_first, flowing, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
@@ -23,7 +23,7 @@ VERBS: Mapping[str, str] = {
     "train": "Train a built-in recipe on N workers, or resume a run.",
     "bench": "Measure the time of collectives and of training steps.",
     "lab": "Run experiments that answer the questions of tutorials on distributed training.",
-    "submit": "Write a job for Slurm or MPI, submit it, and follow it.",
+    "submit": "Write a job for Slurm, MPI or Kubernetes, submit it, and follow it.",
     "data": "List, fetch and check data sets.",
     "doctor": "Report what is detected here and from which variables, and find problems.",
 }
@@ -67,7 +67,8 @@ def run_command(arguments: Sequence[str]) -> int:
         # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
         common_first(getattr(command, "commands", {}))
-        without_type_of_switches(command, _SETTINGS)
+        without_needless_types(command, _SETTINGS)
+        plain_if_narrow(command)
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         answer = answer_to(getattr(error, "option_name", None) or "", arguments)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 SAME = {
     "num-processes": "workers",
     "nproc": "nproc-per-node",  # torchrun takes a name that is cut short
+    "ntasks-per-node": "nproc-per-node",  # of Slurm
     "num-machines": "nnodes",
     "machine-rank": "node-rank",
     "main-process-ip": "master-addr",

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from samestep.base.console import log
+from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
-from samestep.cli.options import results
+from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.studies.report import run_page
 from samestep.studies.report.figures import charts
@@ -48,6 +48,7 @@ def report(
         ),
     ] = None,
     output: results.PageOutput,
+    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
 ) -> None:
     """Write a page about a run, a comparison of runs, or a scaling study.
 
@@ -66,9 +67,9 @@ def report(
     else:
         path = write_text(page or Path(NAME), run_page.render_side_by_side(runs))
     if output.figures is not None:
-        log(write_figures(charts(runs), output.figures))
+        inform(write_figures(charts(runs), output.figures))
     if output.pdf is not None:
-        log(write_pdf(path, output.pdf))
+        inform(write_pdf(path, output.pdf))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if output.as_json:
         found = {
@@ -87,9 +88,9 @@ def _report_study(
     study = study_of(paths, bar=worth)
     path = write_study_page(study, page or _beside(paths))
     if output.figures is not None:
-        log(write_figures(study_charts(study), output.figures))
+        inform(write_figures(study_charts(study), output.figures))
     if output.pdf is not None:
-        log(write_pdf(path, output.pdf))
+        inform(write_pdf(path, output.pdf))
     if output.as_json:
         print(json_line({"page": str(path), "study": study_as_json(study)}).rstrip())
         return

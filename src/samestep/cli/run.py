@@ -83,7 +83,7 @@ def run(
     mode: Mode = "auto",
     module: launch.Module = False,
     no_python: Annotated[
-        bool, switch("The program is an executable of any kind.", "", "--no-python")
+        bool, switch("The program is an executable of any kind.", WORKERS_PANEL, "--no-python")
     ] = False,
     config: Config = None,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
@@ -161,6 +161,7 @@ def run(
     refuse_unused(job, decision.plan, rendezvous, launcher=decision.detected.launcher)
     if dry_run:
         print("\n".join(dry_run_lines(decision)))
+        _warn_if_oversubscribed(decision)
         return
     if decision.is_main:
         _print_banner(decision, config)
@@ -176,6 +177,10 @@ def _print_banner(decision: Decision, config: Path | None) -> None:
         inform(line)
     if config is not None:
         inform(f"options that are not given are read from {config}")
+    _warn_if_oversubscribed(decision)
+
+
+def _warn_if_oversubscribed(decision: Decision) -> None:
     if warning := oversubscription(decision):
         log(warning)
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from samestep.autopilot.script.options import Options
-from samestep.base.console import log
+from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
+from samestep.cli.options.declare import JOBS_PANEL, RESULTS_PANEL, grouped, option, switch
 from samestep.cli.options.serial import Mode
 from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.cli.other_names import dashed
@@ -48,8 +48,8 @@ SETTINGS: Mapping[str, Any] = {
     "token_normalize_func": dashed,
 }
 
-_SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
-_JOB_PANELS = (_JOBS, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
+_SWEEP, _MEASUREMENT = "Sweep", "Measurement"
+_JOB_PANELS = (JOBS_PANEL, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
 _WITH_COLLECT = ("--collect", "--worth", "--figures", "--pdf", "--json", "--quiet")
 """Options that do not change how a study is measured."""
 
@@ -68,12 +68,14 @@ class Measurement:
 class StudyJobs:
     """The options of a study whose runs are Slurm jobs."""
 
-    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None
+    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", JOBS_PANEL)] = None
     detach: launch.Detach = False
-    collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", _JOBS)] = None
-    nproc_per_node: Annotated[int | None, option("K", "Maximum workers per node. Default: all.", _JOBS)] = (
+    collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", JOBS_PANEL)] = (
         None
     )
+    nproc_per_node: Annotated[
+        int | None, option("K", "Maximum workers per node. Default: all.", JOBS_PANEL)
+    ] = None
     gpus_per_node: launch.GpusPerNode = 0
 
     def runs(self, site: SlurmSite, largest: int, threads: int | None) -> SlurmRuns:
@@ -229,17 +231,18 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs, output: result
                 f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
                 "out; only --worth, --figures, --pdf and --json go with --collect."
             )
-        is_of_job = flag == "--detach" or getattr(one, "rich_help_panel", "") in _JOB_PANELS
+        is_of_job = getattr(one, "rich_help_panel", "") in _JOB_PANELS
         if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
             raise UsageError(
                 f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
 
 
-def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.PageOutput) -> int:
+def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: results.PageOutput) -> int:
     """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
-    if isinstance(result, str):
-        print(result)
+    if isinstance(result, list):
+        found = {"jobs": result, "study": str(folder)}
+        print(json_line(found).rstrip() if output.as_json else "\n".join(result))
         return 0
     study, code = result
     if output.as_json:
@@ -247,7 +250,7 @@ def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
     if output.figures is not None:
-        log(write_figures(charts(study), output.figures))
+        inform(write_figures(charts(study), output.figures))
     if output.pdf is not None:
-        log(write_pdf(folder / NAME, output.pdf))
+        inform(write_pdf(folder / NAME, output.pdf))
     return code

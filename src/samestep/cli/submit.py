@@ -9,18 +9,19 @@ from typing import Annotated, Any, cast
 import typer
 
 from samestep.base import env
-from samestep.base.console import inform, log
-from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.console import log
+from samestep.base.errors import UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import flowing
 from samestep.cli.options import launch
-from samestep.cli.options.declare import WORKERS_PANEL, option, switch
+from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch
 from samestep.cli.options.settings import with_flags_of
+from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
-from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
+from samestep.launch.submit.follow import DetachedJob
 from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
 from samestep.launch.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
 from samestep.launch.submit.kubernetes_commands import FollowedKubernetesJob
@@ -45,6 +46,7 @@ from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_witho
 from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_several_tasks
+from samestep.training.recipes import registry
 
 FOLDER = Path("jobs")
 """The folder for jobs and their logs, in the working folder."""
@@ -59,12 +61,11 @@ JobName = Annotated[
     str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
 ]
 Nodes = Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)]
-PerNode = Annotated[
-    int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node")
-]
+PerNode = Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node")]
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
+@grouped
 @with_flags_of(SlurmSite)
 def slurm(
     target: Target,
@@ -95,9 +96,7 @@ def slurm(
     output: Annotated[
         str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
     ] = None,
-    dry_run: launch.DryRun = False,
-    detach: launch.Detach = False,
-    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    submission: Submission,
     **settings: Any,
 ) -> int:
     """Write a Slurm job, submit it, and follow its state and its log to the end.
@@ -132,9 +131,8 @@ def slurm(
     tasks = 1 if launcher == "node" else job.workers  # each node's start knows the number of workers
     _refuse_own_workers(script, tasks=tasks, remedy="Submit it with --launch node")
     text = slurm_script(job)
-    if dry_run:
-        _print(_encoded(text))
-        return 0
+    if submission.dry_run:
+        return submission.show(text)
     refuse_without_sbatch()
     file = _store(name, text, suffix=".sbatch")
     with held() as signals:  # a Ctrl-C waits until the number of an accepted job is printed
@@ -142,9 +140,10 @@ def slurm(
         where = f"{counted(job.workers, 'worker')} on {counted(nodes, 'node')}"
         log(f"{submitted.name} is submitted: {where}. Its script is {file}.")
     signals.heed()
-    return _follow(submitted, detach=detach)
+    return submission.follow(submitted, file)
 
 
+@grouped
 @with_flags_of(MpiSite)
 def mpi(
     target: Target,
@@ -153,9 +152,7 @@ def mpi(
     hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", HOSTS_PANEL)] = None,
     workers: launch.WorkerCount = None,
     job_name: JobName = None,
-    dry_run: launch.DryRun = False,
-    detach: launch.Detach = False,
-    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    submission: Submission,
     **settings: Any,
 ) -> int:
     """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
@@ -174,7 +171,7 @@ def mpi(
     if hosts is None and not site.hostfile:
         raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
     places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
-    flavor, mpirun = mpirun_of(site, here=not dry_run)
+    flavor, mpirun = mpirun_of(site, here=not submission.dry_run)
     total = workers if workers is not None else command.workers
     job = MpiJob(
         command=command,
@@ -191,9 +188,8 @@ def mpi(
     )
     _refuse_own_workers(script, tasks=job.workers, remedy="Submit it with -n 1")
     text = mpi_script(job)
-    if dry_run:
-        _print(_encoded(text))
-        return 0
+    if submission.dry_run:
+        return submission.show(text)
     check_hosts(job, target)
     stored = _store(job.name, text, suffix=".sh")
     started = DetachedJob(stored, stored.with_suffix(".log"))
@@ -201,9 +197,10 @@ def mpi(
         f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(places), 'host')}. "
         f"Its script is {stored}, its log {stored.with_suffix('.log')}."
     )
-    return _follow(started, detach=detach)
+    return submission.follow(started, stored)
 
 
+@grouped
 @with_flags_of(KubernetesSite)
 def kubernetes(
     target: Target,
@@ -218,9 +215,7 @@ def kubernetes(
         option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL),
     ] = "none",
     job_name: JobName = None,
-    dry_run: launch.DryRun = False,
-    detach: launch.Detach = False,
-    quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
+    submission: Submission,
     **settings: Any,
 ) -> int:
     """Write a Kubernetes job, create it by kubectl, and follow its pods and the log of rank 0 to the end.
@@ -250,16 +245,15 @@ def kubernetes(
     tasks = nodes if job.per_node == 1 else 1  # with several workers, each pod's start knows their number
     _refuse_own_workers(script, tasks=tasks, remedy="Give it several workers in each pod")
     text = manifest(job)
-    if dry_run:
-        _print(_encoded(text))
-        return 0
+    if submission.dry_run:
+        return submission.show(text)
     file = _store(job.name, text, suffix=".yaml")
     submit_to_kubernetes(job, file)
     log(
         f"{job.resource} is created: {counted(job.workers, 'worker')} in {counted(nodes, 'pod')}. "
         f"Its manifest is {file}."
     )
-    return _follow(FollowedKubernetesJob(job, file), detach=detach)
+    return submission.follow(FollowedKubernetesJob(job, file), file)
 
 
 submit = typer.Typer(help="Write the job for Slurm, MPI or Kubernetes, submit it, and follow it to its end.")
@@ -298,9 +292,33 @@ def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None
     if target == "run" or target not in VERBS:
         script = _script(arguments if target == "run" else [target, *arguments])
     misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
+    is_checked = target in VERBS and target != "run"
+    if misplaced and is_checked:
+        raise UsageError(f"{misplaced[0]} after {target} is an option of the job; put it before {target}.")
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
+    if is_checked:
+        _refuse_wrong_words(target, arguments)
     return parse_command([target, *arguments]), script
+
+
+def _refuse_wrong_words(verb: str, words: list[str]) -> None:
+    """Refuse what a verb of samestep would refuse at once, before the job waits in a queue.
+
+    Raises:
+        UsageError: there is no such recipe, or no command of a verb with several.
+        TyperException: the verb has no such command or option, or an option does not take its value.
+    """
+    command: Any = typer.main.get_group(main.application(verb)).commands[verb]
+    below = getattr(command, "commands", {})
+    if below and not words:
+        raise UsageError(f"{verb} needs one of its commands: {', '.join(below)}.")
+    context = command.make_context(verb, list(words))
+    if below:
+        name, found, rest = command.resolve_command(context, list(words))
+        found.make_context(name, rest, parent=context)
+    elif verb == "train" and context.params["recipe"] is not None:
+        registry.find(context.params["recipe"])
 
 
 def _script(words: list[str]) -> Program | None:
@@ -341,32 +359,9 @@ def _store(name: str, text: str, *, suffix: str) -> Path:
     try:
         FOLDER.mkdir(exist_ok=True)
         file = next(path for path in tries if not path.exists())
-        file.write_bytes(_encoded(text))
+        file.write_bytes(encoded(text))
     except OSError as error:
         raise UsageError(
             f"cannot write the job to {FOLDER}/: {error.strerror}. Submit it from another folder."
         ) from None
     return file
-
-
-def _follow(job: FollowedJob, *, detach: bool) -> int:
-    """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job."""
-    if detach:
-        print(job.number)
-        return 0
-    try:
-        return follow(job, log=inform, show=_print)
-    except KeyboardInterrupt:
-        log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
-        return INTERRUPTED
-
-
-def _encoded(text: str) -> bytes:
-    """Return a script as bytes; arguments that are not UTF-8 keep theirs."""
-    return text.encode("utf-8", errors="surrogateescape")
-
-
-def _print(text: bytes) -> None:
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()

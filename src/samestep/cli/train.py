@@ -296,7 +296,7 @@ def _report(result: "Result", folder: Path, output: results.Output) -> None:
     try:
         where += f", page: {write_report(folder)}"
         if output.figures is not None:
-            log(write_figures(charts([read_run(folder)]), output.figures))
+            inform(write_figures(charts([read_run(folder)]), output.figures))
     except Exception as error:  # noqa: BLE001 - the result is on disk already
         log(f"the training has finished, but not all of its page and figures can be written: {_line(error)}")
     try:

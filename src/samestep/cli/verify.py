@@ -13,7 +13,7 @@ from rich.text import Text
 
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
-from samestep.base.console import inform
+from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import owned_folder
@@ -49,10 +49,10 @@ _WORDS = {
 }
 _EXIT_CODES = {"different": 1, "inconclusive": 3}
 _STYLES = {
-    "same": "green",
-    "same but for exceptions": "yellow",
-    "inconclusive": "yellow",
-    "different": "bold red",
+    "same": GOOD,
+    "same but for exceptions": DOUBTFUL,
+    "inconclusive": DOUBTFUL,
+    "different": BAD,
 }
 """The color of each verdict on a terminal."""
 
@@ -133,13 +133,14 @@ def _report(
     options: Options = DEFAULTS,
 ) -> Report:
     """Fork the workers of all runs, and return the report."""
+    kinds = {program: _kind(program, mode) for program in (script, against) if program is not None}
     _prepare(max(sizes))
     from samestep.studies.verify.verification import Script, Verification
 
     with owned_folder() as scratch:
         return Verification(
-            script=Script(program=script, kind=_kind(script, mode)),
-            against=None if against is None else Script(program=against, kind=_kind(against, mode)),
+            script=Script(program=script, kind=kinds[script]),
+            against=None if against is None else Script(program=against, kind=kinds[against]),
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
@@ -222,7 +223,7 @@ def _print(report: Report) -> None:
     missing = ", ".join(report.not_compared.values())
     meaning = f": {_WORDS[report.verdict]}, over {report.steps} steps"
     meaning += f"{missing and f'; not compared: {missing}'}."
-    console.print(Text.assemble((report.verdict, _STYLES[report.verdict]), meaning), soft_wrap=True)
+    print_verdict((report.verdict, _STYLES[report.verdict]), meaning)
 
 
 def _where(finding: Finding) -> str:

@@ -63,8 +63,8 @@ class Experiment:
     """Number of ranks by default."""
     least: int = 1
     """Smallest number of ranks."""
-    most: int | None = None
-    """Largest number of ranks; None is no limit."""
+    most: int = 64
+    """Largest number of ranks, which are processes of one machine."""
     trains: bool = False
     """Whether it uses a data set."""
 

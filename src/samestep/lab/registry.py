@@ -254,5 +254,5 @@ def check_workers(experiment: Experiment, workers: int) -> None:
     """
     if workers < experiment.least:
         raise UsageError(f"-n {workers}: {experiment.name} needs {experiment.least} workers or more.")
-    if experiment.most is not None and workers > experiment.most:
+    if workers > experiment.most:
         raise UsageError(f"-n {workers}: {experiment.name} needs {experiment.most} workers or fewer.")

@@ -12,7 +12,12 @@ from samestep.studies.report.page import bullets, numeric_columns, page, section
 def listing() -> str:
     """Return the experiments with their questions, a line each."""
     width = max(map(len, EXPERIMENTS)) + 2
-    return "\n".join(f"{one.name:{width}}{one.question}" for one in EXPERIMENTS.values())
+    return "\n".join(f"{one['name']:{width}}{one['question']}" for one in listed())
+
+
+def listed() -> list[dict[str, str]]:
+    """Return the names of the experiments with their questions."""
+    return [{"name": one.name, "question": one.question} for one in EXPERIMENTS.values()]
 
 
 def _about(experiment: Experiment) -> dict[str, str]:

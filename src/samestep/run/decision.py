@@ -3,6 +3,7 @@
 The decision is a value, which the banner and ``--dry-run`` describe.
 """
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
+from samestep.base.folders import refuse_unwritable
 from samestep.base.machine.description import cpu_share
 from samestep.base.machine.topology import cores
 from samestep.base.units import check_hang_timeout, counted
@@ -203,7 +205,7 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
     """Return the decision with the folder of ``--scratch``, if one was given.
 
     Raises:
-        UsageError: the program's writes cannot be redirected.
+        UsageError: the program's writes cannot be redirected, or the folder cannot be written to.
     """
     if scratch is None:
         return decision
@@ -212,6 +214,7 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
             "--scratch needs a Python script that does not start its own workers, and "
             f"{decision.job.program.target} is not one. Leave it out."
         )
+    refuse_unwritable("--scratch", scratch)
     return replace(decision, options=replace(decision.options, scratch=scratch.absolute()))
 
 
@@ -326,7 +329,7 @@ def oversubscription(decision: Decision) -> str:
 def dry_run_lines(decision: Decision) -> list[str]:
     """Return the whole decision as lines."""
     job = decision.job
-    lines = [decision.plan.describe(), f"program: {' '.join(job.program.command(sys.executable))}"]
+    lines = [decision.plan.describe(), f"program: {shlex.join(job.program.command(sys.executable))}"]
     if decision.threads is not None:
         lines.append(f"threads: {decision.threads.count} each ({decision.threads.reason})")
     elif decision.is_settled_by_join:

@@ -280,6 +280,7 @@ class RunOptions:
         default=("TERM", "USR1"),
         about="Signal that finishes the step, writes a checkpoint and exits with code 75; repeatable.",
         panel=_KEEP,
+        metavar="SIGNAL",
         choices=("TERM", "HUP", *(number.name.removeprefix("SIG") for number in WARNINGS)),
     )
     loader_workers: int | None = option(
@@ -292,12 +293,14 @@ class RunOptions:
         default=(),
         about="Send figures to this logger too; repeatable.",
         panel=_WATCH,
+        metavar="LOGGER",
         choices=("tensorboard", "wandb"),
     )
     metric: tuple[str, ...] = option(
         default=(),
         about="A classification metric of torchmetrics, such as F1Score:average=macro; repeatable.",
         panel=_WATCH,
+        metavar="METRIC",
     )
     per_rank: bool = option(
         default=False,

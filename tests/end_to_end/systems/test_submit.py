@@ -45,7 +45,7 @@ def test_a_job_that_fails_ends_the_command_as_it_ended(slurm, here):
 
     assert done.code == 3
     assert "so far" in done.out.splitlines()
-    assert done.err.splitlines()[-1].endswith("has failed, exit code 3.")
+    assert "has failed, exit code 3" in done.err.splitlines()[-1]
 
 
 def test_a_job_that_slurm_refuses_is_one_line(slurm, here):
@@ -96,7 +96,7 @@ def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_fir
     assert f"samestep train --resume runs/train-digits-{number}" in done.out
     assert "samestep: the job is requeued" in done.out
     assert "right (" in done.out  # the result, of the last start
-    assert re.search(r"runs on node\[1-2\], start 4\.", done.err)
+    assert re.search(r"runs on node\[1-2\], start 4\b", done.err)
     assert (run / "result.json").exists()
     assert [row["world_size"] for row in json_lines(run / "sessions.jsonl")] == [2, 2, 2, 2]
     steps = [row["step"] for row in json_lines(run / "metrics.jsonl")]
@@ -113,7 +113,7 @@ def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, 
     told, points = places(done.out)
     assert told == placed("node0", "node0", "node1", "node1")
     assert {point.partition(":")[0] for point in points} == {"node0"}
-    assert done.err.splitlines()[-1].endswith("has ended well.")
+    assert "has ended well" in done.err.splitlines()[-1]
 
 
 def test_hosts_that_cannot_take_part_are_named_before_anything_starts(nodes, here):

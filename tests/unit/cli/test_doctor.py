@@ -4,11 +4,14 @@ import json
 import re
 import socket
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from samestep.base import env
+from samestep.cli import doctor
 from samestep.cli.main import run_command
+from samestep.studies.doctor.orphans import Cleaned
 from support.recordings import recording
 
 
@@ -48,6 +51,31 @@ def test_a_single_process_reports_itself(environment, capsys):
     assert "no launcher's variables are set" in shown
     assert "device      cpu" in shown
     assert "fsync, rename and lock work" in shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "count"), [({}, 0), ({"FORCE_COLOR": "1"}, 1), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, 0)]
+)
+def test_a_problem_has_its_color_on_a_terminal_only(environment, capsys, monkeypatch, variables, count):
+    environment(recording("slurm_sbatch_script").environment)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    run_command(["doctor", "--no-devices"])
+
+    out = capsys.readouterr().out
+    assert (out.count("\x1b[1;31mproblem\x1b[0m"), "\x1b" in out) == (count, bool(count))
+
+
+def test_what_is_cleaned_up_is_json(environment, capsys, monkeypatch):
+    environment({})
+    for found in ([], [Cleaned(path="/tmp/a", bytes=1), Cleaned(path="/tmp/b", bytes=2, kept="in use")]):
+        monkeypatch.setattr(doctor, "clean_up", lambda found=found: found)
+        assert run_command(["doctor", "--clean", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"cleaned": [asdict(one) for one in found]}
 
 
 def test_a_problem_is_printed_and_exits_with_1(environment, capsys):

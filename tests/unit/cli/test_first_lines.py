@@ -65,6 +65,30 @@ def test_more_workers_than_cores_are_one_line(monkeypatch, tmp_path, capsys):
     assert oversubscription(made[0]) == ""
 
 
+def test_a_dry_run_warns_of_more_workers_than_cores(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+
+    found = {}
+    for usable in (3, 4):
+        monkeypatch.setattr(decisions, "cpu_share", lambda usable=usable: SimpleNamespace(usable=usable))
+        found[usable] = (
+            run_command(["run", "--dry-run", "-n", "4", "--threads", "1", "train.py"]),
+            [line for line in capsys.readouterr().err.splitlines() if "-n 3" in line],
+        )
+
+    assert [(code, len(warnings)) for code, warnings in found.values()] == [(0, 1), (0, 0)]
+
+
+def test_a_dry_run_prints_a_command_that_a_shell_reads(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+
+    run_command(["run", "--dry-run", "train.py", "two words"])
+
+    assert "train.py 'two words'\n" in capsys.readouterr().out
+
+
 def test_quiet_prints_errors_only(monkeypatch, capsys):
     monkeypatch.setenv("SAMESTEP_QUIET", "1")
     console.inform("the usual course")

@@ -22,6 +22,13 @@ def test_every_experiment_is_listed_with_its_question(capsys):
     ]
 
 
+def test_the_list_of_experiments_is_json(capsys):
+    assert run_command(["lab", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)["experiments"]
+    assert found == [{"name": name, "question": one.question} for name, one in EXPERIMENTS.items()]
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_a_module(name):
     assert find_spec(f"samestep.lab.{name.replace('-', '_')}")
@@ -48,6 +55,7 @@ def test_the_page_of_an_experiment_is_written(tmp_path, capsys):
     "arguments",
     [
         ["nonsense"],
+        ["--json", "ring"],
         ["ring", "-n", "1"],
         ["serial-first", "-n", "3"],
         ["backends", "-n", "0"],

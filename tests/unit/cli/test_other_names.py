@@ -57,7 +57,8 @@ def test_every_option_of_torchrun_is_accepted_or_answered():
 def test_the_common_options_exist():
     for verb, names in help_text.COMMON.items():
         command = get_command(application(verb)).commands[verb]
-        assert set(names) <= {one.name for one in command.params}
+        every = [command, *getattr(command, "commands", {}).values()]
+        assert set(names) <= {param.name for one in every for param in one.params}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`samestep scale` and Slurm: its jobs and steps, and wrong input."""
 
+import json
 import os
 import re
 import shutil
@@ -110,6 +111,19 @@ def test_if_slurm_does_not_answer_no_folder_is_left(capsys, monkeypatch, tmp_pat
         assert (code, err.count("\n")) == (2, 1)
         assert "Could not establish a configuration source" in err
         assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_numbers_of_submitted_jobs_are_json(capsys, monkeypatch, tmp_path):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\necho 12\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    flags = ("-n", "1", "--submit", "slurm", "--detach", "--out", "study")
+
+    code, out, _ = scale(capsys, "train.py", *flags, "--json")
+
+    assert (code, json.loads(out)) == (0, {"jobs": ["12"], "study": "study"})
 
 
 def test_in_an_allocation_runs_are_steps_that_fill_its_nodes(capsys, allocation):

@@ -1,5 +1,6 @@
 """``samestep submit`` refuses wrong input before anything is written, and submits and follows jobs."""
 
+import json
 import re
 import signal
 
@@ -8,7 +9,8 @@ import pytest
 from samestep.base import env
 from samestep.cli import submit as verb
 from samestep.cli.main import run_command
-from samestep.launch.submit.follow import JobStatus
+from samestep.cli.options import submission
+from samestep.launch.submit.job_status import JobStatus
 
 
 @pytest.fixture
@@ -44,6 +46,13 @@ def submit(tmp_path, monkeypatch, capsys):
         (["slurm", "run", "--splitt", "loader", "train.py"], "--splitt"),
         (["slurm", "--nproc-per-node", "2", "spawns.py"], "spawns.py:2 .*--launch node"),
         (["slurm", "--nodes", "2", "spawns.py"], "spawns.py:2 .*--launch node"),
+        (["slurm", "train", "nosuch"], "'nosuch'.* digits"),
+        (["slurm", "train", "digits", "--epochz", "3"], "--epochz .*--epochs"),
+        (["slurm", "train", "digits", "--nodes", "2"], "--nodes .*before train"),
+        (["slurm", "bench"], "bench .*all-reduce"),
+        (["slurm", "bench", "all-reduce", "--sizee", "4"], "--sizee .*--sizes"),
+        (["slurm", "doctor", "--nosuch"], "--nosuch"),
+        (["slurm", "-n", "0", "train.py"], "-n 0"),
         (["slurm", "--nodes", "0", "train.py"], "--nodes .*0"),
         (["slurm", "--launch", "twice", "train.py"], "--launch 'twice' .*tasks, node"),
         (["slurm", "--warning", "60", "train.py"], "--warning 60 .*--requeue"),
@@ -136,13 +145,35 @@ def test_a_job_is_stored_submitted_and_followed(submit, tmp_path, monkeypatch):
     assert (code, out) == (3, "")
     submitted, ended = err.splitlines()
     assert re.search(rf"job 12 .*2 workers .*1 node.*jobs/{file.name}", submitted)
-    assert ended == f"samestep: job 12 {ends.words}."
+    assert ended.startswith(f"samestep: job 12 {ends.words}")
 
 
 def test_detached_it_prints_the_number_of_the_job(submit, tmp_path, monkeypatch):
     sbatch(tmp_path, monkeypatch, "echo '12;cluster'")
 
     assert submit("slurm", "--detach", "train.py")[:2] == (0, "12\n")
+
+
+def test_json_has_the_job_and_its_end_and_stderr_the_output_of_the_job(submit, tmp_path, monkeypatch):
+    sbatch(tmp_path, monkeypatch, "echo 12")
+    (tmp_path / "log").write_text("loss 1\n")
+    ends = JobStatus(words="has failed, exit code 3", log=tmp_path / "log", exit_code=3)
+    monkeypatch.setattr(verb.FollowedSlurmJob, "status", lambda job: ends)
+
+    code, out, err = submit("slurm", "--json", "-J", "a", "train.py")
+    _, detached, _ = submit("slurm", "--json", "-J", "b", "--detach", "train.py")
+
+    file, other = (str(path.relative_to(tmp_path)) for path in sorted((tmp_path / "jobs").iterdir()))
+    record = {"job": "12", "stop": "scancel 12"}
+    assert (code, json.loads(out)) == (3, record | {"file": file, "exit_code": 3})
+    assert json.loads(detached) == record | {"file": other, "exit_code": None}
+    assert "loss 1" in err.splitlines()
+
+
+def test_json_has_the_text_of_a_job_that_is_not_submitted(submit):
+    _, text, _ = submit("slurm", "--dry-run", "train.py")
+
+    assert json.loads(submit("slurm", "--dry-run", "--json", "train.py")[1]) == {"text": text}
 
 
 def test_the_number_of_a_job_is_printed_despite_a_ctrl_c_during_its_submission(submit, tmp_path, monkeypatch):
@@ -183,7 +214,7 @@ def test_ctrl_c_leaves_the_job_and_prints_the_command_that_stops_it(submit, tmp_
         raise KeyboardInterrupt
 
     sbatch(tmp_path, monkeypatch, "echo 12")
-    monkeypatch.setattr(verb, "follow", interrupted)
+    monkeypatch.setattr(submission, "follow", interrupted)
 
     code, _, err = submit("slurm", "train.py")
 

@@ -1,6 +1,7 @@
 """Starter files and serial scripts are made from the solutions."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
 from samestep.cli.lab_exercises import rank_counts, start
+from samestep.cli.main import run_command
 from samestep.lab.exercises import EXERCISES, serial, solution, starter, write_starter
 from samestep.lab.grading import CHECKS, grade_file
 
@@ -55,6 +57,27 @@ def test_the_command_writes_a_script_and_its_serial_script(tmp_path, capsys):
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"six_steps.py", "six_steps_serial.py"}
     assert str(tmp_path / "six_steps.py") in capsys.readouterr().err
+
+
+def test_the_files_of_an_exercise_are_json(tmp_path, capsys):
+    assert run_command(["lab", "start", "ring", str(tmp_path), "--json"]) == 0
+
+    (file,) = map(str, tmp_path.iterdir())
+    assert json.loads(capsys.readouterr().out) == {"exercise": "ring", "files": [file]}
+
+
+@pytest.mark.parametrize(("variables", "colored"), [({}, False), ({"FORCE_COLOR": "1"}, True)])
+def test_a_grade_has_its_color_on_a_terminal_only(tmp_path, capsys, monkeypatch, variables, colored):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    write_starter("ring", tmp_path)
+
+    assert run_command(["lab", "grade", str(tmp_path / "ring.py"), "--ranks", "2"]) == 1
+
+    out = capsys.readouterr().out
+    assert "unfinished" in out
+    assert ("\x1b[1;31m" in out) == colored
 
 
 def test_an_unknown_exercise_is_refused(tmp_path):

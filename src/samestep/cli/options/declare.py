@@ -10,6 +10,7 @@ import typer
 
 WORKERS_PANEL, CLOCK_PANEL = "Workers", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
+JOBS_PANEL = "Slurm jobs"
 
 Result = TypeVar("Result")
 

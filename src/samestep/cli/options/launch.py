@@ -11,7 +11,7 @@ import typer
 from samestep.base import env
 from samestep.base.console import be_quiet
 from samestep.base.errors import UsageError
-from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, option, switch
+from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
 from samestep.launch.submit.site_defaults import SIZE_PANEL
 from samestep.observe.clock.clock_file import ClockOptions
@@ -20,7 +20,7 @@ from samestep.ranks.rendezvous.job_secret import SECRET_FILE
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program.")]
 Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]
 GpusPerNode = Annotated[int, option("G", "GPUs of each node, one for each worker.", SIZE_PANEL)]
-Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", "", "--detach")]
+Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", JOBS_PANEL, "--detach")]
 DryRun = Annotated[bool, switch("Print what would be started, and start nothing.", "", "--dry-run")]
 
 

@@ -4,26 +4,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Protocol
+
+from samestep.launch.submit.job_status import JobStatus
+from samestep.launch.submit.job_times import JobTimes
 
 _LOG_S = 0.3  # seconds between two reads of the log
 _FIRST_S, _GROWTH = 0.5, 1.3
 _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
 """Seconds between two polls of the job; they are rare because a scheduler serves many users."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStatus:
-    """The present state of a job."""
-
-    words: str  # the state in words
-    log: Path | None = None  # the file with its output, if there is one
-    waits: bool = False  # whether it has not started
-    exit_code: int | None = None  # its exit code; None while it has not ended
-    cut_off: bool = False  # whether it was ended from outside, and not by its own script
 
 
 class FollowedJob(Protocol):
@@ -94,25 +85,43 @@ def follow(
     *,
     log: Callable[[str], None],
     show: Callable[[bytes], None],
+    show_times: Callable[[str], None] = lambda _: None,
     pause: Callable[[float], None] = sleep,
     now: Callable[[], float] = monotonic,
 ) -> int:
     """Follow a job until it has ended, and return its exit code.
 
-    `log` receives each change of its state, as a sentence; `show` prints its output. Times are in seconds.
+    Args:
+        job: the job.
+        log: receives each change of its state, as a sentence.
+        show: prints its output.
+        show_times: receives, again and again, how long it waits or has run, and what is known about the
+            time left; empty when it has ended.
+        pause: waits for some seconds.
+        now: returns the time in seconds.
     """
-    reader, logged, every, polled = LogReader(show), "", _FIRST_S, float("-inf")
+    times = JobTimes()
+
+    def show_output(new: bytes) -> None:
+        times.epochs.read(new, now())
+        show(new)
+
+    reader, logged, every, polled = LogReader(show_output), "", _FIRST_S, float("-inf")
     status = JobStatus(words="")
     while True:
-        if now() - polled >= every:
-            status, polled = job.status(), now()
+        if (time := now()) - polled >= every:
+            status, polled = job.status(), time
+            times.update(status, time)
             if status.exit_code is not None:
+                show_times("")
                 reader.read(status.log)
             if status.words != logged:
-                log(f"{job.name} {status.words}.")
+                more = times.change_in_words(time) if status.is_known else ""
+                log(f"{job.name} {status.words}{more}.")
                 logged, every = status.words, _FIRST_S
             every = min(every * _GROWTH, _LONGEST_WAITING_S if status.waits else _LONGEST_S)
             if status.exit_code is not None:
                 return status.exit_code
         reader.read(status.log)
+        show_times(f"{job.name} {times.in_words(time)}")
         pause(_LOG_S)

@@ -47,7 +47,9 @@ def per_node(
             f"-n is {total}, but --nproc-per-node {nproc_per_node} on {nodes} node(s) is "
             f"{nproc_per_node * nodes} workers; give only one of them."
         )
-    if total < 1 or nodes < 1 or total % nodes:
+    if total < 1:
+        raise UsageError(f"-n {total}: give at least 1 worker.")
+    if nodes < 1 or total % nodes:
         raise UsageError(
             f"-n {total} workers cannot be divided evenly by --nodes {nodes}; give a multiple of the nodes."
         )

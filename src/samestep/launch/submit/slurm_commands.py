@@ -3,16 +3,18 @@
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from samestep.base.errors import Error, UsageError
-from samestep.launch.submit.follow import JobStatus
+from samestep.launch.submit.job_status import JobStatus
 from samestep.launch.submit.shell import TIMED_OUT, Ask, run_command
 
 _PREFIX = re.compile(r"^sbatch: (error|fatal): ")
 _UNREACHABLE = re.compile("configuration source|Unable to contact slurm controller")
 """The errors of sbatch when it cannot reach Slurm."""
-_FIELD = re.compile(r"\b(JobState|Reason|ExitCode|Restarts|NodeList|BatchHost)=(\S+)")
+_FIELD = re.compile(r"\b(JobState|Reason|ExitCode|Restarts|NodeList|RunTime|TimeLimit|StartTime)=(\S+)")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)\Z")
 
 REASONS: Mapping[str, str] = {
     "None": "until the scheduler has considered it",
@@ -133,7 +135,8 @@ class FollowedSlurmJob:
         if answer.code and "Invalid job id" in answer.err + answer.out:
             return self._accounted()
         if answer.code:  # Slurm is busy or restarts, and the job goes on
-            return JobStatus(words=f"Slurm does not answer ({' '.join(answer.err.split())})", log=self._log)
+            words = f"Slurm does not answer ({' '.join(answer.err.split())})"
+            return JobStatus(words=words, log=self._log, is_known=False)
         lines = answer.out.split("\n\n")[0].splitlines()  # the first task of an array
         self._log = next((_log(line) for line in lines if line.strip().startswith("StdOut=")), self._log)
         fields = [line for line in lines if not re.match(r"\s*(JobId|Command|WorkDir|Std|Comment)", line)]
@@ -143,7 +146,14 @@ class FollowedSlurmJob:
         words = in_words(
             state, reason=values.get("Reason", ""), nodes=values.get("NodeList", ""), restarts=restarts
         )
-        return _status(state, words, values.get("ExitCode", "0:0"), self._log)
+        status = _status(state, words, values.get("ExitCode", "0:0"), self._log)
+        start = values.get("StartTime", "Unknown")
+        return replace(
+            status,
+            elapsed_s=None if status.waits else seconds_of(values.get("RunTime", "")),
+            limit_s=seconds_of(values.get("TimeLimit", "")),
+            expected_start=start if status.waits and start != "Unknown" else "",
+        )
 
     def _accounted(self) -> JobStatus:
         """Return the state of a job that only the accounting still has."""
@@ -165,6 +175,18 @@ def _status(state: str, words: str, slurm_code: str, log: Path | None) -> JobSta
         exit_code=code,
         cut_off=state not in ("COMPLETED", "FAILED"),
     )
+
+
+def seconds_of(duration: str) -> float | None:
+    """Return a duration of Slurm in seconds; None for ``UNLIMITED`` and the like.
+
+    >>> seconds_of("1-02:00:30"), seconds_of("00:05:00"), seconds_of("UNLIMITED")
+    (93630.0, 300.0, None)
+    """
+    if not (found := _DURATION.match(duration)):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _log(line: str) -> Path | None:

@@ -211,31 +211,47 @@ def _short(command: str) -> str:
     return command if len(command) <= 60 else f"{command[:57]}..."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned:
+    """A folder or segment of a dead run that was removed, or could not be."""
+
+    path: str
+    bytes: int
+    kept: str = ""  # why it is still there; empty if it was removed
+
+    def in_words(self) -> str:
+        """Return what happened to it, as a line."""
+        return (
+            f"left {self.path}: {self.kept}"
+            if self.kept
+            else f"removed {self.path} ({bytes_text(self.bytes)})"
+        )
+
+
 def clean(
     parents: Sequence[Path] | None = None,
     memory: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
-) -> list[str]:
-    """Remove temporary folders and shared memory whose owners are dead; return a line for each.
+) -> list[Cleaned]:
+    """Remove temporary folders and shared memory whose owners are dead; return what was found.
 
     By default, `parents` of the folders are the temporary directory and the working folder.
     """
     where = None if parents is None else list(parents)
     sizes = {one.path: _bytes(one.path) for one in owned_folders.orphans(where)}
     removed = owned_folders.remove_dead(where)
-    lines = [f"removed {path} ({bytes_text(sizes.get(path, 0))})" for path in removed]
-    lines += [
-        f"left {one.path}: it could not be removed"
-        if one.life == "dead"
-        else f"left {one.path}: its owner can be alive on another host or in another container"
-        for one in owned_folders.orphans(where)
-    ]
+    found = [Cleaned(path=str(path), bytes=sizes.get(path, 0)) for path in removed]
+    for one in owned_folders.orphans(where):
+        kept = "its owner can be alive on another host or in another container"
+        if one.life == "dead":
+            kept = "it could not be removed"
+        found.append(Cleaned(path=str(one.path), bytes=sizes.get(one.path, 0), kept=kept))
     for segment in orphaned_segments(memory):
         path = memory / segment.name
         with suppress(OSError):
             if path.lstat().st_uid == os.getuid():
                 path.unlink()
-                lines.append(f"removed {path} ({bytes_text(segment.bytes)})")
-    return lines or ["no files of dead runs found"]
+                found.append(Cleaned(path=str(path), bytes=segment.bytes))
+    return found
 
 
 def _bytes(folder: Path) -> int:

@@ -38,6 +38,8 @@ _SHAPES = (
     "M{x:.1f},{y:.1f}m0,-{r}l{r},{d}h-{d}Z",  # a triangle
     "M{x:.1f},{y:.1f}m0,-{r}l{r},{r}l-{r},{r}l-{r},-{r}Z",  # a diamond
 )
+DASHES = len(_SHAPES)
+"""Number of patterns of lines; each leaves a part of the one below it visible."""
 _HATCHES = (
     "",  # plain
     "M0,8L8,0M-2,2L2,-2M6,10L10,6",  # rising
@@ -214,9 +216,9 @@ def marker(number: int, x: float, y: float, *, r: float = 4.5, is_hollow: bool =
     return path(f"point{' hollow' if is_hollow else ''} {color(number)}", outline)
 
 
-def dashed(number: int) -> str:
-    """Return the CSS classes of the line of a series."""
-    return f"line {color(number)} dash{number % len(_SHAPES)}"
+def dashed(number: int, dash: int | None = None) -> str:
+    """Return the CSS classes of the line of a series, whose pattern is `dash`, or that of its number."""
+    return f"line {color(number)} dash{(number if dash is None else dash) % DASHES}"
 
 
 def whisker(x: float, low: float, high: float, *, floor: float = FLOOR) -> str:

@@ -10,6 +10,8 @@ from samestep.studies.report.scales import DataPoint, Scale, label
 
 _WIDE = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
 _MOST_VALUES = 12  # maximum number of points with their values beside them
+_EQUAL = 1 / 200  # part of the values' range that is less than a pixel
+_LONGEST_NAME = 90  # letters of a name in the legend of a saved figure
 
 Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
 """The points of each line by its name."""
@@ -38,9 +40,10 @@ class LineChart(Chart):
         y = Scale.over(ends, FLOOR, TOP, zero=self.zero or self.stacked)
         axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
         # No band lies above a line, so that equal lines keep their colors.
-        curves = [
-            draw_one(k, one, x, y) for draw_one in (self._band, self._curve) for k, one in enumerate(lines)
-        ]
+        curves = [self._band(k, one, x, y) for k, one in enumerate(lines)]
+        for group in self._groups():
+            for dash, k in enumerate(group[: 1 if _is_one(group) else None]):
+                curves.append(self._curve(k, lines[k], x, y, dash=k if len(group) == 1 else dash))
         marks = (_mark(text, x(at)) for at, text in self.marks if x.low <= at <= x.high)
         return [draw.y_axis(y, self.y), axis, *curves, *marks]
 
@@ -49,9 +52,30 @@ class LineChart(Chart):
         return f"{self.title}, {self.y} over {self.x}: {'; '.join(ends)}"
 
     def _legend(self) -> Legend:
-        return [
-            (draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in enumerate(self._shown())
-        ]
+        names = list(self._shown())
+        named = {k: names[k] for k in range(len(names))}
+        for first, *others in filter(_is_one, self._groups()):
+            named[first] = _equal_names([names[k] for k in (first, *others)])
+            for k in others:
+                del named[k]
+        return [(draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in named.items()]
+
+    def _entries(self) -> Legend:
+        return self._legend() if len(self._shown()) > 1 else ()
+
+    def _groups(self) -> list[list[int]]:
+        """Return the numbers of the lines, those of lines that lie on each other together."""
+        lines = list(self._shown().values())
+        values = [point.y for line in lines for point in line]
+        apart = _EQUAL * (max(values) - min(values)) if values else 0.0
+        groups: list[list[int]] = []
+        for k, line in enumerate(lines):
+            same = (one for one in groups if not self.stacked and _are_equal(lines[one[0]], line, apart))
+            if (group := next(same, None)) is None:
+                groups.append([k])
+            else:
+                group.append(k)
+        return groups
 
     def _color(self, number: int) -> str:
         """Return the color class of a line."""
@@ -68,12 +92,37 @@ class LineChart(Chart):
         kind = "area" if self.stacked else "band"
         return draw.line(f"{kind} {self._color(number)}", above + below, end="Z")
 
-    def _curve(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> str:
+    def _curve(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale, *, dash: int) -> str:
         if len(points) == 1:
             return draw.marker(number, x(points[0].x), y(points[0].y), r=3)
         if self.stacked:
             return ""
-        return draw.line(draw.dashed(number), [(x(point.x), y(point.y)) for point in points])
+        return draw.line(draw.dashed(number, dash), [(x(point.x), y(point.y)) for point in points])
+
+
+def _are_equal(one: Sequence[DataPoint], other: Sequence[DataPoint], apart: float) -> bool:
+    """Return whether two lines have points at the same x that are at most `apart`."""
+    return len(one) == len(other) and all(
+        a.x == b.x and abs(a.y - b.y) <= apart for a, b in zip(one, other, strict=True)
+    )
+
+
+def _is_one(group: Sequence[int]) -> bool:
+    """Return whether equal lines are too many to be seen through each other, and are drawn as one."""
+    return len(group) > draw.DASHES
+
+
+def _equal_names(names: Sequence[str]) -> str:
+    """Return the name of lines that are drawn as one.
+
+    >>> _equal_names(["1 worker", "2 workers"])
+    '1 worker, 2 workers: equal'
+    """
+    shown = len(names)
+    while shown > 1 and len(", ".join(names[:shown])) > _LONGEST_NAME:
+        shown -= 1
+    more = f" and {len(names) - shown} more" if shown < len(names) else ""
+    return f"{', '.join(names[:shown])}{more}: equal"
 
 
 def _stacked(lines: Lines) -> list[list[DataPoint]]:

@@ -1,5 +1,6 @@
 """Writes ``report.html``, the page of one run, and the page of several runs side by side."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -87,7 +88,7 @@ def _machine(session: Mapping[str, Any]) -> str:
     if isinstance(facts.get("memory_bytes"), int):
         facts["memory"] = bytes_text(facts.pop("memory_bytes"))
     command = provenance.get("command")
-    rows = [("command", " ".join(map(str, command)) if isinstance(command, list) else "")]
+    rows = [("command", shlex.join(map(str, command)) if isinstance(command, list) else "")]
     return table([*rows, *((name, _text(value)) for name, value in facts.items())])
 
 

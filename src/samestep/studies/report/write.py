@@ -1,6 +1,5 @@
 """Writes a page atomically, and charts as files of their own."""
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
+from samestep.base.folders import refuse_unwritable
 from samestep.base.unfinished_names import write_whole
 from samestep.base.units import counted
 from samestep.studies.report.drawing import Chart
@@ -21,24 +21,6 @@ HEADLESS = (
     *("--disable-background-networking", "--no-pdf-header-footer"),
 )
 """Flags for a page of our own, without a display; a sandbox does not start as root or in containers."""
-
-
-def refuse_unwritable(flag: str, folder: Path | None) -> None:
-    """Refuse a folder that cannot be created or written to, before time is spent on its content.
-
-    Args:
-        flag: the option that has it.
-        folder: the folder; nothing is created. None if the option was not given.
-
-    Raises:
-        UsageError: the folder, or the first of its parents that exists, is a file or not writable.
-    """
-    if folder is None:
-        return
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "not writable" if there.is_dir() else "a file"
-        raise UsageError(f"{flag} {folder} cannot be used, because {there} is {why}; give another folder.")
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -62,7 +44,7 @@ def refuse_without_browser(pdf: Path | None) -> None:
     """Refuse ``--pdf`` without Chromium, before time is spent on the page.
 
     Raises:
-        UsageError: there is no browser, or the folder of the file cannot be written to.
+        UsageError: there is no browser, or the file cannot be written.
     """
     if pdf is None:
         return
@@ -71,6 +53,8 @@ def refuse_without_browser(pdf: Path | None) -> None:
             f"--pdf {pdf} needs Chromium, and none of {', '.join(_BROWSERS)} is on the PATH. Install one, or "
             "print the page in a browser."
         )
+    if pdf.is_dir():
+        raise UsageError(f"--pdf {pdf} is a folder; give a file, such as {pdf / 'report.pdf'}.")
     refuse_unwritable("--pdf", pdf.parent)
 
 

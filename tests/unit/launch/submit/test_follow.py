@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from samestep.base.errors import Error, UsageError
-from samestep.launch.submit.follow import JobStatus, follow
+from samestep.launch.submit.follow import follow
+from samestep.launch.submit.job_status import JobStatus
 from samestep.launch.submit.shell import Answer, run_command
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob, submit
 
@@ -15,6 +16,8 @@ JobId=7 JobName=odd JobState=FAILED name
    UserId=me(1000) GroupId=me(1000) MCS_label=N/A
    JobState={state} Reason={reason} Dependency=(null)
    Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode={code}
+   RunTime=00:01:05 TimeLimit={limit} TimeMin=N/A
+   StartTime=2026-01-02T03:04:05 EndTime=Unknown Deadline=N/A
    NodeList={nodes}
    Command=/home/me/jobs/JobState=COMPLETED.sbatch
    StdErr=/my jobs/train-7.log
@@ -22,8 +25,9 @@ JobId=7 JobName=odd JobState=FAILED name
 """
 
 
-def answer(state, *, reason="None", code="0:0", nodes="(null)", restarts=0):
-    return Answer(0, JOB.format(state=state, reason=reason, code=code, nodes=nodes, restarts=restarts), "")
+def answer(state, *, reason="None", code="0:0", nodes="(null)", restarts=0, limit="01:00:00"):
+    text = JOB.format(state=state, reason=reason, code=code, nodes=nodes, restarts=restarts, limit=limit)
+    return Answer(0, text, "")
 
 
 def answers(*given):
@@ -51,6 +55,20 @@ def test_the_status_of_a_running_job_has_its_nodes_and_its_start():
     assert found.exit_code is None
     assert "node[0-1], start 3" in found.words
     assert str(found.log) == "/my jobs/train-7.log"
+
+
+@pytest.mark.parametrize(
+    ("state", "limit", "times"),
+    [
+        ("PENDING", "01:00:00", (None, 3600.0, "2026-01-02T03:04:05")),
+        ("RUNNING", "UNLIMITED", (65.0, None, "")),
+        ("COMPLETED", "1-00:00:00", (65.0, 86400.0, "")),
+    ],
+)
+def test_the_status_has_the_times_of_slurm(state, limit, times):
+    found = status_after(answer(state, limit=limit))
+
+    assert (found.elapsed_s, found.limit_s, found.expected_start) == times
 
 
 @pytest.mark.parametrize(
@@ -168,11 +186,11 @@ def test_each_state_is_logged_once_and_the_output_is_printed_to_its_end(tmp_path
         write(b"last\n", JobStatus(words="has failed, exit code 3", log=log, exit_code=3)),
     )
 
-    assert followed(job) == (
-        3,
-        ["job 7 waits.", "job 7 runs.", "job 7 has failed, exit code 3."],
-        b"one\ntwo\nlast\n",
-    )
+    code, logged, shown = followed(job)
+
+    assert (code, shown) == (3, b"one\ntwo\nlast\n")
+    states = ["job 7 waits", "job 7 runs", "job 7 has failed, exit code 3"]
+    assert [line.startswith(state) for line, state in zip(logged, states, strict=True)] == [True] * 3
 
 
 def test_a_log_that_is_overwritten_is_printed_from_its_start(tmp_path):
@@ -188,6 +206,17 @@ def test_a_log_that_is_overwritten_is_printed_from_its_start(tmp_path):
     assert followed(Scripted(write(b"first attempt\n"), write(b"second\n", code=0)))[2] == (
         b"first attempt\nsecond\n"
     )
+
+
+def test_the_times_are_shown_until_the_end():
+    shown = []
+    job = Scripted(*[JobStatus(words="runs")] * 3, JobStatus(words="ends", exit_code=0))
+
+    follow(job, log=id, show=id, show_times=shown.append, pause=id, now=iter(range(0, 10**6, 60)).__next__)
+
+    *times, last = shown
+    assert len(set(times)) == 3
+    assert last == ""
 
 
 def test_the_scheduler_is_polled_less_often_than_the_log_is_read():

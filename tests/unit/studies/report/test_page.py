@@ -48,6 +48,12 @@ def test_the_page_shows_result_sessions_machine_settings_and_checkpoints(tmp_pat
         assert part in shown
 
 
+def test_the_command_is_quoted_as_a_shell_reads_it(tmp_path):
+    _, outline = rendered(run_folder(tmp_path / "run"))
+
+    assert "samestep train '<script>alert(1)</script>'" in outline.texts
+
+
 def test_phases_have_the_colors_that_they_have_in_a_scaling_study(tmp_path):
     text, _ = rendered(run_folder(tmp_path / "run"))
 

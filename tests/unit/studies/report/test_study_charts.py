@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from samestep.studies.report.bar_charts import Bar, BarChart, Span, TimeLine
 from samestep.studies.report.drawing import FLOOR, TOP
-from samestep.studies.report.line_charts import PointChart
+from samestep.studies.report.line_charts import LineChart, PointChart
 from samestep.studies.report.scales import DataPoint, Scale
 from support.outline import Outline
 
@@ -89,6 +89,32 @@ def test_series_differ_in_shape_and_in_the_line_between():
     shapes = {re.sub(r"[\d.,-]+", "", path) for path in re.findall(r'class="point c\d" d="([^"]+)"', drawn)}
     assert len(shapes) == 4
     assert {f"dash{number}" for number in range(4)} == set(re.findall(r"dash\d", drawn))
+
+
+def curves(*lines):
+    """Return the classes of the drawn lines, and the entries of the legend; a line is a list of its y."""
+    named = {str(k): [DataPoint(x, y, y, y) for x, y in enumerate(line)] for k, line in enumerate(lines)}
+    drawn = LineChart(title="t", x="steps", y="y", lines=named).render()
+    return re.findall(r'class="line (c\d dash\d)"', drawn), re.findall(r"</svg>([^<]*)</li>", drawn)
+
+
+def test_equal_lines_have_all_patterns_and_more_of_them_are_one():
+    same, other = [1.0, 0.5], [1.0, 0.0]
+    for count in (2, 3, 4):  # the first lies below the others
+        drawn, legend = curves(other, *[same] * count)
+        assert drawn[1:] == [f"c{k + 1} dash{k}" for k in range(count)]
+        assert len(legend) == count + 1
+    drawn, legend = curves(same, other, *[same] * 4)
+    assert drawn == ["c0 dash0", "c1 dash1"]
+    assert legend == ["0, 2, 3, 4, 5: equal", "1"]
+    drawn, legend = curves(*[same] * 9)
+    assert (drawn, len(legend)) == (["c0 dash0"], 1)
+
+
+def test_lines_are_equal_if_no_pixel_is_between_them():
+    assert len(curves(*([1.0, 0.5 + k / 10_000] for k in range(5)))[0]) == 1
+    assert len(curves(*([1.0, 0.5 + k / 20] for k in range(5)))[0]) == 5
+    assert len(curves(*[[1.0, 0.5]] * 4, [1.0, 0.5, 0.5])[0]) == 5  # of other lengths
 
 
 def test_an_interval_is_drawn_if_it_is_visible():

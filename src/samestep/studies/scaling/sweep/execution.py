@@ -10,11 +10,11 @@ from statistics import fmean
 
 from samestep.base.console import inform, log, progress_bar
 from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.folders import refuse_unwritable
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.launch.submit.shell import slug
 from samestep.studies.report.run_page import NAME as PAGE
-from samestep.studies.report.write import refuse_unwritable
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import NAME, write_study
 from samestep.studies.scaling.report.page import write_study_page

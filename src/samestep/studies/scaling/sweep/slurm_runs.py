@@ -265,7 +265,7 @@ class SlurmRuns:
         """Return the jobs' scripts."""
         return "\n".join(job.script() for job in self._jobs(frame, trials))
 
-    def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int] | str:
+    def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int] | list[str]:
         """Submit the jobs; follow them and return the study and the exit code, or return their numbers.
 
         Raises:
@@ -287,7 +287,7 @@ class SlurmRuns:
         with new_folder(folder):
             taken = submit_all(made, folder, record=record, report=log)
         if self.detach:
-            return "\n".join(job.number for job in taken)
+            return [job.number for job in taken]
         return _followed(frame, trials, taken)
 
     def _jobs(self, frame: Frame, trials: Sequence[Trial]) -> list[StudyJob]:
