@@ -13,6 +13,11 @@ FUNCTIONS = {
     "one_buffer_for_all": ("wrong-values",),
     "always_from_rank_0": ("own-input", "wrong-values"),
     "ring_of_chunks": ("error",),
+    "divided_by_one_less": ("sum-for-mean", "wrong-values"),
+    "own_twice": ("wrong-values",),
+    "in_order_of_arrival": ("wrong-values",),
+    "no_modulo": ("error",),
+    "float32_buffers": ("error",),
 }
 """Codes of the files of this folder, by stem."""
 
@@ -56,6 +61,39 @@ SCRIPTS = {
         "replicas-differ-at-start",
     ),
     "evaluation_of_one_rank": ("trainer", "        dist.all_reduce(right)\n", "", "local-metric"),
+    "count_divided": ("trainer", "return int(right)\n", "return int(right) // self.size\n", "local-metric"),
+    "evaluation_on_rank_0": (
+        "trainer",
+        "            right = self.evaluate()\n",
+        "            if self.rank == 0:\n                right = self.evaluate()\n",
+        "crash",
+    ),
+    "parameters_averaged": (
+        "trainer",
+        "            dist.all_reduce(parameter.grad)\n            parameter.grad /= self.size\n",
+        (
+            "            pass\n"
+            "        self.optimizer.step()\n"
+            "        for parameter in self.model.parameters():\n"
+            "            dist.all_reduce(parameter.data)\n"
+            "            parameter.data /= self.size\n"
+            "        return\n"
+        ),
+        "update",
+    ),
+    "optimizer_of_copies": (
+        "trainer",
+        "AdamW(self.model.parameters(), lr=0.01)",
+        "AdamW([nn.Parameter(one.clone()) for one in self.model.parameters()], lr=0.01)",
+        "optimizer-holds-other",
+    ),
+    "gradients_not_zeroed": (
+        "trainer",
+        "        self.optimizer.zero_grad()\n",
+        "",
+        "gradients-not-zeroed",
+    ),
+    "epoch_from_one": ("trainer", "set_epoch(epoch)", "set_epoch(epoch + 1)", "other-order"),
     "wrapper_not_called": (
         "six-steps",
         "F.cross_entropy(model(inputs)",

@@ -247,7 +247,7 @@ def _work(request: Request, output: Output, *, threads: int | None) -> None:
 
 def _output(report: "Report", request: Request, world: "World", output: Output) -> None:
     from samestep.studies.bench.cost_fit import crossovers
-    from samestep.studies.bench.text import chart, report_text, times_of
+    from samestep.studies.bench.text import chart, report_text
 
     if report.rows and output.as_json:
         print("".join(json_line(row.as_dict()) for row in report.rows).rstrip(), flush=True)
@@ -261,7 +261,8 @@ def _output(report: "Report", request: Request, world: "World", output: Output) 
         inform(write_figures([chart(report, request, world.place.size)], output.figures))
     if output.save and report.rows:
         measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
-        inform(f"stored for --algorithm auto: {measured.save(crossovers(times_of(report.rows)))}")
+        first = [(nbytes, names[0]) for nbytes, names in crossovers(report.rows)]
+        inform(f"stored for --algorithm auto: {measured.save(first)}")
 
 
 def _measure_steps(
@@ -270,7 +271,8 @@ def _measure_steps(
     """Measure training steps, as one of the workers."""
     from samestep.ranks.world.join import join
     from samestep.studies.bench.step_times import measure
-    from samestep.studies.bench.text import step_answer, step_table
+    from samestep.studies.bench.text import STEP_HEAD, step_answer, step_cells
+    from samestep.studies.report.page import text_table
 
     with join(threads=threads) as world:
         names = chosen_synchronizers(world, names)
@@ -292,7 +294,7 @@ def _measure_steps(
         lines = [json_line(asdict(row)).rstrip() for row in rows]
         if not as_json:
             each = f"{problem.model}, {problem.batch_per_worker} samples each on {world.place.size} workers"
-            lines = [each, *step_table(rows), step_answer(rows)]
+            lines = [each, *text_table(STEP_HEAD, step_cells(rows)), step_answer(rows)]
         world.print("\n".join(lines))
 
 

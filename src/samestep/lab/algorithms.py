@@ -1,11 +1,9 @@
 """Measures every all-reduce at several sizes, and reports the fastest at each size."""
 
-from collections.abc import Sequence
-
 from samestep.base.units import bytes_text, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import Row, overlap
+from samestep.studies.bench.figures import best_text, fastest
 from samestep.studies.bench.measurement import Report, perform
 from samestep.studies.bench.request import Request
 from samestep.studies.bench.text import chart
@@ -17,22 +15,6 @@ SECONDS = 2.0
 def on_rank(world: World, request: Request) -> Report:
     """Measure the all-reduces that these ranks can run."""
     return perform(world, request)
-
-
-def fastest(rows: Sequence[Row]) -> dict[int, list[str]]:
-    """Return by size the fastest all-reduce, and after it those whose quartiles overlap with its own."""
-    leaders: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (row.bytes, row.median_s)):
-        first, *_ = here = leaders.setdefault(row.bytes, [row])
-        if row is not first and overlap(row.spread_s, first.spread_s):
-            here.append(row)
-    return {nbytes: [row.algorithm for row in here] for nbytes, here in leaders.items()}
-
-
-def answer(names: Sequence[str]) -> str:
-    """Return the fastest of one size; without a difference, the names between which none is measured."""
-    *others, last = names
-    return f"no difference is measured between {', '.join(others)} and {last}" if others else last
 
 
 def run(setup: Setup, *, sizes: tuple[int, ...] = SIZES, seconds: float = SECONDS) -> Outcome:
@@ -50,7 +32,7 @@ def run(setup: Setup, *, sizes: tuple[int, ...] = SIZES, seconds: float = SECOND
         for row in sorted(report.rows, key=lambda row: (row.bytes, row.median_s))
     ]
     leaders = fastest(report.rows)
-    answers = "; ".join(f"{answer(names)} ({bytes_text(nbytes)})" for nbytes, names in leaders.items())
+    answers = "; ".join(f"{best_text(names)} ({bytes_text(nbytes)})" for nbytes, names in leaders.items())
     return Outcome(
         tables=[Table(head=("size", "all-reduce", "median", "quartiles", "busbw GB/s"), rows=rows)],
         measured=f"Fastest on {setup.workers} ranks here, by size: {answers}.",

@@ -9,7 +9,7 @@ from typing import Any
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.lab.exercises import EXERCISES, serial_path
-from samestep.studies.verify.verdict import Finding, Report
+from samestep.studies.verify.verdict import Cause, Finding, NoteCode, Report
 from samestep.testing import (
     Check,
     check_all_gather,
@@ -37,8 +37,44 @@ CHECKS: Mapping[str, Check] = {
     "reduce_scatter": check_reduce_scatter,
 }
 """The check of a function, by its name."""
-_FAULTY_NOTES = ("several-writers", "module-keys")
+_FAULTY_NOTES: Sequence[NoteCode] = (
+    "optimizer-holds-other",
+    "no-optimizer",
+    "no-gradient",
+    "loss-without-graph",
+    "gradients-not-zeroed",
+    "gradients-thrown-away",
+    "eval-not-undone",
+    "several-writers",
+    "module-keys",
+)
 """Notes of a verification that are faults of a solution."""
+_EXPLAINED: Sequence[Cause] = (
+    "replicas-differ-at-start",
+    "replicas-diverge",
+    "never-averaged",
+    "gradient",
+    "gradient-norm",
+    "loss",
+    "update",
+    "parameters",
+)
+"""Causes that follow from the notes about optimizers and gradients, which are graver then."""
+_EXPLAINING = _FAULTY_NOTES[:6]
+_ADVICE: Mapping[str, str] = {
+    "replicas-differ-at-start": "Broadcast the parameters of rank 0 before the first step "
+    "(DistributedDataParallel does so), or draw them from one seed.",
+    "never-averaged": "Between backward and the optimizer's step, all-reduce each gradient and divide it by "
+    "the number of ranks. DistributedDataParallel does so if it is called itself, not its .module.",
+    "overlapping-shards": "Give each rank its own samples: DistributedSampler(data, size, rank, seed=SEED), "
+    "with one seed on all ranks.",
+    "other-order": "Shuffle as the serial script does: DistributedSampler with seed=SEED on all ranks, and "
+    "set_epoch(epoch) in each epoch.",
+    "padded-samples": "Use a number of ranks that divides BATCH.",
+    "samples-left-out": "Use a number of ranks that divides BATCH, and batches of BATCH // size on each.",
+    "padded-evaluation": "Give each rank every N-th sample: Subset(data, range(rank, len(data), size)).",
+}
+"""Advice in plain PyTorch, by cause, in the place of that of `verify`, which names functions of samestep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +167,10 @@ def _graded_script(file: Path, tree: ast.Module, ranks: Sequence[int], verify: V
         text = "the script has no process group yet: every rank would train alone."
         return Grade(name=file.name, ranks=ranks, faults=[_gap(text, ranks)])
     findings = verify(file, serial, ranks).all_findings
-    wrong = [one for one in findings if _is_fault(one)]
+    wrong = _unexplained([one for one in findings if _is_fault(one)])
     codes = dict.fromkeys(one.cause for one in wrong)
-    faults = [_fault([one for one in wrong if one.cause == code]) for code in codes]
-    remarks = [_text(one) for one in findings if one.gravity == "exception"]
+    faults = [_fault([one for one in wrong if one.cause == code], file) for code in codes]
+    remarks = [_text(one, file) for one in findings if one.gravity == "exception"]
     return Grade(name=file.name, ranks=ranks, faults=faults, remarks=remarks)
 
 
@@ -142,12 +178,22 @@ def _is_fault(finding: Finding) -> bool:
     return finding.gravity in ("fault", "inconclusive") or finding.cause in _FAULTY_NOTES
 
 
-def _fault(findings: Sequence[Finding]) -> Fault:
+def _unexplained(wrong: Sequence[Finding]) -> list[Finding]:
+    """Return faults without those that follow from others."""
+    codes = {one.cause for one in wrong}
+    explained = _EXPLAINED if codes & {*_EXPLAINING} else ()
+    return [one for one in wrong if one.cause not in explained]
+
+
+def _fault(findings: Sequence[Finding], file: Path) -> Fault:
     """Return one fault for findings of one cause."""
     first = findings[0]
-    return Fault(code=first.cause, text=_text(first), ranks=first.workers, count=len(findings))
+    return Fault(code=first.cause, text=_text(first, file), ranks=first.workers, count=len(findings))
 
 
-def _text(finding: Finding) -> str:
-    place = "" if finding.place is None else f", line {finding.place[1]}"
-    return f"on {counted(finding.workers, 'rank')}{place}: {finding.message}"
+def _text(finding: Finding, file: Path) -> str:
+    path, line = finding.place or ("", 0)  # of this file or of the serial script
+    place = f", line {line}" if Path(path).name == file.name else ""
+    message, advice = finding.message, _ADVICE.get(finding.cause, finding.advice)
+    text = message.replace(finding.advice, advice) if finding.advice else message
+    return f"on {counted(finding.workers, 'rank')}{place}: {text}"

@@ -2,13 +2,12 @@
 
 from dataclasses import asdict
 
-from samestep.base.units import seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.request import ALONE
+from samestep.studies.bench.request import ALONE, ONE_PROCESS
 from samestep.studies.bench.step_times import StepRow, measure
 from samestep.studies.bench.synchronizers import NEEDS, WAYS, Problem, ways_here
-from samestep.studies.bench.text import step_answer
+from samestep.studies.bench.text import STEP_HEAD, step_answer, step_cells
 
 SECONDS = 20.0
 
@@ -20,32 +19,31 @@ def on_rank(world: World, problem: Problem, seconds: float) -> list[StepRow]:
 
 
 def noise(found: list[StepRow]) -> str:
-    """Return a sentence if a step was faster with communication than without, which only noise explains."""
-    above = [row.sync for row in found if row.efficiency > 1]
-    return (
-        f" No order follows for efficiencies near 100%: above it are {', '.join(above)}, faster than without "
-        "communication, which only other load on this machine explains."
-        if above
-        else ""
-    )
+    """Return sentences on steps that are not slower with communication than without."""
+    among = [row for row in found if row.sync not in (ALONE, ONE_PROCESS)]
+    faster = [row.sync for row in among if row.efficiency_quartiles[0] > 1]
+    equal = [row.sync for row in among if row.sync not in faster and row.efficiency_quartiles[1] >= 1]
+    sentences = ""
+    if equal:
+        sentences += f" No difference from steps without communication is measured for {', '.join(equal)}."
+    if faster:
+        sentences += (
+            f" Faster than without communication: {', '.join(faster)}. Only other load on this machine "
+            "explains that; run it again without other programs."
+        )
+    return sentences
 
 
 def run(setup: Setup, *, problem: Problem | None = None, seconds: float = SECONDS) -> Outcome:
     """Run the experiment."""
     found = setup.ranks(on_rank, setup.workers, problem or Problem(), seconds)[0]
-    rows = [
-        (
-            row.sync,
-            seconds_text(row.step_s),
-            "-" if row.exposed_sync_s is None else seconds_text(row.exposed_sync_s),
-            f"{row.efficiency:.0%}",
-        )
-        for row in sorted(found, key=lambda row: -row.efficiency)
-    ]
     measured = {row.sync for row in found}
-    rows += [(name, "-", "-", f"needs {NEEDS[name]}") for name in WAYS if name not in measured]
+    missing = [f" {name} is not measured: it needs {NEEDS[name]}." for name in WAYS if name not in measured]
     return Outcome(
-        tables=[Table(head=("synchronizer", "step", "exposed communication", "efficiency"), rows=rows)],
-        measured=f"{step_answer(found)}. Each figure is a median over interleaved rounds.{noise(found)}",
+        tables=[Table(head=STEP_HEAD, rows=step_cells(found))],
+        measured=(
+            f"Among the synchronizers, {step_answer(found)}. Figures are medians over interleaved rounds."
+            f"{noise(found)}{''.join(missing)}"
+        ),
         values={row.sync: asdict(row) for row in found},
     )

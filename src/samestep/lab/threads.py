@@ -1,6 +1,7 @@
 """Measures training steps with several numbers of compute threads per rank."""
 
 import time
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -10,7 +11,7 @@ from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import overlap, quartiles
+from samestep.studies.bench.figures import as_good, best_text, overlap, quartiles
 from samestep.studies.bench.interleaving import in_rounds
 from samestep.studies.bench.synchronizers import WAYS, Problem, Trainee
 
@@ -65,22 +66,25 @@ def run(setup: Setup, *, rounds: int = ROUNDS, steps: int = STEPS) -> Outcome:
         )
         for count in chosen
     ]
-    best = min(chosen, key=lambda count: values[count]["median_s"])
     share = named["its share of the cores"]
-    worst = max(chosen, key=lambda count: values[count]["median_s"])
-    ratio = values[worst]["median_s"] / values[share]["median_s"]
-    spread = {count: values[count]["quartiles_s"] for count in chosen}
-    equal = [count for count in chosen if count != best and overlap(spread[count], spread[best])]
-    as_fast = (
-        f" No difference from {' and '.join(map(str, equal))} is measured: the quartiles overlap."
-        if equal
-        else ""
-    )
     return Outcome(
         tables=[Table(head=("threads", "in all", "rule", "step", "quartiles"), rows=rows)],
-        measured=(
-            f"{setup.workers} ranks on {cores} cores are fastest with {counted(best, 'thread')} each."
-            f"{as_fast} With {worst} a step takes {ratio:.2f} times as long as with the share of {share}."
-        ),
+        measured=f"On {setup.workers} ranks and {cores} cores {answer(values, share)}",
         values={"cores": cores, "share": share, "threads": values},
     )
+
+
+def answer(values: Mapping[int, Mapping[str, Any]], share: int) -> str:
+    """Return sentences on the best number of threads, and on the worst one against a share of the cores."""
+    best_first = sorted(values, key=lambda count: values[count]["median_s"])
+    best, *equal = as_good(best_first, lambda count: values[count]["quartiles_s"])
+    worst = best_first[-1]
+    fastest = (
+        f"{best_text([str(best), *map(str, equal)])} threads each"
+        if equal
+        else f"{counted(best, 'thread')} each {'is' if best == 1 else 'are'} the fastest"
+    )
+    if overlap(values[worst]["quartiles_s"], values[share]["quartiles_s"]):
+        return f"{fastest}."
+    ratio = values[worst]["median_s"] / values[share]["median_s"]
+    return f"{fastest}. With {worst} a step takes {ratio:.2f} times as long as with the share of {share}."

@@ -64,12 +64,18 @@ class CountingWorld(RelayedWorld):
 
 @contextmanager
 def counted_sends() -> Iterator[list[int]]:
-    """Collect the bytes of every point-to-point send of ``torch.distributed`` within a block."""
+    """Collect the bytes of every point-to-point send of ``torch.distributed`` within a block.
+
+    Raises:
+        ValueError: there is no rank that a send is to; Gloo would wait for it.
+    """
     sent: list[int] = []
 
-    def send(original: Any, group: Any, tensors: list[Tensor], *args: Any) -> Any:
+    def send(original: Any, group: Any, tensors: list[Tensor], dst: int, *args: Any) -> Any:
+        if not 0 <= dst < group.size():
+            raise ValueError(f"send to rank {dst}, but the ranks are 0 to {group.size() - 1}")
         sent.append(sum(tensor.nbytes for tensor in tensors))
-        return original(group, tensors, *args)
+        return original(group, tensors, dst, *args)
 
     with attached(declarations.COUNTED_SEND, wrapping(send)):
         yield sent
@@ -209,13 +215,13 @@ class Check:
         self, case: Case, outcomes: Sequence[Outcome], sends: Callable[[int], float] | None
     ) -> list[Problem]:
         stuck = [f"rank {rank} {one.stuck}" for rank, one in enumerate(outcomes) if one.stuck]
+        failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
+        if failed:
+            return [Problem("error", _cause(failed))]
         if stuck:
             ended = len(stuck) < len(outcomes)
             text = "ranks wait for ranks that have ended" if ended else "the ranks wait for each other"
             return [Problem("deadlock", f"{text}: {'; '.join(stuck)}.")]
-        failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
-        if failed:
-            return [Problem("error", _cause(failed))]
         results = [outcome.value for outcome in outcomes]
         if any(each.lacks_mean for each in results):
             return []

@@ -121,7 +121,8 @@ def reduced_to_root(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
 def broadcast(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
     """Yield the problems of a broadcast."""
     for rank, each in enumerate(results):
-        yield from _equal(f"rank {rank}", _tensor(each), case.inputs[case.root], case.inputs[rank])
+        own = case.inputs[rank]
+        yield from _equal(f"rank {rank}", _tensor(each), case.inputs[case.root], own, case.inputs)
 
 
 def gathered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
@@ -140,9 +141,8 @@ def all_gathered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
 def scattered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
     """Yield the problems of a scatter."""
     for rank, each in enumerate(results):
-        yield from _equal(
-            f"rank {rank}", _row(each, rank), case.inputs[case.root][rank], case.inputs[rank][rank]
-        )
+        rows = case.inputs[case.root]
+        yield from _equal(f"rank {rank}", _row(each, rank), rows[rank], case.inputs[rank][rank], ())
 
 
 def reduce_scattered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
@@ -170,7 +170,7 @@ def _all_rows(where: str, result: Result, case: Case) -> Iterator[Problem]:
         yield Problem("wrong-return", text)
     else:
         for source, (got, exact) in enumerate(zip(result.returned, case.inputs, strict=True)):
-            yield from _equal(f"{where} for rank {source}'s tensor", got, exact, None)
+            yield from _equal(f"{where} for rank {source}'s tensor", got, exact, None, case.inputs)
 
 
 def _unchanged(case: Case, results: Sequence[Result], ranks: Sequence[int]) -> Iterator[Problem]:
@@ -183,12 +183,16 @@ def _unchanged(case: Case, results: Sequence[Result], ranks: Sequence[int]) -> I
             )
 
 
-def _equal(where: str, got: Tensor, exact: Tensor, own: Tensor | None) -> Iterator[Problem]:
+def _equal(
+    where: str, got: Tensor, exact: Tensor, own: Tensor | None, inputs: Sequence[Tensor]
+) -> Iterator[Problem]:
     if got.shape != exact.shape or got.dtype != exact.dtype:
         yield Problem("wrong-form", f"{where} has {_form(got)}, not {_form(exact)}.")
     elif not _same_bits(got, exact):
         code = _code(got, own)
-        yield Problem(code, f"{where} has {_PREFIX[code]}{_at(got, exact, 'not')}.")
+        owners = [rank for rank, one in enumerate(inputs) if _same_bits(got, one)]
+        owner = f"the tensor of rank {owners[0]}: " if owners and code == "wrong-values" else ""
+        yield Problem(code, f"{where} has {_PREFIX[code]}{owner}{_at(got, exact, 'not')}.")
 
 
 def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) -> Iterator[Problem]:
@@ -207,7 +211,23 @@ def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) ->
         code = "mean-for-sum"
     if (case.strided or case.transposed) and code == "wrong-values":
         code = "assumes-contiguous"
-    yield Problem(code, f"{where} has {_PREFIX[code]}{_at(got, exact, 'where float64 gives')}.")
+    parts = _parts(got, case) if code == "wrong-values" else ""
+    wrong = int((off > tolerance(case.inputs, case.op)).sum())
+    some = f" (wrong: {wrong:,} of {off.numel():,} elements)" if wrong < off.numel() else ""
+    yield Problem(code, f"{where} has {_PREFIX[code]}{_at(got, exact, 'where float64 gives')}{some}.{parts}")
+
+
+def _parts(got: Tensor, case: Case) -> str:
+    """Return how often the result counts each rank's tensor, if it is a sum of them; else an empty string."""
+    tensors = torch.stack([one.reshape(-1).double() for one in case.inputs], dim=1)
+    result = got.reshape(-1, 1).double()
+    if case.op not in ("sum", "mean") or len(tensors) <= len(case.inputs):
+        return ""
+    counts = torch.linalg.lstsq(tensors, result).solution
+    if not torch.allclose(tensors @ counts, result, rtol=1e-2, atol=1e-2):
+        return ""
+    each = ", ".join(f"rank {rank}'s {float(count):.3g}" for rank, count in enumerate(counts))
+    return f" It counts the tensors of the ranks this many times: {each}."
 
 
 _PREFIX: Mapping[str, str] = {

@@ -1,8 +1,10 @@
 """Runs a function on all ranks, as threads or as processes, and returns the outcome of each."""
 
+import faulthandler
 import multiprocessing
 import pickle
 import platform
+import re
 import threading
 import time
 import traceback
@@ -46,6 +48,8 @@ class Outcome:
 
 
 Task = Callable[[World], Any]
+_DEATH = "death-of-rank-"
+"""Prefix of the files with the stacks of a process that died."""
 
 
 def on_threads(task: Task, size: int, *, timeout_s: float) -> list[Outcome]:
@@ -109,7 +113,7 @@ def on_processes(
             theirs.close()
             ranks.append((process, ours))
         try:
-            return _collected([pipe for _, pipe in ranks], len(tasks), timeout_s)
+            return _collected([pipe for _, pipe in ranks], len(tasks), timeout_s, folder)
         finally:
             for process, pipe in ranks:
                 pipe.close()
@@ -118,7 +122,7 @@ def on_processes(
                 process.close()
 
 
-def _collected(pipes: list[Connection], tasks: int, timeout_s: float) -> list[list[Outcome]]:
+def _collected(pipes: list[Connection], tasks: int, timeout_s: float, folder: Path) -> list[list[Outcome]]:
     found: list[list[Outcome]] = []
     first_s = 60.0  # for startup and rendezvous
     for _ in range(tasks):
@@ -128,19 +132,32 @@ def _collected(pipes: list[Connection], tasks: int, timeout_s: float) -> list[li
         while None in outcomes and time.monotonic() < deadline:
             waiting = [pipe for pipe, outcome in zip(pipes, outcomes, strict=True) if outcome is None]
             for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
-                outcomes[pipes.index(pipe)] = _received(pipe)  # type: ignore[arg-type]
+                rank = pipes.index(pipe)  # type: ignore[arg-type]
+                outcomes[rank] = _received(pipes[rank], folder / f"{_DEATH}{rank}")
         found.append([outcome or Outcome(stuck="no answer") for outcome in outcomes])
         if any(outcome.error or outcome.stuck for outcome in found[-1]):
             break
     return found
 
 
-def _received(pipe: Connection) -> Outcome:
+def _received(pipe: Connection, death: Path) -> Outcome:
     try:
         outcome: Outcome = pickle.loads(pipe.recv_bytes())  # noqa: S301 - from a child of this process
     except (EOFError, ConnectionError):
-        return Outcome(error="the process died")
+        return Outcome(error=_died(death.read_text(encoding="utf-8") if death.is_file() else ""))
     return outcome
+
+
+def _died(dump: str) -> str:
+    """Return the error of a process that has died, from the stacks of its threads."""
+    frames = re.findall(r'File "(.+)", line (\d+)', dump)
+    line = next(((file, int(number)) for file, number in frames if is_script(file)), None)
+    if line is None:
+        return "the process died"
+    return (
+        f"the process died at {line[0]}:{line[1]}: {getline(*line).strip()}. Gloo aborts a process that "
+        "receives more bytes than its tensor has: give the receiver a tensor of the sender's shape and type"
+    )
 
 
 def _serve(
@@ -153,6 +170,7 @@ def _serve(
 ) -> None:
     """Run the tasks as one rank, and send their outcomes."""
     rank, size = rank_of
+    faulthandler.enable((store.parent / f"{_DEATH}{rank}").open("w", encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -1,6 +1,7 @@
 """Functions of the exercises: the solutions pass on 1 to 5 ranks, and the wrong ones are named by code."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -35,6 +36,31 @@ def test_figures_of_a_ring_of_whole_tensors():
     assert (bits.ranks, volume.ranks) == (4, 4)
     assert "3.00" in volume.text
     assert "1.50" in volume.text
+
+
+def test_how_often_a_wrong_sum_counts_each_rank():
+    (mean,) = grade_file(path_of("divided_by_one_less"), [3], verify=None)
+    (total,) = grade_file(path_of("own_twice"), [3], verify=None)
+
+    assert re.findall(r"rank (\d)'s ([\d.]*\d)", mean.faults[0].text) == [
+        ("0", "0.5"),
+        ("1", "0.5"),
+        ("2", "0.5"),
+    ]
+    assert re.findall(r"rank (\d)'s ([\d.]*\d)", total.faults[0].text) == [("0", "2"), ("1", "1"), ("2", "1")]
+
+
+def test_whose_tensor_a_gather_has_in_the_place_of_another():
+    (result,) = grade_file(path_of("in_order_of_arrival"), [2], verify=None)
+
+    assert re.findall(r"rank (\d)", result.faults[0].text.partition("root 1")[2]) == ["1", "0", "1"]
+
+
+@pytest.mark.parametrize(("name", "line"), [("no_modulo", 13), ("float32_buffers", 16)])
+def test_the_line_of_an_error_that_gloo_does_not_raise(name, line):
+    (result,) = grade_file(path_of(name), [2], verify=None, timeout_s=3.0)
+
+    assert f"{name}.py:{line}" in result.faults[0].text
 
 
 def test_lines_of_a_deadlock():

@@ -1,5 +1,6 @@
 """Each experiment answers its question with the values that theory gives; ranks are threads."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,7 +26,6 @@ from samestep.lab import (
 )
 from samestep.lab.experiment import Setup
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.studies.bench.figures import Row
 from samestep.studies.bench.synchronizers import Problem
 
 TWO = Setup(workers=2, ranks=run_ranks)
@@ -256,23 +256,6 @@ def test_the_fastest_all_reduce_is_one_that_was_measured():
     assert {*fastest["algorithms"]} <= names
 
 
-def timed(name, median_s, *quartiles, nbytes=1024):
-    times = {"median_s": median_s, "spread_s": quartiles, "algbw_bytes_per_s": 1.0, "busbw_bytes_per_s": 1.0}
-    return Row(collective="all_reduce", algorithm=name, bytes=nbytes, ranks=2, limit_share=0.1, **times)
-
-
-def test_no_all_reduce_is_the_fastest_where_quartiles_overlap():
-    rows = [
-        timed("tree", 3.0, 2.9, 3.1),
-        timed("ring", 1.1, 0.9, 1.2),
-        timed("naive", 1.0, 0.8, 1.1),
-        timed("tree", 1.0, 0.9, 1.1, nbytes=4096),
-        timed("ring", 2.0, 1.2, 2.1, nbytes=4096),
-    ]
-
-    assert algorithms.fastest(rows) == {1024: ["naive", "ring"], 4096: ["tree"]}
-
-
 def test_pairs_of_gpus_that_nvlink_connects_are_read_from_the_matrix_of_nvidia_smi():
     matrix = """        GPU0  GPU1  GPU2  NIC0  CPU Affinity
 GPU0     X    NV12  SYS   PXB   0-15
@@ -286,7 +269,30 @@ NIC0    PXB   SYS   NODE   X
 
 
 def test_steps_that_are_faster_with_communication_than_without_are_called_noise():
-    noisy, plausible = (SimpleNamespace(sync="ddp", efficiency=efficiency) for efficiency in (1.56, 0.9))
+    def found(sync, *quartiles):
+        return SimpleNamespace(sync=sync, efficiency_quartiles=quartiles)
 
-    assert "ddp" in synchronizers.noise([noisy, plausible])
-    assert synchronizers.noise([plausible]) == ""
+    rows = [found("flat", 1.1, 1.6), found("ddp", 0.9, 1.0), found("exact", 0.5, 0.8)]
+    others = [found("alone", 1.0, 1.0), found("one_process", 1.5, 1.7)]
+    equal, faster = synchronizers.noise([*others, *rows]).split(". ", 1)
+
+    assert ("ddp" in equal, "ddp" in faster) == (True, False)
+    assert ("flat" in equal, "flat" in faster) == (False, True)
+    assert not any(name in equal + faster for name in ("alone", "exact", "one_process"))
+    assert synchronizers.noise(rows[-1:]) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "numbers"),
+    [
+        ({1: (2.0, 1.9, 2.1), 2: (1.0, 0.9, 1.1), 4: (3.0, 2.9, 3.1)}, [2, 4, 3.0, 2]),
+        ({1: (1.0, 0.9, 1.1), 2: (1.05, 1.0, 1.2), 4: (3.0, 2.9, 3.1)}, [1, 2, 4, 2.86, 2]),
+        ({1: (1.0, 0.9, 1.1), 2: (1.2, 1.15, 1.6), 4: (1.3, 1.2, 1.4)}, [1]),
+    ],
+)
+def test_numbers_of_threads_differ_where_their_quartiles_do(seconds, numbers):
+    values = {
+        count: {"median_s": middle, "quartiles_s": spread} for count, (middle, *spread) in seconds.items()
+    }
+
+    assert [float(one) for one in re.findall(r"\d+(?:\.\d+)?", threads.answer(values, share=2))] == numbers

@@ -1,11 +1,14 @@
-"""Fits alpha and beta to times at several sizes, and finds the fastest algorithm by size."""
+"""Fits alpha and beta to times at several sizes, and finds the fastest algorithms by size."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import inf
+
+from samestep.studies.bench.figures import Row, fastest
 
 CLEARLY = 0.05
-"""The share of time by which an algorithm must beat the fastest one so far."""
+"""The share of time by which an algorithm must beat the fastest ones so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,22 @@ def fit(times: Mapping[int, float]) -> Line:
     return min(tried, key=lambda line: sum(abs(line(nbytes) / seconds - 1) for nbytes, seconds in points))
 
 
-def crossovers(times: Mapping[str, Mapping[int, float]]) -> list[tuple[int, str]]:
-    """Return the sizes from which on an algorithm is the fastest, ascending.
+def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:
+    """Return the sizes from which on other algorithms are the fastest, ascending, with their names.
 
-    An algorithm that is faster by less than `CLEARLY` is ignored, since that can be chance.
-
-    Args:
-        times: seconds by bytes, for each algorithm.
+    Of several names none is measured to be slower than another algorithm at any size up to the next one; the
+    first is the fastest at the first size. Neither overlapping quartiles nor a median that is less by a share
+    below `CLEARLY` are a difference, since that can be chance.
     """
-    changes: list[tuple[int, str]] = []
-    for nbytes in sorted({nbytes for by_size in times.values() for nbytes in by_size}):
-        here = {name: by_size[nbytes] for name, by_size in times.items() if nbytes in by_size}
-        best = min(here, key=lambda name: here[name])
-        holder = changes[-1][1] if changes else None
-        if holder not in here or here[best] < here[holder] * (1 - CLEARLY):
+    medians = {(row.bytes, row.algorithm): row.median_s for row in rows}
+    changes: list[tuple[int, list[str]]] = []
+    for nbytes, best in fastest(rows).items():
+        limit = medians[nbytes, best[0]] / (1 - CLEARLY)
+        held = changes[-1][1] if changes else []
+        kept = [name for name in held if name in best or medians.get((nbytes, name), inf) <= limit]
+        if kept:
+            changes[-1] = (changes[-1][0], kept)
+        else:
             changes.append((nbytes, best))
     return changes
 

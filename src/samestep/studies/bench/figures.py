@@ -6,10 +6,14 @@ is the bytes that a rank has to move, by time: it can be compared between number
 bandwidth of the hardware.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
+
+Spread: TypeAlias = tuple[float, float]
+"""The first and the third quartile of some figures."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,7 @@ class Row:
     algbw_bytes_per_s: float  # size by time
     busbw_bytes_per_s: float  # bytes that each rank has to move, by time
     limit_share: float  # busbw divided by the copy bandwidth while all ranks copy
-    spread_s: tuple[float, float]  # the quartiles of the times
+    spread_s: Spread  # of the times
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that JSON output shows."""
@@ -87,7 +91,7 @@ def slowest(times: Sequence[Sequence[float]]) -> list[float]:
     return [max(of_round) for of_round in zip(*times, strict=True)]
 
 
-def quartiles(times: Sequence[float]) -> tuple[float, float]:
+def quartiles(times: Sequence[float]) -> Spread:
     """Return the first and the third quartile; the value itself if there is one only."""
     if len(times) < 2:
         return times[0], times[0]
@@ -95,10 +99,41 @@ def quartiles(times: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def overlap(one: Spread, other: Spread) -> bool:
     """Return whether two spreads have a value in common, so that no difference is measured.
 
     >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((3.0, 4.0), (1.0, 2.0))
     (True, False)
     """
     return one[0] <= other[1] and other[0] <= one[1]
+
+
+def as_good(best_first: Sequence[_T], spread: Callable[[_T], Spread]) -> list[_T]:
+    """Return the first one, and those whose spreads overlap with its own: no difference is measured.
+
+    >>> as_good(["a", "b", "c"], {"a": (1.0, 2.0), "b": (1.5, 3.0), "c": (2.5, 3.5)}.__getitem__)
+    ['a', 'b']
+    """
+    best, *others = best_first
+    return [best, *(one for one in others if overlap(spread(one), spread(best)))]
+
+
+def fastest(rows: Sequence[Row]) -> dict[int, list[str]]:
+    """Return by size the fastest algorithm, and after it those from which no difference is measured."""
+    by_size: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.bytes, row.median_s)):
+        by_size.setdefault(row.bytes, []).append(row)
+    return {
+        nbytes: [row.algorithm for row in as_good(here, lambda row: row.spread_s)]
+        for nbytes, here in by_size.items()
+    }
+
+
+def best_text(names: Sequence[str]) -> str:
+    """Return the best one of `as_good`, or the names between which no difference is measured.
+
+    >>> best_text(["ring"]), best_text(["ring", "tree", "naive"])
+    ('ring', 'no difference is measured between ring, tree and naive')
+    """
+    *others, last = names
+    return f"no difference is measured between {', '.join(others)} and {last}" if others else last

@@ -10,6 +10,7 @@ import torch
 
 from samestep.ranks.collectives.shared_memory_world import on_one_host
 from samestep.ranks.world.protocol import World
+from samestep.studies.bench.figures import Spread, quartiles
 from samestep.studies.bench.interleaving import in_rounds, rounds_within
 from samestep.studies.bench.measurement import finisher
 from samestep.studies.bench.request import ALONE
@@ -31,6 +32,7 @@ class StepRow:
     step_s: float  # median over rounds of the slowest rank's step, in seconds
     exposed_sync_s: float | None  # seconds of exposed communication in a step; None where unknown
     efficiency: float  # step time without communication divided by this one; median over rounds
+    efficiency_quartiles: Spread  # over rounds
 
 
 def measure(
@@ -98,6 +100,7 @@ def _row(
         step_s=median(times[name]),
         exposed_sync_s=_slowest(world, median(seen)) if seen else None,
         efficiency=median(ratios),
+        efficiency_quartiles=quartiles(ratios),
     )
 
 

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.bench.cost_fit import crossovers, fit
-from samestep.studies.bench.figures import Row, bus_factor
+from samestep.studies.bench.figures import (
+    Row,
+    as_good,
+    best_text,
+    bus_factor,
+    fastest,
+    overlap,
+)
 from samestep.studies.bench.request import ALONE, ONE_PROCESS, Request
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.page import text_table
@@ -33,7 +40,7 @@ def report_text(report: "Report", request: Request, ranks: int) -> str:
         f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; all ranks at once "
         f"copy memory at {report.copying[largest] / 1e9:.3g} GB/s each ({bytes_text(largest)})"
     )
-    ends = [f"fastest: {fastest(times)}", answer(times)]
+    ends = [f"fastest: {fastest_text(report.rows)}", answer(report.rows)]
     paragraphs = ([head], table(report.rows), fits(times), ends)
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
@@ -96,28 +103,40 @@ def fits(times: Times) -> list[str]:
     return text_table(head, body)
 
 
-def fastest(times: Times) -> str:
-    """Return the fastest algorithm by size, in one line."""
-    return "; ".join(f"{name} from {bytes_text(nbytes)}" for nbytes, name in crossovers(times))
+def fastest_text(rows: Sequence[Row]) -> str:
+    """Return the fastest algorithms by size, in one line."""
+    return "; ".join(f"{best_text(names)} from {bytes_text(nbytes)}" for nbytes, names in crossovers(rows))
 
 
-def answer(times: Times) -> str:
+def answer(rows: Sequence[Row]) -> str:
     """Return one sentence that compares the fastest with the back end's own algorithm, or with the second."""
-    sizes = sorted({nbytes for by_size in times.values() for nbytes in by_size})
-    compared = [size for size in ANSWERED if size in sizes] or sizes[-1:]
-    return "; ".join(_compared(times, nbytes) for nbytes in compared)
+    best = fastest(rows)
+    compared = [size for size in ANSWERED if size in best] or [max(best)]
+    return "; ".join(
+        _compared({row.algorithm: row.median_s for row in rows if row.bytes == nbytes}, best[nbytes], nbytes)
+        for nbytes in compared
+    )
 
 
-def _compared(times: Times, nbytes: int) -> str:
-    here = {name: by_size[nbytes] for name, by_size in times.items() if nbytes in by_size}
+def _compared(here: Mapping[str, float], best: Sequence[str], nbytes: int) -> str:
+    """Compare the fastest algorithms of one size with another one.
+
+    Args:
+        here: median seconds of each algorithm.
+        best: the fastest one, and those from which no difference is measured.
+        nbytes: the size.
+    """
     first, *rest = sorted(here, key=lambda name: here[name])
     at = bytes_text(nbytes)
     if not rest:
         return f"{first} takes {seconds_text(here[first])} at {at}"
     other = "native" if "native" in rest else rest[0]
+    if other in best:
+        return f"{best_text(best)} at {at}"
     ratio = here[other] / here[first]
     how = f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
-    return f"{first} is {how} {other} at {at}: {seconds_text(here[first])}, not {seconds_text(here[other])}"
+    faster = f"{first} is {how} {other} at {at}: {seconds_text(here[first])}, not {seconds_text(here[other])}"
+    return f"{faster} ({best_text(best)})" if len(best) > 1 else faster
 
 
 def times_chart(
@@ -150,18 +169,21 @@ def times_chart(
     )
 
 
-def step_table(rows: Sequence["StepRow"]) -> list[str]:
-    """Return the lines of a table, the fastest synchronizer first."""
-    body = [
+STEP_HEAD = ("synchronizer", "step", "exposed", "efficiency", "quartiles")
+
+
+def step_cells(rows: Sequence["StepRow"]) -> list[tuple[str, ...]]:
+    """Return the cells of a table under `STEP_HEAD`, the fastest synchronizer first."""
+    return [
         (
             row.sync,
             seconds_text(row.step_s),
             "-" if row.exposed_sync_s is None else seconds_text(row.exposed_sync_s),
             f"{row.efficiency:.0%}",
+            " - ".join(f"{one:.0%}" for one in row.efficiency_quartiles),
         )
         for row in sorted(rows, key=lambda row: -row.efficiency)
     ]
-    return text_table(("synchronizer", "step", "exposed", "efficiency"), body)
 
 
 def step_answer(rows: Sequence["StepRow"]) -> str:
@@ -170,13 +192,18 @@ def step_answer(rows: Sequence["StepRow"]) -> str:
     one = ways.pop(ONE_PROCESS, None)
     if one is not None and not ways:
         return f"one process with all their cores takes {seconds_text(one.step_s)} for a step"
-    best = max(ways.values(), key=lambda row: row.efficiency)
-    answer = (
-        f"{best.sync} keeps {best.workers} workers at {best.efficiency:.0%} of their speed without "
-        "communication"
-    )
-    if "ddp" in ways and best.sync != "ddp":
+    ordered = sorted(ways.values(), key=lambda row: -row.efficiency)
+    best, *others = leaders = as_good(ordered, lambda row: row.efficiency_quartiles)
+    names = [row.sync for row in leaders]
+    keeps = f"{best_text(names)}, which keep" if others else f"{best.sync} keeps"
+    least = f"{leaders[-1].efficiency:.0%} to " if others else ""
+    speed = f"{best.workers} workers at {least}{best.efficiency:.0%} of their speed without communication"
+    answer = f"{keeps} {speed}"
+    if "ddp" in ways and "ddp" not in names:
         answer += f", torch's DDP at {ways['ddp'].efficiency:.0%}"
-    if one is not None:
-        answer += f"; it is {one.step_s / best.step_s:.2f} times as fast as one process with all their cores"
-    return answer
+    if one is None:
+        return answer
+    if overlap(one.efficiency_quartiles, best.efficiency_quartiles):
+        return f"{answer}; no difference from one process with all their cores is measured"
+    ratio = one.step_s / best.step_s
+    return f"{answer}; {best.sync} is {ratio:.2f} times as fast as one process with all their cores"

@@ -134,6 +134,7 @@ class Comparison:
             workers=self.size,
             step=step,
             max_relative_deviation=max(values, default=None),
+            advice=advice,
         )
 
     @property

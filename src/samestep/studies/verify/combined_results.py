@@ -28,6 +28,20 @@ def combined_recorded(record: Callable[[list[float]], None]) -> Iterator[None]:
         yield
 
 
+def is_computed_from(printed: float, combined: Sequence[float], size: int, digit: float) -> bool:
+    """Return whether a result is computed from the numbers that the ranks of one run combine.
+
+    Args:
+        printed: the result, in a run whose reference combines nothing since it is a serial script.
+        combined: the numbers that its ranks have combined in one evaluation.
+        size: number of ranks.
+        digit: value of the last printed digit.
+    """
+    return any(
+        abs(scale * one - printed) <= digit for one in _results(combined, size) for scale in (1.0, _PERCENT)
+    )
+
+
 def has_combined(
     pair: tuple[float, float], combined: tuple[Sequence[float], Sequence[float]], size: int, digit: float
 ) -> bool:

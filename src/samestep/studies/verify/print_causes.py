@@ -21,6 +21,12 @@ _SUM_OF_MEANS = (
 )
 
 
+_OTHER_COMBINATION = (
+    "the ranks combine numbers in that evaluation, but not to this result. Sum counts over the ranks, not "
+    "means, and divide once by the number of all samples."
+)
+
+
 def printed_number(comparison: Comparison) -> Finding | None:
     """Find printed numbers that differ though the training is the same."""
     found = deviating_numbers(comparison.reference, comparison.run, comparison.control)
@@ -36,6 +42,8 @@ def printed_number(comparison: Comparison) -> Finding | None:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
     elif worst.is_combined:
         cause, why = "local-metric", _SUM_OF_MEANS if worst.is_multiple else _MEAN_OF_MEANS
+    elif any(comparison.run.combined()) and not comparison.reference.combined():
+        cause, why = "local-metric", _OTHER_COMBINATION
     elif evaluates_alone(comparison):
         cause, why = "local-metric", _OF_ALL_SAMPLES
     else:

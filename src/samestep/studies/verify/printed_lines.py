@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from samestep.studies.verify.combined_results import has_combined
+from samestep.studies.verify.combined_results import has_combined, is_computed_from
 from samestep.studies.verify.compare import allowed_deviation, rounding_of
 from samestep.studies.verify.run_record import RunRecord
 
@@ -87,17 +87,21 @@ class _Line:
 def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:
     """Return the printed numbers that deviate by more than rounding.
 
-    Counts of one worker's share, such as half of the samples or batches, do not count.
+    Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
+    same total in lines that are not of training: ``22/103`` in place of ``44/103``.
     """
     size = 1 if run.is_replicated else run.size
     rounding = rounding_of(reference.facts.epsilon)
     lines, again, other = (_lines(one) for one in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
-    measured = _measured_columns(lines, usual)
+    measured, training = _measured_columns(lines, usual), _shapes_of_training(reference)
     found = []
     for i, j in _pairs(lines, other):
         for k, (of, one) in enumerate(zip(lines[i].numbers, other[j].numbers, strict=True)):
-            if of == one or (lines[i].shape, k) in measured or _is_share(of, one, size):
+            if of == one or (lines[i].shape, k) in measured:
+                continue
+            is_result = lines[i].shape not in training and _has_same_total(lines[i], other[j], k)
+            if _is_share(of, one, size) and not is_result:
                 continue
             known = _apart(of, usual[i][k]) if i in usual else 0.0
             value = _apart(of, one)
@@ -112,7 +116,8 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
                         is_own_loss=_is_own_loss(of, one, reference, run),
                         is_count=of.isdecimal() and one.isdecimal() and bool(_COUNTER.search(shape)),
                         is_combined=_is_combined(of, one, reference, run),
-                        is_multiple=abs(value - (1 - 1 / size)) <= last + rounding,
+                        is_multiple=_is_share(of, one, size)
+                        or abs(value - (1 - 1 / size)) <= last + rounding,
                         shape=shape,
                     )
                 )
@@ -288,6 +293,9 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
 def _is_combined(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
     """Return whether two numbers are computed alike from what the ranks combine in an evaluation."""
     pair, digit = (float(of), float(one)), _last_digit(one)
+    if not reference.combined():  # a serial script; a count can be truncated
+        found = (is_computed_from(pair[1], numbers, run.size, digit or 1.0) for numbers in run.combined())
+        return any(found)
     combined = zip(reference.combined(), run.combined(), strict=False)
     return bool(digit) and any(has_combined(pair, both, run.size, digit) for both in combined)
 
@@ -324,6 +332,17 @@ def _is_share(of: str, one: str, size: int) -> bool:
     if not (of.isdecimal() and one.isdecimal()) or max(len(of), len(one)) > _MOST_DIGITS:
         return False
     return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
+
+
+def _has_same_total(line: _Line, other: _Line, place: int) -> bool:
+    """Return whether the number at a place is a part, ``#/#``, of a total that is the same in both lines."""
+    before = -1
+    for _ in range(place + 1):
+        before = line.shape.index("#", before + 1)
+    following = line.numbers[place + 1 : place + 2]
+    return (
+        bool(_COUNTER.match(line.shape, before)) and following == list(other.numbers)[place + 1 : place + 2]
+    )
 
 
 def _last_digit(text: str) -> float:

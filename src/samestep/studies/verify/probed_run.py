@@ -65,6 +65,8 @@ class TracedRun:
     options: Options  # how a serial script is split across workers
     watch: Watch  # runs each worker, and ends the run if it hangs
     disturb: bool = False  # whether gradients are disturbed by their rounding
+    # whether the reference is a run of another script, whose notes are not about this one
+    has_other_reference: bool = False
     # kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any
     neutral: Kind | None = None
     double: bool = False  # whether the script computes in double precision, whatever it asks for
@@ -247,7 +249,10 @@ class TracedRun:
             return [kind() for kind in OF_ONE_WORKER]
         if self.kind == "serial":
             return []
-        kinds = OF_EACH_RANK if self.kind == "native" else ()
+        kinds = [
+            *(OF_EACH_RANK if self.kind == "native" else ()),
+            *(OF_ONE_WORKER if self.has_other_reference else ()),
+        ]
         return [*(kind() for kind in kinds), SavedStates(probe.written)]
 
     def _recorder(self, probe: Probe, rank: int) -> AbstractContextManager[None]:

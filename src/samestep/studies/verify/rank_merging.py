@@ -60,6 +60,7 @@ def _with_averaged_parameters(run: RunRecord) -> RunRecord:
         return run
     return replace(
         run,
+        averages_parameters=True,
         traces=[
             replace(trace, steps=[_with(one, changed.get(k)) for k, one in enumerate(trace.steps)])
             for trace in run.traces

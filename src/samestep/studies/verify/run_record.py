@@ -26,6 +26,7 @@ class RunRecord:
     is_replicated: bool  # whether each rank got global batches, as the ranks of a replicated script do
     failure: Failure | None = None  # what ended the run, if it failed
     is_sliced: bool = False  # whether the ranks of a replicated script trained on slices (``--split loader``)
+    averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
 
     @property

@@ -85,9 +85,9 @@ def same_work(comparison: Comparison) -> Finding | None:
         return None  # data that does not change from step to step are not samples
     return comparison.finding(
         "overlapping-shards",
-        "every rank uses all samples of every step, so all ranks compute the same training. Give each rank "
-        "its own shard (samestep.shard, DistributedSampler).",
+        "every rank uses all samples of every step, so all ranks compute the same training.",
         0,
+        advice="Give each rank its own shard (samestep.shard, DistributedSampler).",
     )
 
 

@@ -11,6 +11,10 @@ from samestep.studies.verify.run_record import relative
 from samestep.studies.verify.verdict import Cause, Finding
 
 _EQUAL = 1e-6  # largest relative difference between ranks that the rounding of a collective explains
+_AVERAGED_PARAMETERS = (
+    "The ranks average their parameters after the step, which is the step of the averaged gradient for plain "
+    "SGD only: average the gradients before it."
+)
 
 
 def learning_rate(comparison: Comparison) -> Finding | None:
@@ -57,9 +61,10 @@ def start(comparison: Comparison) -> Finding | None:
         return None
     return comparison.finding(
         "replicas-differ-at-start",
-        "the ranks start with different parameters. Broadcast rank 0's (samestep.replicate, "
-        "DistributedDataParallel), or draw them from one seed.",
+        "the ranks start with different parameters.",
         found,
+        advice="Broadcast rank 0's (samestep.replicate, DistributedDataParallel), or draw them from one"
+        " seed.",
     )
 
 
@@ -72,15 +77,17 @@ def averaging(comparison: Comparison) -> Finding | None:
     if comparison.run.facts.wrapped and backwards > 1:
         return comparison.finding(
             "accumulation-not-averaged",
-            f"the ranks' gradients differ in step {step}, which accumulates {backwards} backwards. Run the "
-            "last one outside no_sync().",
+            f"the ranks' gradients differ in step {step}, which accumulates {backwards} backwards.",
             step,
+            advice="Run the last one outside no_sync().",
         )
     return comparison.finding(
         "never-averaged",
-        f"the ranks' gradients differ in step {step}: they are not averaged. Call the "
-        "DistributedDataParallel model itself, not its .module, or use samestep.replicate.",
+        f"the ranks' gradients differ in step {step}: they are not averaged.",
         step,
+        advice="Between backward and the optimizer's step, all-reduce each gradient and divide it by the "
+        "number of ranks. DistributedDataParallel does so if it is called itself, not its .module; "
+        "samestep.replicate does so too.",
     )
 
 
@@ -92,8 +99,9 @@ def divergence(comparison: Comparison) -> Finding | None:
     return comparison.finding(
         "replicas-diverge",
         f"the ranks' parameters differ after step {step}, though their gradients are equal: the optimizer "
-        "does something else on each rank. Give all ranks the same learning rate, state and clipping.",
+        "does something else on each rank.",
         step,
+        advice="Give all ranks the same learning rate, state and clipping.",
     )
 
 
@@ -114,9 +122,10 @@ def scale(comparison: Comparison) -> Finding | None:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
     elif abs(factor * size - 1) < 1e-3:
         cause, why = "divided-twice", ": it is averaged twice"
-        advice = "Do not divide the loss by the number of workers."
+        advice = "Divide neither loss nor gradients by the number of workers: something else does already."
     else:
-        cause, why, advice = "gradient-scale", "", ""
+        cause, why = "gradient-scale", ""
+        advice = "The mean of the ranks' gradients is their sum divided by the number of ranks."
     message = f"the gradient of step {step} is {factor:.4g} times that of one worker{where}{why}."
     return comparison.finding(cause, message, step, advice=advice)
 
@@ -162,8 +171,9 @@ def buffers(comparison: Comparison) -> Finding | None:
         return None
     return comparison.finding(
         "buffers-differ-at-start",
-        f"the ranks start with different {what}. {advice}",
+        f"the ranks start with different {what}.",
         comparison.first.step,
+        advice=advice,
     )
 
 
@@ -173,11 +183,13 @@ def unknown(comparison: Comparison) -> Finding | None:
     if first is None or _is_loss_only(comparison):
         return None
     samples = "equal" if comparison.has_same_samples(first.step) else "unknown"
+    averages = first.quantity in ("update", "parameters") and comparison.run.averages_parameters
     return comparison.finding(
         cast("Cause", first.quantity.replace(" ", "-")),
         f"the {first.quantity} of step {first.step} deviates by {first.value:.1e}, rounding explains "
         f"{first.allowed:.1e}; samples: {samples}.",
         first.step,
+        advice=_AVERAGED_PARAMETERS if averages else "",
     )
 
 

@@ -93,6 +93,7 @@ class Finding:
     module: str = ""
     # whether that module differs in forward or in backward; None without a module
     phase: Literal["forward", "backward"] | None = None
+    advice: str = ""  # the part of the message that names what to do; empty if none is apart
 
     @property
     def gravity(self) -> Gravity:

@@ -265,6 +265,7 @@ class Verification:
                 options=self.options,
                 watch=self.watch(size, script.kind),
                 neutral=self.script.kind if neutral else None,
+                has_other_reference=self.against is not None and script is self.script,
                 modules_of=modules_of,
                 **changed,
             ).run()

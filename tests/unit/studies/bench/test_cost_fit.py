@@ -3,6 +3,7 @@
 import pytest
 
 from samestep.studies.bench.cost_fit import crossovers, fit
+from samestep.studies.bench.figures import figures
 
 SIZES = [4 * 4**power for power in range(14)]
 
@@ -33,19 +34,44 @@ def test_one_size_is_enough():
     assert fit({100: 2.0})(100) == 2.0
 
 
+def rows_of(times, spread=0.0):
+    """Rows with these medians, and quartiles at this relative distance of them."""
+    return [
+        figures(
+            "all_reduce",
+            name,
+            nbytes=nbytes,
+            ranks=2,
+            times=[median * (1 - 2 * spread), median, median * (1 + 2 * spread)],
+            copying=[1.0],
+        )
+        for name, by_size in times.items()
+        for nbytes, median in by_size.items()
+    ]
+
+
+FASTER_BY_SIZE = {
+    "tree": {4: 1.0, 16: 2.0, 64: 9.0},
+    "ring": {4: 3.0, 16: 3.0, 64: 4.0},
+    "naive": {4: 1.2, 16: 2.2, 64: 9.0},
+}
+
+
 def test_who_wins_from_which_size_on():
-    times = {
-        "tree": {4: 1.0, 16: 2.0, 64: 9.0},
-        "ring": {4: 3.0, 16: 3.0, 64: 4.0},
-        "naive": {4: 1.2, 16: 2.2, 64: 9.0},
-    }
-    assert crossovers(times) == [(4, "tree"), (64, "ring")]
+    assert crossovers(rows_of(FASTER_BY_SIZE)) == [(4, ["tree"]), (64, ["ring"])]
+
+
+def test_all_that_no_other_one_is_faster_than_at_any_size_share_a_range():
+    assert crossovers(rows_of(FASTER_BY_SIZE, spread=0.1)) == [(4, ["tree", "naive"]), (64, ["ring"])]
+    assert crossovers(rows_of(FASTER_BY_SIZE, spread=0.3)) == [(4, ["tree", "naive"]), (64, ["ring"])]
+    assert crossovers(rows_of(FASTER_BY_SIZE, spread=0.9)) == [(4, ["tree", "naive", "ring"])]
 
 
 def test_a_hair_is_no_crossover():
     times = {"tree": {4: 1.0, 16: 2.0, 64: 3.0}, "ring": {4: 2.0, 16: 1.95, 64: 2.0}}
-    assert crossovers(times) == [(4, "tree"), (64, "ring")]
+    assert crossovers(rows_of(times)) == [(4, ["tree"]), (64, ["ring"])]
 
 
 def test_an_algorithm_without_a_time_gives_way():
-    assert crossovers({"tree": {4: 1.0}, "ring": {4: 2.0, 16: 2.0}}) == [(4, "tree"), (16, "ring")]
+    found = crossovers(rows_of({"tree": {4: 1.0}, "ring": {4: 2.0, 16: 2.0}}))
+    assert found == [(4, ["tree"]), (16, ["ring"])]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.studies.bench.figures import bus_factor, figures, slowest
+from samestep.studies.bench.figures import Row, bus_factor, fastest, figures, slowest
 
 
 def test_the_time_of_a_call_is_the_slowest_ranks():
@@ -48,3 +48,20 @@ def test_an_object_of_json_has_what_a_reader_of_the_form_expects():
         "busbw_bytes_per_s",
         "limit_share",
     ]
+
+
+def timed(name, median_s, *quartiles, nbytes=1024):
+    times = {"median_s": median_s, "spread_s": quartiles, "algbw_bytes_per_s": 1.0, "busbw_bytes_per_s": 1.0}
+    return Row(collective="all_reduce", algorithm=name, bytes=nbytes, ranks=2, limit_share=0.1, **times)
+
+
+def test_no_algorithm_is_the_fastest_where_quartiles_overlap():
+    rows = [
+        timed("tree", 3.0, 2.9, 3.1),
+        timed("ring", 1.1, 0.9, 1.2),
+        timed("naive", 1.0, 0.8, 1.1),
+        timed("tree", 1.0, 0.9, 1.1, nbytes=4096),
+        timed("ring", 2.0, 1.2, 2.1, nbytes=4096),
+    ]
+
+    assert fastest(rows) == {1024: ["naive", "ring"], 4096: ["tree"]}

@@ -1,15 +1,16 @@
 """How figures are told."""
 
+import re
 import xml.etree.ElementTree as ET
 
 from samestep.studies.bench.figures import figures
 from samestep.studies.bench.step_times import StepRow
 from samestep.studies.bench.text import (
     answer,
-    fastest,
+    fastest_text,
     fits,
     step_answer,
-    step_table,
+    step_cells,
     table,
     times_chart,
     times_of,
@@ -18,9 +19,17 @@ from samestep.studies.bench.text import (
 BUCKET = 25 << 20
 
 
-def rows_of(times):
+def rows_of(times, spread=0.0):
+    """Rows with these medians, and quartiles at this relative distance of them."""
     return [
-        figures("all_reduce", name, nbytes=nbytes, ranks=2, times=[seconds], copying=[nbytes / 8e9])
+        figures(
+            "all_reduce",
+            name,
+            nbytes=nbytes,
+            ranks=2,
+            times=[seconds * (1 - 2 * spread), seconds, seconds * (1 + 2 * spread)],
+            copying=[nbytes / 8e9],
+        )
         for name, by_size in times.items()
         for nbytes, seconds in by_size.items()
     ]
@@ -48,26 +57,35 @@ def test_the_answer_is_one_sentence():
         "shared_memory": {65536: 45e-6, BUCKET: 2.85e-3},
         "ring": {65536: 50e-6, BUCKET: 25e-3},
     }
-    assert answer(times) == (
+    assert answer(rows_of(times)) == (
         "shared_memory is 12x native at 64 KiB: 45 us, not 540 us; "
         "shared_memory is 7.0x native at 25 MiB: 2.85 ms, not 20 ms"
     )
 
 
 def test_where_native_is_the_fastest_the_next_is_named():
-    assert answer({"native": {4: 1e-5}, "ring": {4: 2e-5}, "tree": {4: 3e-5}}) == (
+    assert answer(rows_of({"native": {4: 1e-5}, "ring": {4: 2e-5}, "tree": {4: 3e-5}})) == (
         "native is 2.0x ring at 4 B: 10 us, not 20 us"
     )
 
 
 def test_one_algorithm_is_compared_with_nothing():
-    assert answer({"ring": {4: 1e-5, 16: 2e-5}}) == "ring takes 20 us at 16 B"
+    assert answer(rows_of({"ring": {4: 1e-5, 16: 2e-5}})) == "ring takes 20 us at 16 B"
 
 
 def test_fits_and_crossovers_are_told():
     times = {"tree": {4: 1e-5, 1 << 20: 1e-5}, "ring": {4: 2e-5, 1 << 20: 2e-6}}
     assert fits(times)[1].split() == ["tree", "10", "us", "0", "ns/B", "-"]
-    assert fastest(times) == "tree from 4 B; ring from 1 MiB"
+    assert fastest_text(rows_of(times)) == "tree from 4 B; ring from 1 MiB"
+
+
+def test_overlapping_quartiles_are_no_difference():
+    rows = rows_of({"native": {4: 9e-5}, "ring": {4: 1e-5}, "tree": {4: 1.1e-5}}, spread=0.1)
+
+    assert not {"ring", "tree"} - {*re.split(r"[ ;,]", fastest_text(rows))}
+    assert "9.0x" in answer(rows)
+    assert "tree" in answer(rows)
+    assert "x" not in answer([row for row in rows if row.algorithm != "native"])
 
 
 def test_one_size_is_no_line():
@@ -83,7 +101,7 @@ def test_the_picture_is_svg_with_a_line_for_each_and_one_for_copying():
     assert {"a & b", "ring", "<b>", "copying memory", "16 B", "1 MiB", "10 us"} <= set(texts)
 
 
-def step_row(sync, efficiency, exposed=0.001):
+def step_row(sync, efficiency, exposed=0.001, *, spread=0.001):
     return StepRow(
         model="convnet",
         batch_per_worker=16,
@@ -92,6 +110,7 @@ def step_row(sync, efficiency, exposed=0.001):
         step_s=0.01 / efficiency,
         exposed_sync_s=exposed,
         efficiency=efficiency,
+        efficiency_quartiles=(efficiency - spread, efficiency + spread),
     )
 
 
@@ -99,10 +118,10 @@ STEP_ROWS = [step_row("alone", 1.0, 0.0), step_row("ddp", 0.8, None), step_row("
 
 
 def test_the_table_begins_with_the_best():
-    _, *body = step_table(STEP_ROWS)
+    cells = step_cells(STEP_ROWS)
 
-    assert [line.split()[0] for line in body] == ["alone", "flat", "ddp"]
-    assert body[2].split()[-2:] == ["-", "80%"]
+    assert [row[0] for row in cells] == ["alone", "flat", "ddp"]
+    assert cells[2][2:4] == ("-", "80%")
 
 
 def test_the_answer_compares_the_best_with_ddp():
@@ -120,3 +139,16 @@ def test_the_best_synchronizer_is_compared_with_one_process():
     assert f"{rows[-1].step_s / best.step_s:.2f} times" in step_answer(rows)
     assert best.sync in step_answer(rows)
     assert "%" not in step_answer([step_row("alone", 1.0), rows[-1]])
+
+
+SPREAD = {"flat": 0.95, "ddp": 0.8, "exact": 0.5, "one_process": 0.9}
+
+
+def test_no_synchronizer_is_the_best_where_quartiles_overlap():
+    rows = [step_row("alone", 1.0), *(step_row(name, at, spread=0.1) for name, at in SPREAD.items())]
+    first, *_, last = step_answer(rows).partition("; ")
+
+    assert [name for name in SPREAD if name in re.split("[ ,]", first)] == ["flat", "ddp"]
+    assert re.findall(r"\d+%", first) == ["80%", "95%"]
+    assert "times" not in last  # one process takes as long
+    assert "times" in step_answer([*rows[:-1], step_row("one_process", 0.2)])

@@ -132,11 +132,36 @@ def test_odd_numbers_do_not_fail(token):
     ],
 )
 def test_a_number_that_the_ranks_combine_is_not_of_one_rank(usual, found, expected):
-    def run(text, size, combined):
-        one = printed(text, size=size)
-        facts = replace(one.facts, combined=combined)
-        return replace(one, traces=[replace(one.traces[0], facts=facts), *one.traces[1:]])
-
-    reference, again = (run("accuracy 0.500", 1, usual) for _ in range(2))
-    (number,) = deviating_numbers(reference, run("accuracy 0.550", 2, found), again)
+    reference, again = (combining(usual, "accuracy 0.500", size=1) for _ in range(2))
+    (number,) = deviating_numbers(reference, combining(found, "accuracy 0.550", size=2), again)
     assert number.is_combined is expected
+
+
+def combining(numbers, text, *, size):
+    """A run that prints this text, and whose ranks have combined these numbers in an evaluation."""
+    one = printed(text, size=size)
+    facts = replace(one.facts, combined=numbers)
+    return replace(one, traces=[replace(one.traces[0], facts=facts), *one.traces[1:]])
+
+
+@pytest.mark.parametrize(
+    ("usual", "line", "found", "expected"),
+    [
+        pytest.param("right 44/103", "right 22/103", [44.0], (True, True), id="a count divided by the ranks"),
+        pytest.param(
+            "right 44/103", "right 22/103", [], (False, True), id="of one rank, by chance its share"
+        ),
+        pytest.param("right 44/103", "right 40/103", [40.9], (True, False), id="a truncated mean of means"),
+        pytest.param("right 44/103", "right 40/103", [31.0], (False, False), id="another number"),
+    ],
+)
+def test_a_count_of_the_same_total_is_a_result(usual, line, found, expected):
+    run = combining(found, line, size=2)
+    (number,) = deviating_numbers(printed(usual), run, printed(usual))
+
+    assert (number.is_combined, number.is_multiple) == expected
+
+
+def test_a_share_of_the_batches_is_no_result():
+    assert numbers("batch 10/100", "batch 5/50") == []
+    assert numbers("samples 50", "samples 25") == []
