@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.base.errors import PeerLost
 from samestep.ranks.collectives import shared_memory_world
 from samestep.ranks.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
+from samestep.ranks.collectives.connections import Connections
 from samestep.ranks.collectives.semaphores import Semaphores
 from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
 from samestep.ranks.hang import peer_waits
@@ -62,6 +63,16 @@ def doomed(world, name, number):
         patch.object(
             Semaphores, "post", lambda own: original(own) if next(posts) < 2 else os.kill(os.getpid(), number)
         ).start()
+    elif name == "all_reduce direct":
+        calls, exchange = count(), Connections.exchange
+        patch.object(
+            Connections,
+            "exchange",
+            lambda own, *messages, **checks: (
+                exchange(own, *messages, **checks) if next(calls) < 2 else os.kill(os.getpid(), number)
+            ),
+        ).start()
+        return world
     elif name == "all_reduce native":
         os.kill(os.getpid(), number)
     return Doomed(world, number) if "shared" not in name else world
