@@ -30,6 +30,16 @@ def page(title: str, body: Iterable[str], *, foot: str, styles: Sequence[str] = 
     )
 
 
+def title_of(name: str) -> str:
+    """Return a name, such as a path, as the title of a page; a narrow window breaks it at ``/`` and ``_``.
+
+    >>> title_of("a/b_c")
+    '<h1>a/<wbr>b_<wbr>c</h1>'
+    """
+    breakable = escape(name).replace("/", "/<wbr>").replace("_", "_<wbr>")
+    return f"<h1>{breakable}</h1>"
+
+
 def section(title: str, *parts: str) -> str:
     """Return a section with a heading."""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"

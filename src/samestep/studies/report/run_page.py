@@ -9,7 +9,7 @@ from typing import Any
 from samestep import __version__
 from samestep.base.units import bytes_text
 from samestep.studies.report.figures import curves, times
-from samestep.studies.report.page import bullets, page, section, table
+from samestep.studies.report.page import bullets, page, section, table, title_of
 from samestep.studies.report.read_run import PHASES, Run, names, read_run
 from samestep.studies.report.run_summary import headline, hints, shares
 from samestep.studies.report.write import write_text
@@ -33,7 +33,7 @@ def render(run: Run) -> str:
 
 
 def _body(run: Run) -> Iterator[str]:
-    yield f"<header><h1>{escape(run.name)}</h1>"
+    yield f"<header>{title_of(run.name)}"
     yield f'<p class="headline">{escape(headline(run))}</p></header>'
     yield bullets([hint.message for hint in hints(run)], "hints")
     yield section("Training", _grid(chart.render() for chart in curves([run])))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samestep import __version__
 from samestep.studies.report.drawing import patterns
-from samestep.studies.report.page import bullets, numeric_columns, page, section, table
+from samestep.studies.report.page import bullets, numeric_columns, page, section, table, title_of
 from samestep.studies.report.write import write_text
 from samestep.studies.scaling.analysis.point_text import counted, like_each, over_words, percent
 from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
@@ -79,7 +79,7 @@ def render(study: Study) -> str:
 def _body(study: Study) -> Iterator[str]:
     yield patterns()
     yield '<header><p class="above">Scaling study</p>'
-    yield f"<h1>{escape(study.target)}</h1>"
+    yield title_of(study.target)
     if study.points:
         yield f'<p class="sub">{escape("; ".join(headings(kinds(study))))}</p>'
     yield from map(_unbroken, _results(study))
