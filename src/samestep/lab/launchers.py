@@ -3,6 +3,8 @@
 import shutil
 
 from samestep.base import env
+from samestep.base.machine.description import cpu_share
+from samestep.base.units import counted
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.lab.strong_scaling import interval_of, study_of
 
@@ -22,9 +24,19 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     study = study_of(setup, "-n", str(setup.workers), "--compare", compared, steps=steps, repeats=repeats)
     points = {one["variant"].removeprefix("launcher="): one for one in study["points"]}
     rows = [(name, interval_of(one), str(one["threads"] or "-")) for name, one in points.items()]
+    crowded = any(one["oversubscribed"] for one in points.values())
+    answer = [_too_many(setup.workers)] if crowded else [*study["verdict"]["comparisons"], *study["notes"]]
     left_out = "" if "srun" in names else " srun is left out, since this is no Slurm allocation."
     return Outcome(
         tables=[Table(head=("launcher", "samples/s (95 % interval)", "threads of a worker"), rows=rows)],
-        measured=" ".join([*study["verdict"]["comparisons"], *study["notes"]]) + left_out,
+        measured=" ".join(answer) + left_out,
         values={name: {"runs": one["runs"], "threads": one["threads"]} for name, one in points.items()},
+    )
+
+
+def _too_many(workers: int) -> str:
+    cores = cpu_share().cores
+    return (
+        f"No conclusion: {workers} workers have more threads than the {counted(cores, 'core')} of this "
+        f"machine, so that times depend on which of them run; give -n {cores}."
     )

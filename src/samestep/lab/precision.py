@@ -50,14 +50,22 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
         )
         for name in PRECISIONS[1:]
     }
-    ratios = [half / full for half, full in zip(speeds["bf16"], speeds["fp32"], strict=True)]
+    ratios = {
+        name: interval_text([one / full for one, full in zip(speeds[name], speeds["fp32"], strict=True)])
+        for name in PRECISIONS[1:]
+    }
+    others = ", ".join(f"{name} at {ratios[name]}" for name in PRECISIONS[2:])
     return Outcome(
         tables=[
             Table(head=("precision", "accuracy", "speed, slowest - fastest run"), rows=rows),
-            Table(head=("Apex", "meaning", "--precision here"), rows=LEVELS),
+            Table(
+                head=("level", "meaning", "--precision here"),
+                rows=LEVELS,
+                title="Levels of NVIDIA's library Apex, and their names here",
+            ),
         ],
         measured=(
-            f"On this device bf16 trains at {interval_text(ratios)} times the speed of fp32 "
+            f"On this device bf16 trains at {ratios['bf16']} times the speed of fp32, {others} "
             f"({seeds} seeds, {epochs} epochs of {len(sets[0]):,} samples). The accuracies differ from that "
             f"of fp32 by {', '.join(f'{text} ({name})' for name, text in lower.items())} points (95 % "
             "intervals; one that contains 0 shows no difference)."

@@ -106,11 +106,13 @@ _ALL = (
             "It trains with the global batch kept, and with a batch per worker and each rule for the rate, "
             "on equally many samples."
         ),
-        expect="A batch per worker takes 1/N of the steps; a scaled rate is meant to restore the accuracy.",
+        expect=(
+            "A batch per worker takes about 1/N of the steps; a scaled rate is meant to restore the accuracy."
+        ),
         why=(
             "N times the batch is another training: fewer, less noisy steps. The linear rule makes each step "
             "longer, which need not compensate in a short training. With the global batch kept, the steps "
-            "are those of one worker."
+            "are those of one worker up to rounding, which samestep verify checks."
         ),
         trains=True,
     ),
@@ -144,7 +146,8 @@ _ALL = (
         expect="Equal accuracy within the spread; faster only on hardware with units for 16 bits.",
         why=(
             "Mixed precision keeps float32 weights, and fp16 scales the loss so that small gradients do not "
-            "become 0. In a short training of a small network, weights of 16 bits can do as well. "
+            "become 0. A CPU without units for 16 bits can be far slower in them. In a short "
+            "training of a small network, weights of 16 bits can do as well. "
             "The MNIST tutorial (004) uses Apex and its level O2."
         ),
         trains=True,
@@ -233,7 +236,10 @@ _ALL = (
         name="strong-scaling",
         question="How much faster are more workers at the same global batch?",
         does="It measures steps on 1, 2, 4 ... workers with samestep scale, several runs of each.",
-        expect="A speedup below the number of workers, and none with more workers than cores.",
+        expect=(
+            "A speedup below the number of workers, none with more workers than cores, and less than 1 if a "
+            "step takes no longer than its communication."
+        ),
         why=(
             "Each worker computes a smaller part of the batch, while communication and fixed costs stay. "
             "samestep scale with --out writes the page with plots and causes; on GPUs, give -n 1,2,4,8."

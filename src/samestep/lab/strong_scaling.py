@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from samestep.base.units import seconds_text
 from samestep.lab.commands import json_of
 from samestep.lab.experiment import Outcome, Setup, Table
 
@@ -28,28 +29,40 @@ def study_of(setup: Setup, *arguments: str, steps: int, repeats: int) -> dict[st
         return json_of(["scale", setup.data, *arguments, *flags, "--out", str(Path(folder) / "study")])
 
 
-def interval_of(point: dict[str, Any]) -> str:
-    """Return the rate of a point with its 95 % interval, in samples/s."""
-    ends = (point["samples_per_second_low"], point["samples_per_second_high"])
-    rate = f"{point['samples_per_second']:,.0f}"
-    return rate if None in ends else f"{rate} ({ends[0]:,.0f} - {ends[1]:,.0f})"
+def interval_of(point: dict[str, Any], name: str = "samples_per_second", form: str = ",.0f") -> str:
+    """Return a figure of a point with its 95 % interval."""
+    value, low, high = (point[f"{name}{end}"] for end in ("", "_low", "_high"))
+    if value is None:
+        return "-"
+    return f"{value:{form}}" + ("" if None in (low, high) else f" ({low:{form}} - {high:{form}})")
 
 
 def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     """Run the experiment."""
     counts = ",".join(map(str, numbers_of_workers(setup.workers)))
     study = study_of(setup, "-n", counts, "--scaling", "strong", steps=steps, repeats=repeats)
-    names = ("workers", "samples_per_second", "speedup", "efficiency", "oversubscribed")
+    names = ("workers", "samples_per_second", "speedup", "efficiency", "oversubscribed", "step_s")
     rows = [
         (
             str(one["workers"]),
             interval_of(one),
-            *("-" if one[name] is None else f"{one[name]:.2f}" for name in ("speedup", "efficiency")),
+            interval_of(one, "speedup", ".2f"),
+            "-" if one["efficiency"] is None else f"{one['efficiency']:.2f}",
+            seconds_text(sum(one["step_s"].values())),
+            seconds_text(one["step_s"].get("exposed_sync", 0.0)),
             "yes" if one["oversubscribed"] else "no",
         )
         for one in study["points"]
     ]
-    head = ("workers", "samples/s (95 % interval)", "speedup", "efficiency", "oversubscribed")
+    head = (
+        "workers",
+        "samples/s (95 % interval)",
+        "speedup (95 % interval)",
+        "efficiency",
+        "step",
+        "waits for communication",
+        "oversubscribed",
+    )
     return Outcome(
         tables=[Table(head=head, rows=rows)],
         measured=" ".join([study["verdict"]["manager"], *study["notes"]]),

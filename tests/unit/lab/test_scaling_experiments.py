@@ -3,6 +3,7 @@
 import pytest
 
 from samestep.base.errors import WorkerFailed
+from samestep.base.machine.description import cpu_share
 from samestep.lab import launchers, strong_scaling
 from samestep.lab.commands import parsed
 from samestep.lab.experiment import Setup
@@ -12,8 +13,10 @@ SETUP = Setup(workers=4, ranks=list)
 
 def point(workers, rate, **changes):
     ends = {"samples_per_second_low": None, "samples_per_second_high": None}
+    ends |= {"speedup_low": 0.5 * rate / 100, "speedup_high": 1.5 * rate / 100}
     common = {"speedup": rate / 100, "efficiency": rate / 100 / workers, "oversubscribed": False}
-    return {"workers": workers, "samples_per_second": rate, **ends, **common, **changes}
+    step = {"step_s": {"forward": 0.002, "exposed_sync": 0.001}}
+    return {"workers": workers, "samples_per_second": rate, **ends, **common, **step, **changes}
 
 
 def study(points):
@@ -46,9 +49,9 @@ def test_strong_scaling_measures_each_number_of_workers(calls):
     assert arguments[:6] == ["scale", "digits", "-n", "1,2,4", "--scaling", "strong"]
     assert arguments[6:10] == ["--steps", "7", "--repeats", "2"]
     assert [one["speedup"] for one in outcome.values["points"]] == [1.0, 3.0]
-    assert [row[:4] for row in outcome.tables[0].rows] == [
-        ("1", "100", "1.00", "1.00"),
-        ("4", "300", "3.00", "0.75"),
+    assert outcome.tables[0].rows == [
+        ("1", "100", "1.00 (0.50 - 1.50)", "1.00", "3 ms", "1 ms", "no"),
+        ("4", "300", "3.00 (1.50 - 4.50)", "0.75", "3 ms", "1 ms", "no"),
     ]
 
 
@@ -65,6 +68,19 @@ def test_srun_is_compared_in_an_allocation(calls, monkeypatch, variables, names)
 
     assert calls[0][4:6] == ["--compare", f"launcher={','.join(names)}"]
     assert list(values) == names
+
+
+def test_launchers_of_more_workers_than_cores_are_not_compared(calls):
+    calls.study = study(
+        [
+            point(4, 9.0, variant=f"launcher={name}", runs=[9.0], threads=1, oversubscribed=True)
+            for name in "ab"
+        ]
+    )
+    measured = launchers.run(SETUP).measured
+
+    assert "B." not in measured
+    assert f"-n {cpu_share().cores}" in measured
 
 
 @pytest.mark.parametrize(("code", "out", "err"), [(1, "{}", "a\nb\n"), (0, "", ""), (3, "", "")])
