@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from samestep.base.units import rate_text
 from samestep.lab.experiment import Outcome, Setup, Table, interval_text
-from samestep.lab.training_runs import SUBSET, image_sets, train_each
+from samestep.lab.training_runs import image_sets, train_each
 from samestep.training.settings import Settings
 
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-true", "fp16-true")
@@ -15,10 +15,10 @@ LEVELS = (
     ("O3", "float16 everywhere", "fp16-true"),
 )
 """The names of NVIDIA's Apex, what they meant, and the precision here."""
-SEEDS, EPOCHS = 3, 2
+SEEDS, EPOCHS, SAMPLES = 3, 2, 1000
 
 
-def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SUBSET) -> Outcome:
+def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SAMPLES) -> Outcome:
     """Run the experiment."""
     sets = image_sets(setup, samples)
     base = Settings(epochs=epochs, batch_size=64, lr=0.02)

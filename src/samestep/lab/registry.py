@@ -235,10 +235,13 @@ _ALL = (
     Experiment(
         name="strong-scaling",
         question="How much faster are more workers at the same global batch?",
-        does="It measures steps on 1, 2, 4 ... workers with samestep scale, several runs of each.",
+        does=(
+            "It measures steps on 1, 2, 4 ... workers, and on one worker with the threads of several, with "
+            "samestep scale, several runs of each."
+        ),
         expect=(
-            "A speedup below the number of workers, none with more workers than cores, and less than 1 if a "
-            "step takes no longer than its communication."
+            "A speedup below the number of workers, none with more workers than cores, and less than 1 where "
+            "a step is too small to be split. It is over the fastest worker with at most as many threads."
         ),
         why=(
             "Each worker computes a smaller part of the batch, while communication and fixed costs stay. "

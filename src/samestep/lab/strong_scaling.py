@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samestep.base.units import seconds_text
+from samestep.base.units import counted, seconds_text
 from samestep.lab.commands import json_of
 from samestep.lab.experiment import Outcome, Setup, Table
 
@@ -42,22 +42,12 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     counts = ",".join(map(str, numbers_of_workers(setup.workers)))
     study = study_of(setup, "-n", counts, "--scaling", "strong", steps=steps, repeats=repeats)
     names = ("workers", "samples_per_second", "speedup", "efficiency", "oversubscribed", "step_s")
-    rows = [
-        (
-            str(one["workers"]),
-            interval_of(one),
-            interval_of(one, "speedup", ".2f"),
-            "-" if one["efficiency"] is None else f"{one['efficiency']:.2f}",
-            seconds_text(sum(one["step_s"].values())),
-            seconds_text(one["step_s"].get("exposed_sync", 0.0)),
-            "yes" if one["oversubscribed"] else "no",
-        )
-        for one in study["points"]
-    ]
+    rows = [_row(one) for one in (*study["points"], *study["one_process"])]
     head = (
         "workers",
         "samples/s (95 % interval)",
         "speedup (95 % interval)",
+        "over one with",
         "efficiency",
         "step",
         "waits for communication",
@@ -67,4 +57,20 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
         tables=[Table(head=head, rows=rows)],
         measured=" ".join([study["verdict"]["manager"], *study["notes"]]),
         values={"points": [{name: one[name] for name in names} for one in study["points"]]},
+    )
+
+
+def _row(point: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a point; of one worker with the threads of several too."""
+    several = point["cores_of"]
+    threads = (point["threads"] or several) // several * point["baseline_cores_of"]
+    return (
+        f"{point['workers']} with the threads of {several}" if several > 1 else str(point["workers"]),
+        interval_of(point),
+        interval_of(point, "speedup", ".2f"),
+        counted(threads, "thread"),
+        "-" if point["efficiency"] is None else f"{point['efficiency']:.2f}",
+        seconds_text(sum(point["step_s"].values())),
+        seconds_text(point["step_s"].get("exposed_sync", 0.0)),
+        "yes" if point["oversubscribed"] else "no",
     )

@@ -16,11 +16,17 @@ def point(workers, rate, **changes):
     ends |= {"speedup_low": 0.5 * rate / 100, "speedup_high": 1.5 * rate / 100}
     common = {"speedup": rate / 100, "efficiency": rate / 100 / workers, "oversubscribed": False}
     step = {"step_s": {"forward": 0.002, "exposed_sync": 0.001}}
+    step |= {"threads": 1, "cores_of": 1, "baseline_cores_of": workers}
     return {"workers": workers, "samples_per_second": rate, **ends, **common, **step, **changes}
 
 
 def study(points):
-    return {"points": points, "verdict": {"manager": "A.", "comparisons": ["B."]}, "notes": ["C."]}
+    return {
+        "points": points,
+        "one_process": [],
+        "verdict": {"manager": "A.", "comparisons": ["B."]},
+        "notes": ["C."],
+    }
 
 
 @pytest.fixture
@@ -42,6 +48,7 @@ def test_workers_are_powers_of_2_and_the_largest_number(most, counts):
 
 def test_strong_scaling_measures_each_number_of_workers(calls):
     calls.study = study([point(1, 100.0), point(4, 300.0)])
+    calls.study["one_process"] = [point(1, 150.0, threads=4, cores_of=4, baseline_cores_of=4)]
 
     outcome = strong_scaling.run(SETUP, steps=7, repeats=2)
 
@@ -50,8 +57,9 @@ def test_strong_scaling_measures_each_number_of_workers(calls):
     assert arguments[6:10] == ["--steps", "7", "--repeats", "2"]
     assert [one["speedup"] for one in outcome.values["points"]] == [1.0, 3.0]
     assert outcome.tables[0].rows == [
-        ("1", "100", "1.00 (0.50 - 1.50)", "1.00", "3 ms", "1 ms", "no"),
-        ("4", "300", "3.00 (1.50 - 4.50)", "0.75", "3 ms", "1 ms", "no"),
+        ("1", "100", "1.00 (0.50 - 1.50)", "1 thread", "1.00", "3 ms", "1 ms", "no"),
+        ("4", "300", "3.00 (1.50 - 4.50)", "4 threads", "0.75", "3 ms", "1 ms", "no"),
+        ("1 with the threads of 4", "150", "1.50 (0.75 - 2.25)", "4 threads", "1.50", "3 ms", "1 ms", "no"),
     ]
 
 
