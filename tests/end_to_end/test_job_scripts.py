@@ -147,10 +147,10 @@ def test_a_job_without_a_scheduler_has_a_session_of_its_own(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text("ps -o sid= -p $$; exit 3\n")
     started = DetachedJob(path, tmp_path / "job.log")
-    told, shown = [], []
+    changes, shown = [], []
 
-    assert follow(started, log=told.append, show=shown.append) == 3
-    assert told[-1].startswith(f"{started.name} has failed, exit code 3")
+    assert follow(started, log=changes.append, show=shown.append) == 3
+    assert changes[-1].startswith(f"{started.name} has failed, exit code 3")
     assert b"".join(shown).split() == [started.number.encode()]
     assert started.stop == f"kill -TERM -- -{started.number}"
 

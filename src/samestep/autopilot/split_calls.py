@@ -42,7 +42,7 @@ from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding.share import share
-from samestep.ranks.collectives.direct_world import DirectWorld
+from samestep.ranks.collectives.direct_world import separates_gradients
 from samestep.ranks.world.protocol import World
 
 _calls: ContextVar["CallSplitter | None"] = ContextVar("samestep_calls", default=None)
@@ -263,11 +263,10 @@ class CallSplitter:
         known = self._modules.setdefault(module, _ModuleCalls())
         if known.followed_at != _registered[0]:
             known.followed_at = _registered[0]
-            # Global batch norm, and slices of tensors with gradients, communicate within backward. Direct
-            # connections carry the sums of batch norm beside the gradients, which go through Gloo.
+            # Global batch norm, and slices of tensors with gradients, communicate within backward.
             communicates = (
                 self._options.batch_norm == "global"
-                and not isinstance(self._world, DirectWorld)
+                and not separates_gradients(self._world)
                 and any(isinstance(one, BatchNorm) for one in module.modules())
             )
             communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())

@@ -135,15 +135,15 @@ def alone(task, size):
 
 def unlike(world):
     near = by_connections(world)
-    with pytest.raises(OutOfStep) as told:
+    with pytest.raises(OutOfStep) as raised:
         near.all_reduce(torch.ones(2 + world.place.rank))
-    return str(told.value)
+    return str(raised.value)
 
 
 def test_ranks_that_make_different_calls_are_named():
-    for told in alone(unlike, 2):
-        assert "rank 0 calls all_reduce(sum) of float32 [2]" in told
-        assert "rank 1 calls all_reduce(sum) of float32 [3]" in told
+    for message in alone(unlike, 2):
+        assert "rank 0 calls all_reduce(sum) of float32 [2]" in message
+        assert "rank 1 calls all_reduce(sum) of float32 [3]" in message
 
 
 def dying(world):
@@ -151,16 +151,16 @@ def dying(world):
     near.barrier()
     if world.place.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(PeerLost) as told:
+    with pytest.raises(PeerLost) as raised:
         near.all_reduce(torch.ones(3))
-    return str(told.value)
+    return str(raised.value)
 
 
 def test_a_rank_that_dies_is_named_by_the_others():
     found = alone(dying, 3)
 
-    assert [told is None for told in found] == [False, True, False]
-    assert all("rank 1" in told for told in found if told is not None)
+    assert [message is None for message in found] == [False, True, False]
+    assert all("rank 1" in message for message in found if message is not None)
 
 
 def waits_for_one_that_gives_up(world):
@@ -172,9 +172,9 @@ def waits_for_one_that_gives_up(world):
         monitor.sever()
         monitor.stop()
         return "gave up"
-    with pytest.raises(PeerLost) as told:
+    with pytest.raises(PeerLost) as raised:
         near.barrier()
-    return str(told.value)
+    return str(raised.value)
 
 
 def test_ranks_that_wait_for_one_that_gives_up_end_too():

@@ -29,7 +29,7 @@ from samestep.parallel.gradients.running_statistics import Norm, average_statist
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, Reference, SyncConfig
 from samestep.parallel.gradients.weight_checksum import check_equal
 from samestep.ranks.collectives.algorithms import ByAlgorithm, overlaps_compute
-from samestep.ranks.collectives.direct_world import DirectWorld, low_latency
+from samestep.ranks.collectives.direct_world import low_latency, separates_gradients
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
@@ -183,7 +183,7 @@ class Replicas:
                 compress=compress,
                 may_overlap=self.sync != "ddp"
                 and overlaps_compute(gradient_world)
-                and (local or not norms or isinstance(self._world, DirectWorld))
+                and (local or not norms or separates_gradients(self._world))
                 and not _has_sync_batch_norm(model),
                 after_sync=self._after_sync,
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SHARED_MEMORY, DIRECT = "shared-memory", "direct-connection"
-"""What carries a group's collectives: the group's name for all ranks of the job.
+"""The carrier of a group's collectives, which is the name of the group of all ranks of the job.
 
 Names of smaller groups list their ranks.
 """

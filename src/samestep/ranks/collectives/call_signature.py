@@ -6,6 +6,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from samestep.base.errors import OutOfStep
+
 SIGNATURE_BYTES = 128
 _RANK_DIGITS = 5  # digits of the rank at the start of a signature
 
@@ -18,6 +20,16 @@ def signature(rank: int, call: str, tensor: Tensor) -> bytes:
 def same_call(one: bytes, other: bytes) -> bool:
     """Return whether two ranks' signatures describe the same call."""
     return one[_RANK_DIGITS:] == other[_RANK_DIGITS:]
+
+
+def check_same_call(mine: bytes, other: bytes) -> None:
+    """Check that another rank's signature describes the call of this rank.
+
+    Raises:
+        OutOfStep: it does not.
+    """
+    if not same_call(mine, other):
+        raise OutOfStep(describe_mismatch(mine, other))
 
 
 def describe_mismatch(mine: bytes, other: bytes) -> str:

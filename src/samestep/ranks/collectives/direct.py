@@ -18,15 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.call_counter import Progress
-from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
+from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
 from samestep.ranks.collectives.connections import Connections
 from samestep.ranks.collectives.schedule import bounds
+from samestep.ranks.collectives.shared_memory import PIECE, pieces
 from samestep.ranks.world.operation import Op, as_contiguous, flattened, put_back, reduce_in_rank_order
 
-PIECE = 1 << 20
-"""Bytes of the pieces of a larger tensor."""
 SMALL = 1 << 16
 """Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them."""
 _NOTHING = torch.empty(0, device="cpu")
@@ -43,7 +41,7 @@ class DirectCollectives:
         self._rank, self._size = rank, size
         self._others = [one for one in range(size) if one != rank]
         self._inbox = torch.empty(size, SIGNATURE_BYTES + PIECE, dtype=torch.uint8, device="cpu")
-        """What each rank has sent, behind its signature."""
+        """The last message of each rank, behind its signature."""
         self._views = [memoryview(one.numpy()) for one in self._inbox]
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -52,7 +50,7 @@ class DirectCollectives:
             own, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
             gathered = [torch.empty_like(own) for _ in range(self._size)]
             flat = [one.view(-1) for one in gathered]
-            for part in _pieces(own):
+            for part in _pieces_to_send(own):
                 received = self._received([own.view(-1)[part]] * self._size, call)
                 for one, piece in zip(flat, received, strict=True):
                     one[part] = piece
@@ -67,7 +65,7 @@ class DirectCollectives:
         """Reduce `tensor` over all ranks, in place, to equal bits on every rank."""
         with self._progress_of("all_reduce"):
             flat, call = flattened(tensor), signature(self._rank, f"all_reduce({op})", tensor)
-            for part in _pieces(flat):
+            for part in _pieces_to_send(flat):
                 self._reduce(flat[part], op, call)
             put_back(flat, tensor)
 
@@ -92,16 +90,11 @@ class DirectCollectives:
         """
         own = sends[self._rank]
         end = SIGNATURE_BYTES + own.nbytes
-
-        def check(other: memoryview) -> None:
-            if not same_call(call, bytes(other)):
-                raise OutOfStep(describe_mismatch(call, bytes(other)))
-
         self._exchange(
             {rank: [memoryview(call), _bytes(sends[rank])] for rank in self._others},
             {rank: self._views[rank][:end] for rank in self._others},
             checked=SIGNATURE_BYTES,
-            check=check,
+            check=lambda other: check_same_call(call, bytes(other)),
         )
         return [
             own if rank == self._rank else self._inbox[rank, SIGNATURE_BYTES:end].view(own.dtype)
@@ -122,10 +115,9 @@ class DirectCollectives:
             raise RuntimeError(str(error)) from error
 
 
-def _pieces(tensor: Tensor) -> list[slice]:
-    """Return the pieces of a tensor's elements; one, without any, of an empty tensor."""
-    elements = PIECE // max(1, tensor.element_size())
-    return [slice(at, at + elements) for at in range(0, max(1, tensor.numel()), elements)]
+def _pieces_to_send(tensor: Tensor) -> list[slice]:
+    """Return the elements of each piece; one without any of an empty tensor, whose call is compared too."""
+    return pieces(tensor) or [slice(0, 0)]
 
 
 def _bytes(flat: Tensor) -> memoryview:

@@ -31,12 +31,12 @@ RANKS = 16
 """Most ranks with direct connections: each rank has one to each other."""
 
 
-def low_latency(world: World, *, timeout_s: float | None = None) -> World:
+def low_latency(world: World) -> World:
     """Return the world of the same ranks whose small messages arrive first; all ranks call this.
 
-    It is `world` itself where the back end is the only way. `timeout_s` is as in `on_one_host`.
+    It is `world` itself where the back end is the only way.
     """
-    near = on_one_host(world, timeout_s=timeout_s)
+    near = on_one_host(world)
     return near if near is not world else by_connections(world)
 
 
@@ -50,6 +50,14 @@ def by_connections(world: World) -> World:
     if world.direct is None:
         world.direct = _connected(world)
     return world.direct
+
+
+def separates_gradients(world: World) -> bool:
+    """Return whether batch norm may communicate in a backward that sends gradients meanwhile.
+
+    Direct connections carry the sums of batch norm, and Gloo the gradients, so neither waits for the other.
+    """
+    return isinstance(world, DirectWorld)
 
 
 def _connected(world: ProcessGroupWorld) -> World:

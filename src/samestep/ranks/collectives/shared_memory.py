@@ -24,9 +24,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.call_counter import Progress
-from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
+from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
 from samestep.ranks.collectives.semaphores import SIZE, Semaphores
 from samestep.ranks.world.operation import (
     Folding,
@@ -104,7 +103,7 @@ class SharedMemory:
             own = as_contiguous(tensor)
             gathered = [torch.empty_like(own) for _ in range(self._size)]
             flat = [one.view(-1) for one in gathered]
-            for part in _pieces(own):
+            for part in pieces(own):
                 piece = own.view(-1)[part]
                 halves = self._halves(piece)
                 halves[self._rank].copy_(piece)
@@ -117,7 +116,7 @@ class SharedMemory:
         """Overwrite `tensor` on every rank with that of rank `src`."""
         with self._begin("broadcast", tensor, f"broadcast from {src}"):
             flat = flattened(tensor)
-            for part in _pieces(flat):
+            for part in pieces(flat):
                 halves = self._halves(flat[part])
                 if self._rank == src:
                     halves[src].copy_(flat[part])
@@ -147,7 +146,7 @@ class SharedMemory:
             self._handover()
             reduce_in_rank_order(op, halves, flat)
         else:
-            for part in _pieces(flat):
+            for part in pieces(flat):
                 self._reduce_piece(flat[part], op, load)
         put_back(flat, tensor)
 
@@ -264,8 +263,7 @@ class SharedMemory:
         signatures = [self._memory[where] for where in self._signatures[self._signature_half]]
         self._signature_half = 1 - self._signature_half
         for other in signatures:
-            if not same_call(mine, other):
-                raise OutOfStep(describe_mismatch(mine, other))
+            check_same_call(mine, other)
 
     def _handover(self, *, swap: bool = True) -> None:
         """Wait until all ranks are here; then swap the halves of the slots."""
@@ -277,6 +275,7 @@ class SharedMemory:
             self._half = 1 - self._half
 
 
-def _pieces(tensor: Tensor) -> list[slice]:
+def pieces(tensor: Tensor) -> list[slice]:
+    """Return the elements of each piece of a tensor; none of an empty one."""
     elements = PIECE // max(1, tensor.element_size())
     return [slice(at, at + elements) for at in range(0, tensor.numel(), elements)]

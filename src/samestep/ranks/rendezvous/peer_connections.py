@@ -12,7 +12,6 @@ as that of torchrun, the random number alone is the key: as protected as the gro
 import secrets
 import socket
 from contextlib import ExitStack
-from typing import Protocol, TypeVar
 
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -23,8 +22,8 @@ from samestep.ranks.rendezvous.authenticated_server import Callers, Server
 from samestep.ranks.rendezvous.authentication import connect, derived
 from samestep.ranks.rendezvous.gloo_interface import IFNAME, own_address
 from samestep.ranks.rendezvous.network_store import base_of
+from samestep.ranks.world.protocol import World
 
-T = TypeVar("T")
 PATIENCE_S = 20.0
 """Seconds that the ranks have for all connections; they are on their way at the same time."""
 _NONCE = 32
@@ -35,21 +34,7 @@ class NotConnected(Exception):  # noqa: N818 - names the state
     """A rank has no connection to another one; the message has the reason."""
 
 
-class Ranks(Protocol):
-    """The ranks to connect, which can already send each other objects."""
-
-    @property
-    def place(self) -> Place:
-        """Place of this rank."""
-
-    def broadcast_object(self, value: T) -> T:
-        """Return rank 0's value."""
-
-    def all_gather_objects(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order."""
-
-
-def connect_ranks(ranks: Ranks) -> dict[int, socket.socket]:
+def connect_ranks(world: World) -> dict[int, socket.socket]:
     """Return this rank's connection to each other rank, by its number; all ranks call this.
 
     They use the network that Gloo uses, and send small messages at once.
@@ -57,21 +42,21 @@ def connect_ranks(ranks: Ranks) -> dict[int, socket.socket]:
     Raises:
         NotConnected: two ranks could not be connected; on all ranks, with the same reason.
     """
-    key = _key(ranks)
+    key = _key(world)
     with ExitStack() as undo:
         callers = Callers()
         undo.callback(callers.close)
         address, port = _served(undo, key, callers)
-        addresses = ranks.all_gather_objects((address, port))
+        addresses = world.all_gather_objects((address, port))
         found: dict[int, socket.socket] = {}
         problem = "" if all(one for one, _ in addresses) else "a rank has no address"
         try:
             if not problem:
-                _connect(ranks.place, addresses, key, callers, found)
+                _connect(world.place, addresses, key, callers, found)
         except OSError as error:
-            problem = f"rank {ranks.place.rank} cannot connect: {error}"
+            problem = f"rank {world.place.rank} cannot connect: {error}"
         # No rank sends a message of its own before this, so none can arrive behind the handshake.
-        problems = [one for one in ranks.all_gather_objects(problem) if one]
+        problems = [one for one in world.all_gather_objects(problem) if one]
     if problems:
         for connection in found.values():
             connection.close()
@@ -79,8 +64,8 @@ def connect_ranks(ranks: Ranks) -> dict[int, socket.socket]:
     return found
 
 
-def _key(ranks: Ranks) -> bytes:
-    nonce = ranks.broadcast_object(secrets.token_bytes(_NONCE))
+def _key(world: World) -> bytes:
+    nonce = world.broadcast_object(secrets.token_bytes(_NONCE))
     store = base_of(_get_default_store())
     return derived(nonce, _PURPOSE) if store is None else store.key_for(_PURPOSE, nonce.hex())
 

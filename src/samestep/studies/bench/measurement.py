@@ -58,9 +58,7 @@ def perform(
     collective = COLLECTIVES[request.collective]
     own = own_algorithm(request.own) if request.own else {}
     collective = replace(collective, algorithms={**collective.algorithms, **own})
-    lacking = set() if isinstance(world, OneHostWorld) else {"shared_memory"}
-    lacking |= set() if isinstance(by_connections(joined), DirectWorld) else {"direct"}
-    there = [name for name in collective.algorithms if name not in lacking]
+    there = [name for name in collective.algorithms if _is_available(name, joined, world)]
     names = chosen(request.algorithms and (*request.algorithms, *own), there, request.collective)
     with Limit(request.timeout_s, give_up) as limit:
         measured = _Benchmark(world, request, collective, limit)
@@ -81,6 +79,13 @@ def perform(
 def pieces(request: Request) -> int:
     """Return the number of pieces of work."""
     return 2 * len(request.sizes)
+
+
+def _is_available(name: str, joined: World, world: World) -> bool:
+    """Return whether the ranks can run an algorithm; `world` is `joined`, in shared memory if possible."""
+    if name == "direct":
+        return isinstance(by_connections(joined), DirectWorld)
+    return name != "shared_memory" or isinstance(world, OneHostWorld)
 
 
 class _Benchmark:

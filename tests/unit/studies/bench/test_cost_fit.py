@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.studies.bench.cost_fit import crossovers, fit
-from samestep.studies.bench.figures import figures
+from support.bench_rows import rows_of
 
 SIZES = [4 * 4**power for power in range(14)]
 
@@ -32,22 +32,6 @@ def test_neither_part_is_negative():
 
 def test_one_size_is_enough():
     assert fit({100: 2.0})(100) == 2.0
-
-
-def rows_of(times, spread=0.0):
-    """Rows with these medians, and quartiles at this relative distance of them."""
-    return [
-        figures(
-            "all_reduce",
-            name,
-            nbytes=nbytes,
-            ranks=2,
-            times=[median * (1 - 2 * spread), median, median * (1 + 2 * spread)],
-            copying=[1.0],
-        )
-        for name, by_size in times.items()
-        for nbytes, median in by_size.items()
-    ]
 
 
 FASTER_BY_SIZE = {

@@ -3,7 +3,6 @@
 import re
 import xml.etree.ElementTree as ET
 
-from samestep.studies.bench.figures import figures
 from samestep.studies.bench.step_times import StepRow
 from samestep.studies.bench.text import (
     answer,
@@ -15,24 +14,9 @@ from samestep.studies.bench.text import (
     times_chart,
     times_of,
 )
+from support.bench_rows import rows_of
 
 BUCKET = 25 << 20
-
-
-def rows_of(times, spread=0.0):
-    """Rows with these medians, and quartiles at this relative distance of them."""
-    return [
-        figures(
-            "all_reduce",
-            name,
-            nbytes=nbytes,
-            ranks=2,
-            times=[seconds * (1 - 2 * spread), seconds, seconds * (1 + 2 * spread)],
-            copying=[nbytes / 8e9],
-        )
-        for name, by_size in times.items()
-        for nbytes, seconds in by_size.items()
-    ]
 
 
 def test_a_table_has_the_fastest_first_and_each_size_once():
