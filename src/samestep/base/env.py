@@ -20,6 +20,9 @@ HASH_SEED = "PYTHONHASHSEED"
 FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}
 """The hash seed of processes that need the same one, where the user has set none."""
 
+SECRET_FILE = "SAMESTEP_SECRET_FILE"  # noqa: S105 - a variable's name
+"""The file with the secret of a job."""
+
 UNTRACKED: Environment = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",

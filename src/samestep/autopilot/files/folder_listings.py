@@ -35,9 +35,11 @@ class ChangedFolders:
 
     def rename(self, source: str, target: str) -> None:
         """Update the paths in a folder that was renamed."""
-        inside = {path for path in self._paths if path == source or path.startswith(f"{source}/")}
-        self._paths -= {path for path in self._paths if path == target or path.startswith(f"{target}/")}
-        self._paths -= inside
+        before = [*self._paths]  # another thread may add one meanwhile
+        inside = {path for path in before if path == source or path.startswith(f"{source}/")}
+        self._paths -= inside.union(
+            path for path in before if path == target or path.startswith(f"{target}/")
+        )
         self._paths |= {target + path[len(source) :] for path in inside}
 
 

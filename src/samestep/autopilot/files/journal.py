@@ -8,10 +8,12 @@ kinds of paths:
 
 Rank 0 needs the base path of a live path (`base_of`), the others the current place of a base path
 (`place_of`). Both follow from the lines alone, so that forked processes of a rank get the same results.
+Several threads of a process may access files, so one of them at a time reads the lines.
 """
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from samestep.base.polling import holds_within
 PATIENCE_S = 60.0
 """The longest time in seconds that a rank waits for another one."""
 _RENAME_S = 5.0  # the longest time in seconds between the lines before and after a rename
+
+_lock = threading.RLock()  # reentrant: the garbage collector may close a file while the journal is read
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class Journal:
@@ -37,6 +42,7 @@ class Journal:
         self.listings: dict[str, list[list[str]]] = {}
         """The listings of rank 0 by live path, of folders that the run has changed."""
         self._is_renaming = False
+        self._is_reading = False
 
     def append(self, do: str, **what: Any) -> None:
         """Append a line, and apply it."""
@@ -69,6 +75,16 @@ class Journal:
         return _nearest(self.places, base)
 
     def _read(self) -> None:
+        with _lock:
+            if self._is_reading:  # by an access to a file within `_apply_new`
+                return
+            self._is_reading = True
+            try:
+                self._apply_new()
+            finally:
+                self._is_reading = False
+
+    def _apply_new(self) -> None:
         try:
             if os.stat(self._file).st_size == self.size:
                 return
@@ -78,9 +94,9 @@ class Journal:
         except OSError:
             return
         complete = text[: text.rfind(b"\n") + 1]
-        self.size += len(complete)
         for line in complete.splitlines():
             self._apply(json.loads(line))
+        self.size += len(complete)
 
     def _apply(self, line: dict[str, Any]) -> None:
         do = line["do"]

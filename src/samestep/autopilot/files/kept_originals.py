@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.autopilot.files.file_calls import Call, FileAccess
+from samestep.autopilot.files.file_lock import locked
 from samestep.autopilot.files.folder_listings import ChangedFolders, Scan
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.paths import (
@@ -39,6 +40,7 @@ class OriginalKeeper:
         self._changed = ChangedFolders()
         self._process = os.getpid()
         self._numbers = count()
+        self._lock = os.path.join(self._folder, "lock")
 
     def accessed(self, original: Call, access: FileAccess, args: Sequence[Any], kwargs: Any) -> Any:
         """Act for functions that access one file."""
@@ -226,20 +228,27 @@ class OriginalKeeper:
         self._keep(live, in_place=False)
 
     def _keep(self, live: str, *, in_place: bool) -> None:
-        base = self._journal.base_of(live)
-        if base is None:
+        if self._journal.base_of(live) is None:
             return
         status = os.lstat(live)
         if stat.S_ISDIR(status.st_mode):
             self._list_base(live)
-        is_large = stat.S_ISREG(status.st_mode) and status.st_size > LARGE
-        if is_large and self._siblings is not None and self._siblings.all_change(base):
-            place = None
-        else:
-            place = self._copy(live, status, may_link=not in_place and status.st_nlink == 1)
-        self._journal.append("kept", live=live, base=base, at=place)
+        with locked(self._lock):
+            self._journal.refresh()
+            base = self._journal.base_of(live)
+            if base is None:  # another thread or process has kept it meanwhile, and may have changed it
+                return
+            self._journal.append(
+                "kept", live=live, base=base, at=self._kept_at(live, base, status, in_place=in_place)
+            )
         if in_place and self._siblings is not None:
             self._siblings.await_closed(status)
+
+    def _kept_at(self, live: str, base: str, status: os.stat_result, *, in_place: bool) -> str | None:
+        is_large = stat.S_ISREG(status.st_mode) and status.st_size > LARGE
+        if is_large and self._siblings is not None and self._siblings.all_change(base):
+            return None
+        return self._copy(live, status, may_link=not in_place and status.st_nlink == 1)
 
     def _copy(self, live: str, status: os.stat_result, *, may_link: bool) -> str | None:
         folder = os.path.join(self._folder, "kept", f"{os.getpid()}.{next(self._numbers)}")

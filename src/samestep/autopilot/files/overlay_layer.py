@@ -11,7 +11,7 @@ from samestep.autopilot.files.overlay_lookup import BASE, MARK, WHITEOUT, Entry,
 from samestep.autopilot.files.paths import is_actual_folder
 
 _DRAFT = ".samestep-draft"
-"""Part of the name of a copy until it is complete; it ends with the process, as several may copy one file."""
+"""Part of the name of a copy until it is complete."""
 
 
 class OverlayLayer:
@@ -100,9 +100,13 @@ class OverlayLayer:
         if entry.base is None or not (entry.is_link or stat.S_ISREG(entry.mode)):
             return entry.where
         own = self._own_place(entry)
-        draft = _draft(own)
-        self._copy(entry, draft, truncates=truncates)
-        os.replace(draft, own)
+        with self._lookup.locked():  # a second copy would replace what another thread or process has written
+            found = self._lookup.entry_at(entry.path, follow=False)
+            if found.base is None and found.where is not None:
+                return found.where
+            draft = _draft(own)
+            self._copy(entry, draft, truncates=truncates)
+            os.replace(draft, own)
         self._announce(entry.base)
         return own
 

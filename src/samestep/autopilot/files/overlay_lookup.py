@@ -10,14 +10,15 @@ copied, it holds three kinds of marks, which forked processes of the rank find t
 """
 
 import errno
-import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from samestep.autopilot.files.file_lock import locked
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.paths import CommonPaths, folder_of_descriptor, os_error, path_text
 
@@ -82,6 +83,14 @@ class Entry:
         return stat.S_ISLNK(self.mode)
 
 
+class _Cache(threading.local):
+    """The folders that a thread has found, and the state of the files at that time."""
+
+    def __init__(self) -> None:
+        self.state: tuple[int, int] = (-1, -1)
+        self.folders: dict[str, tuple[Folder, int]] = {}
+
+
 class OverlayLookup:
     """Resolves paths."""
 
@@ -89,8 +98,7 @@ class OverlayLookup:
         self.root, self.journal, self.hidden = root, journal, hidden
         self._common = CommonPaths(root, *([hidden] if hidden else ()))
         self._changes = os.path.join(root, _CHANGES)
-        self._folders: dict[str, tuple[Folder, int]] = {}
-        self._known: tuple[int, int] = (-1, -1)
+        self._cache = _Cache()
         self.current: str | None = None  # the working folder, after this rank has changed it; None before
         self._descriptors: dict[int, tuple[int, str]] = {}
 
@@ -139,8 +147,8 @@ class OverlayLookup:
         except OSError:
             changes = 0
         state = self.journal.refresh(), changes
-        if state != self._known:
-            self._folders, self._known = {}, state
+        if state != self._cache.state:
+            self._cache.folders, self._cache.state = {}, state
         return state
 
     def changed(self) -> None:
@@ -148,12 +156,9 @@ class OverlayLookup:
         with open(self._changes, "ab") as file:
             file.write(b".")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Exclude the other processes with this overlay, which the script may have forked, from a block."""
-        with open(self._changes, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Exclude the other threads and processes with this overlay from a block."""
+        return locked(self._changes)
 
     def entry_at(self, text: str, *, follow: bool = True) -> Entry:
         """Return the entry at an absolute path; raise `OSError` if a folder in it does not exist."""
@@ -267,10 +272,10 @@ class OverlayLookup:
 
     def _folder(self, text: str, links: int) -> tuple[Folder, int]:
         """Return a folder, and the number of symbolic links followed so far, with `links` earlier ones."""
-        known = self._folders.get(text)
+        known = self._cache.folders.get(text)
         if known is None:
             folder, used = self._find_folder(text, links)
-            known = self._folders[text] = folder, used - links
+            known = self._cache.folders[text] = folder, used - links
         return known[0], links + known[1]
 
     def _find_folder(self, text: str, links: int) -> tuple[Folder, int]:

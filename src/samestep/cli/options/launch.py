@@ -15,7 +15,6 @@ from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL,
 from samestep.launch.job import Kind, Program
 from samestep.launch.submit.site_defaults import SIZE_PANEL
 from samestep.observe.clock.clock_file import ClockOptions
-from samestep.ranks.rendezvous.job_secret import SECRET_FILE
 
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program.")]
 Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]
@@ -61,7 +60,7 @@ HANG_TIMEOUT = option(
 
 def _export_secret(file: str) -> str:
     if file:
-        env.export({SECRET_FILE: str(Path(file).absolute())})
+        env.export({env.SECRET_FILE: str(Path(file).absolute())})
     return file
 
 

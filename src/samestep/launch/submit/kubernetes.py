@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
+from samestep.base.env import SECRET_FILE
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.submit.job_command import JobCommand
@@ -232,7 +233,7 @@ def _folder(job: KubernetesJob) -> str:
 def _variables(job: KubernetesJob) -> Mapping[str, str]:
     variables = {"PYTHONUNBUFFERED": "1"}
     if job.nodes > 1:
-        variables["SAMESTEP_SECRET_FILE"] = str(PurePosixPath(_SECRET_FOLDER, "secret"))
+        variables[SECRET_FILE] = str(PurePosixPath(_SECRET_FOLDER, "secret"))
         if job.operator != "pytorchjob":
             first = f"{job.name}-workers-0-0" if job.operator == "jobset" else f"{job.name}-0"
             variables |= {

@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
-from samestep.base.env import Environment
+from samestep.base.env import SECRET_FILE, Environment
 from samestep.base.errors import UsageError
 from samestep.ranks.rendezvous.authentication import derived
 
-SECRET_FILE = "SAMESTEP_SECRET_FILE"  # noqa: S105 - a variable's name
 _IN_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
 _BYTES = 32
 _FEWEST, _MOST = 16, 4096

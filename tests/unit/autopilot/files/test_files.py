@@ -108,6 +108,7 @@ def test_a_folder_that_is_created_again_is_empty(world):
 
 def test_files_of_rank_0_are_hidden(world, tmp_path):
     journal, shadow = world
+    (tmp_path / "common").mkdir()
     with redirected(OriginalKeeper(journal, tmp_path / "common")):
         os.makedirs("out")
         Path("out/model.pt").write_text("rank 0")

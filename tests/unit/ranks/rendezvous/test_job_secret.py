@@ -6,9 +6,10 @@ from contextlib import nullcontext
 
 import pytest
 
+from samestep.base.env import SECRET_FILE
 from samestep.base.errors import UsageError
 from samestep.ranks.rendezvous import job_secret
-from samestep.ranks.rendezvous.job_secret import SECRET_FILE, job_key, shared_secret
+from samestep.ranks.rendezvous.job_secret import job_key, shared_secret
 
 
 def test_children_find_the_secret_of_their_launcher_while_it_lives():
