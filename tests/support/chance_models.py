@@ -342,3 +342,23 @@ def of_batch_norm():
     layers = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()]
     model = nn.Sequential(*layers)
     return [model(drawn(9, 4, seed=number).float()).sum().item() for number in range(3)]
+
+
+class FailsForFew(nn.Module):
+    """A slice of two samples fails before its flattened dropout, one of three after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8).double(), nn.Linear(8, 4).double()
+
+    def forward(self, x):
+        h = self.one(x)
+        if len(h) == 2:
+            h = h.view(3, -1, 8)
+        h = F.dropout(h[:, None].expand(-1, 3, -1).flatten(0, 1), 0.5).unflatten(0, (len(x), 3)).mean(1)
+        return self.two(h - h.mean(0))
+
+
+def failing_for_few():
+    torch.manual_seed(0)
+    return FailsForFew()(drawn(5, 4)).tolist()

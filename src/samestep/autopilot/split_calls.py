@@ -155,11 +155,15 @@ class CallSplitter:
         sizes = known.sizes[signature]
         if sizes.are_checked(given, total, self._world.place.size):
             bypassed_modules.note_direct_forward(self._account, module)
-            check = EquivalenceCheck(call.forward, module, given, self._world)
+            what, main = f"{call.name} at {calling_site()}", self._world.place.is_main
+            expect = partial(self._account.note_check, what, main=main)
+            check = EquivalenceCheck(call.forward, module, given, self._world, expect=expect)
             verdict = check.run()
             signature = self._signatures.without_own_changes(module, plain, signature)
             if verdict.plan is not None:
                 known.plans[signature] = verdict.plan
+                if self._signatures.counts_batches_only(module):
+                    known.sizes[signature] = sizes
                 return self._followed(self._outputs(call, check, verdict), given)
             sizes.fail(given)
             known.sizes[signature].fail(given)

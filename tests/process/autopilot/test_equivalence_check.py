@@ -105,3 +105,10 @@ def test_a_running_mean_of_zero_is_compared_with_what_it_is_the_mean_of(run):
     for found, split, _ in run(2, models.of_batch_norm):
         assert found == pytest.approx(serial, rel=1e-4)
         assert split == 3
+
+
+def test_a_slice_that_fails_before_its_flattened_draws_fails_on_all_ranks(run):
+    serial = models.failing_for_few()
+    for found, split, unsplit in run(2, models.failing_for_few):
+        assert found == serial
+        assert (split, unsplit) == (0, 1)

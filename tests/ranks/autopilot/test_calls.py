@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.equivalence.check import FEWER
+from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
@@ -439,27 +439,31 @@ def test_a_later_call_of_another_size_is_checked_again():
     assert set(reasons_of(ranks[0][2])) == {FEWER}
 
 
-class FailsForFew(Net):
-    """A slice of two samples fails before its flattened dropout, one of three after it."""
+class StartsWithFirstBatch(Plain):
+    """Sets a flag in its first call, in which it does something else."""
+
+    has_started = False
 
     def forward(self, x):
-        h = self.one(x)
-        if len(h) == 2:
-            h = h.view(3, -1, 8)
-        h = F.dropout(h[:, None].expand(-1, 3, -1).flatten(0, 1), 0.5).unflatten(0, (len(x), 3)).mean(1)
-        return self.two(h - h.mean(0))
+        scores = super().forward(x)
+        if not self.has_started:
+            self.has_started = True
+            return scores * 2
+        return scores
 
 
-def test_a_slice_that_fails_before_its_flattened_draws_fails_on_all_ranks():
-    def on_each_rank(world):
-        model = weighted(FailsForFew())
-        with shared(world) as account:
-            model(drawn(5, 5))
-        return account
+@pytest.mark.parametrize(("make", "checks"), [(Plain, 1), (StartsWithFirstBatch, 2)])
+def test_a_call_is_checked_again_if_the_first_one_changes_more_than_counters_of_batch_norm(
+    monkeypatch, make, checks
+):
+    checked, run = [], EquivalenceCheck.run
+    monkeypatch.setattr(EquivalenceCheck, "run", lambda check: checked.append(check) or run(check))
 
-    for account in run_ranks(on_each_rank, 2):
-        assert not account.split
-        assert account.unsplit
+    ranks = run_ranks(train, 2, make, plain)
+
+    assert_serial(make, plain, ranks)
+    assert len(checked) == 2 * checks
+    assert not ranks[0][2].unsplit
 
 
 class ComparesNine(Net):

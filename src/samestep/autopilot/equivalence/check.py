@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class Verdict:
 
 
 class EquivalenceCheck:
-    """The equivalence check of one call."""
+    """The equivalence check of one call; `expect` gets the seconds that its comparisons may take."""
 
     def __init__(
         self,
@@ -67,9 +68,10 @@ class EquivalenceCheck:
         given: CallArguments,
         world: World,
         gradient: Callable[..., Any] = torch.autograd.grad,
+        expect: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._forward, self._module, self._given, self._world = forward, module, given, world
-        self._gradient = gradient
+        self._gradient, self._expect = gradient, expect
         self._run = ModuleRun(forward, module, world.device)
         self.restore = self._run.restore
         self._counters: list[Key] = []
@@ -79,6 +81,7 @@ class EquivalenceCheck:
         """Whether the module has drawn random numbers."""
         self._is_large = sum(one.numel() for one in module.parameters()) > LARGE
         self._comparison = SplitComparison(forward, module, world)
+        self._weights = disturbance.DisturbedWeights(module)
 
     def run(self) -> Verdict:
         """Check all ways; the module and the generators then are as after the split call, or as before."""
@@ -160,22 +163,24 @@ class EquivalenceCheck:
     def _refuted(self, dims: Dims) -> str:
         """Return how a way fails on disturbed calls; the first disturbance that runs unsplit decides."""
         self._comparison.forget()
+        self._weights.forget()
         total = self._given.total(dims)
         assert total is not None
         failure = ""
         for how in disturbance.disturbances(self._world.place.size, total, is_large=self._is_large):
+            began = monotonic()
             found = self._disturbed(dims, total, how)
             if isinstance(found, str):
-                return found or self._refuted_again(dims, total, how)
+                return found or self._refuted_again(dims, total, how, monotonic() - began)
             failure = failure or found.why
         return f"it cannot be checked with other weights and samples: {failure}"
 
-    def _refuted_again(self, dims: Dims, total: int, how: disturbance.Disturbance) -> str:
+    def _refuted_again(self, dims: Dims, total: int, how: disturbance.Disturbance, first_s: float) -> str:
         """Return how a way fails on further disturbed calls; empty if it passes.
 
         One batch may agree by chance; a slice may have ignored samples only; a counter may act later; what
         dropout has removed may hide a difference. A call that fails unsplit is repeated with as many samples
-        as the actual call, and skipped if that fails too.
+        as the actual call, and skipped if that fails too. The first call took `first_s` seconds.
         """
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
@@ -184,6 +189,7 @@ class EquivalenceCheck:
         others += [replace(how, scale=scale) for scale in disturbance.SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in disturbance.COUNTERS]
+        self._expect(first_s * len(others))
         for number, one in enumerate(others, 1):
             other = replace(one, gradients=False, skipped_draws=number)
             found = self._disturbed(dims, total, other)
@@ -199,7 +205,7 @@ class EquivalenceCheck:
             stack.callback(self.restore)
 
             def disturbed() -> CallArguments:  # double precision may exceed the memory
-                stack.enter_context(disturbance.disturbed_weights(self._module, how))
+                stack.enter_context(self._weights.applied(how))
                 given = disturbance.disturbed_inputs(self._given, dims, total, how)
                 if how.counters is not None:
                     disturbance.set_counters(
@@ -236,6 +242,8 @@ class EquivalenceCheck:
             failure = WRITES_FILES
         except Exception as error:  # noqa: BLE001 - the model may fail on these samples; others are tried
             failure = in_one_line(error)
+        if whole is None or whole.writes:
+            self._weights.forget()
         if not self._comparison.agreed(not failure):
             if not self._comparison.agreed(failure != WRITES_FILES):
                 return WRITES_FILES

@@ -90,28 +90,53 @@ def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[D
     )
 
 
-@contextmanager
-def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
-    """Disturb the parameters of a module, and its buffers if `how.buffers` is set; restore them at exit."""
-    own = torch.Generator().manual_seed(how.seed)
-    tensors = [*module.parameters()]
-    buffers = {id(one) for one in module.buffers()}
-    before = [(tensor, tensor.data) for tensor in [*tensors, *module.buffers()]]
-    try:
-        with torch.inference_mode(mode=False):
+class DisturbedWeights:
+    """The disturbed weights of a module, which comparisons of one seed in a row share.
+
+    To draw the noise of a large model takes longer than to compute few samples.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._drawn_for: tuple[int, bool] | None = None
+        self._values: list[Tensor] = []
+        self._generator = torch.Generator()
+
+    @contextmanager
+    def applied(self, how: Disturbance) -> Iterator[None]:
+        """Disturb the parameters, and the buffers if `how.buffers` is set; restore them at exit."""
+        parameters = [one for one in self._module.parameters() if one.is_floating_point()]
+        buffers = [one for one in self._module.buffers() if one.is_floating_point()]
+        before = [(tensor, tensor.data) for tensor in [*parameters, *buffers]]
+        try:
+            with torch.inference_mode(mode=False):
+                if self._drawn_for != (how.seed, how.double):
+                    self._draw(parameters, how)
+                own = self._generator.clone_state()
+                for tensor, values in zip(parameters, self._values, strict=True):
+                    tensor.data = values
+                for tensor in buffers:
+                    values = tensor.data.double()
+                    if how.buffers:
+                        values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
+                    tensor.data = values if how.double else values.to(tensor.dtype)
+            yield
+        finally:
             for tensor, data in before:
-                if not data.is_floating_point():
-                    continue
-                values = data.double()
-                if id(tensor) not in buffers:
-                    values = values + _weight_noise(values, own)
-                elif how.buffers:
-                    values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
-                tensor.data = values if how.double else values.to(data.dtype)
-        yield
-    finally:
-        for tensor, data in before:
-            tensor.data = data
+                tensor.data = data
+
+    def forget(self) -> None:
+        """Draw the weights again for the next comparison: a call may have written into them."""
+        self._drawn_for, self._values = None, []
+
+    def _draw(self, parameters: Sequence[Tensor], how: Disturbance) -> None:
+        self.forget()  # the memory holds one set of them
+        self._generator.manual_seed(how.seed)
+        for tensor in parameters:
+            values = tensor.data.double()
+            values = values + _weight_noise(values, self._generator)
+            self._values.append(values if how.double else values.to(tensor.dtype))
+        self._drawn_for = how.seed, how.double
 
 
 def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturbance) -> CallArguments:

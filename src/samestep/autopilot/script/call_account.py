@@ -16,6 +16,7 @@ from samestep.base.folders import PACKAGE
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
+_LONG_S = 3.0  # the seconds from which a check is reported
 KEEP_UNSPLIT = "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
 """Advice for a module whose calls cannot be split."""
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
@@ -77,6 +78,13 @@ class Account:
                     f"samestep: note: {what} prints in forward; in a split call it prints for worker 0's "
                     "slice of the batch\n"
                 )
+
+    def note_check(self, what: str, seconds: float, *, main: bool) -> None:
+        """Report a check that takes long, while it is executed."""
+        if main and seconds >= _LONG_S:
+            sys.stderr.write(
+                f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n"
+            )
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""

@@ -17,6 +17,7 @@ from samestep.autopilot.state.reachable_state import Key, constants_of
 Signature: TypeAlias = tuple[Any, ...]
 """Modes and shapes of a call, and the values of its guards."""
 
+_BATCHES = "num_batches_tracked"  # the counter of a batch norm
 MOST_STATES = 8
 """Values of the guards of one signature that are all checked; then one whenever their number doubles."""
 MOST_FAILED_SIZES = 3
@@ -98,12 +99,19 @@ class CallSignatures:
             known.append(state)
         return form, state
 
+    def counts_batches_only(self, module: nn.Module) -> bool:
+        """Return whether calls change no attributes but the counters of batch norm.
+
+        After other changes, such as that of a flag, the next call may do something else, and is checked too.
+        """
+        return all(name == _BATCHES for _, name in self._modules[module].changing)
+
     def is_counted_anew(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether an attribute that calls change comes to a constant, or into another interval."""
         states = self._modules[module]
         if states.intervals is None:
             return False
-        keys = [key for key in states.changing if key[1] != "num_batches_tracked"]
+        keys = [key for key in states.changing if key[1] != _BATCHES]
         values = [(key, plain[key]) for key in keys if type(plain.get(key)) in (int, float)]
         # Forward may count before or after it compares.
         places = {(key, states.intervals.of(value + step)) for key, value in values for step in (0, 1)}

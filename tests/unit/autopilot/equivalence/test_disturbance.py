@@ -6,10 +6,10 @@ from torch import nn
 
 from samestep.autopilot.equivalence.disturbance import (
     Disturbance,
+    DisturbedWeights,
     DoublePrecision,
     disturbances,
     disturbed_inputs,
-    disturbed_weights,
     emptying,
     set_counters,
 )
@@ -75,7 +75,7 @@ def test_weights_are_disturbed_in_double_precision_and_restored_bit_by_bit():
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     nn.init.zeros_(module[0].weight)
     before = {name: (one.data_ptr(), one.clone()) for name, one in module.state_dict().items()}
-    with disturbed_weights(module, Disturbance(2)):
+    with DisturbedWeights(module).applied(Disturbance(2)):
         assert module[0].weight.dtype == torch.float64
         assert module[0].weight.abs().min() > 0
         assert (module[1].running_var > 0).all()
@@ -83,6 +83,26 @@ def test_weights_are_disturbed_in_double_precision_and_restored_bit_by_bit():
     for name, one in module.state_dict().items():
         assert (one.data_ptr(), one.dtype) == (before[name][0], before[name][1].dtype)
         assert torch.equal(one, before[name][1])
+
+
+def test_comparisons_of_one_seed_share_weights_and_have_fresh_buffers(monkeypatch):
+    drawn, draw = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *args, **kwargs: drawn.append(args) or draw(*args, **kwargs))
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    weights, seen = DisturbedWeights(module), []
+    for how in (Disturbance(2), Disturbance(2, scale=100.0), Disturbance(2, seed=3)):
+        with weights.applied(how):
+            seen.append([one.clone() for one in module.state_dict().values()])
+            module[1].running_mean += 1  # as its forward does
+    for one, other in zip(seen[0], seen[1], strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(seen[0][0], seen[2][0])
+    assert len(drawn) == 2 * len([*module.parameters()])
+
+    weights.forget()
+    with weights.applied(Disturbance(2, seed=3)):
+        assert torch.equal(module[0].weight, seen[2][0])
+    assert len(drawn) == 3 * len([*module.parameters()])
 
 
 def test_new_and_cast_tensors_are_in_double_precision():
