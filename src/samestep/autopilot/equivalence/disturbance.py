@@ -105,7 +105,7 @@ class DisturbedWeights:
     @contextmanager
     def applied(self, how: Disturbance) -> Iterator[None]:
         """Disturb the parameters, and the buffers if `how.buffers` is set; restore them at exit."""
-        parameters = [one for one in self._module.parameters() if one.is_floating_point()]
+        parameters: list[Tensor] = [one for one in self._module.parameters() if one.is_floating_point()]
         buffers = [one for one in self._module.buffers() if one.is_floating_point()]
         before = [(tensor, tensor.data) for tensor in [*parameters, *buffers]]
         try:
