@@ -33,7 +33,7 @@ FILL = re.compile(r"(?<!\S)([\d.]+) ([\d.]+) ([\d.]+) rg")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A folder with pages of runs, one of two runs side by side, and pages of studies; two have long titles."""
+    """A folder with pages of runs, two of them side by side, and of studies; two pages have long titles."""
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
     long = run_folder(root / "resnet_with_squeeze_and_excitation-learning_rate_schedule-20260304-050607")
