@@ -12,7 +12,7 @@ const broken = [];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const node = walker.currentNode;
-  if (!node.parentElement.closest('h2, th, td, li, figcaption, p')) continue;
+  if (!node.parentElement.closest('h1, h2, th, td, li, figcaption, p')) continue;
   if (node.parentElement.closest('script, .command')) continue;
   for (const found of node.data.matchAll(/[\\p{L}\\d]{2,24}/gu)) {
     const range = document.createRange();

@@ -71,8 +71,11 @@ def run_command(arguments: Sequence[str]) -> int:
         plain_if_narrow(command)
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
-        answer = answer_to(getattr(error, "option_name", None) or "", arguments)
-        return _complain(answer or _usage_text(error), hint=_help_of(verb), code=2)
+        option = getattr(error, "option_name", None) or ""
+        answer = answer_to(option, arguments) or _usage_text(error)
+        if option and verb == "verify" and "--" not in arguments:
+            answer += f". An option of the script comes after --: samestep verify train.py -- {option} ..."
+        return _complain(answer, hint=_help_of(verb), code=2)
     except WorkerFailed as error:  # its message holds the worker's traceback
         print(f"samestep: error: {error}", file=sys.stderr)
         return error.exit_code

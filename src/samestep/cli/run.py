@@ -160,8 +160,10 @@ def run(
     decision = with_scratch(decision, scratch)
     refuse_unused(job, decision.plan, rendezvous, launcher=decision.detected.launcher)
     if dry_run:
+        warning = oversubscription(decision)
         print("\n".join(dry_run_lines(decision)))
-        _warn_if_oversubscribed(decision)
+        if warning:
+            log(warning)
         return
     if decision.is_main:
         _print_banner(decision, config)
@@ -173,15 +175,12 @@ def run(
 
 
 def _print_banner(decision: Decision, config: Path | None) -> None:
+    warning = oversubscription(decision)
     for line in banner(decision):
         inform(line)
     if config is not None:
         inform(f"options that are not given are read from {config}")
-    _warn_if_oversubscribed(decision)
-
-
-def _warn_if_oversubscribed(decision: Decision) -> None:
-    if warning := oversubscription(decision):
+    if warning:
         log(warning)
 
 

@@ -15,7 +15,7 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
-from samestep.base.machine.description import cpu_share
+from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
@@ -174,6 +174,7 @@ def _sizes(text: str, *, least: int) -> list[int]:
     sizes = sorted(set(launch.worker_counts(text)))
     if not least <= sizes[-1] <= MOST_WORKERS:
         raise UsageError(f"-n {text} has the maximum {sizes[-1]}; give {least} to {MOST_WORKERS:,} workers.")
+    refuse_beyond_memory(sizes[-1])
     return sizes
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
-from samestep.base.machine.description import cpu_share
+from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.machine.topology import cores
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
@@ -314,12 +314,18 @@ def headline(decision: Decision) -> str:
 
 
 def oversubscription(decision: Decision) -> str:
-    """Return a warning if this node has fewer cores than the workers that start on it, or an empty text."""
+    """Return a warning if this node has fewer cores than the workers that start on it, or an empty text.
+
+    Raises:
+        UsageError: the memory of this node cannot hold them.
+    """
     if not isinstance(decision.plan, Spawn) or decision.starts_workers_alone:
         return ""
     workers, usable = decision.plan.local, cpu_share().usable
     if workers <= usable:
         return ""
+    if decision.job.program.kind != "executable":
+        refuse_beyond_memory(workers)
     return (
         f"warning: {workers} workers share {counted(usable, 'usable core')}, so they wait for each other and "
         f"are slower than {counted(usable, 'worker')}. Give -n {usable}, or more cores or nodes."

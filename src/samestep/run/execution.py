@@ -66,8 +66,9 @@ def decide_own(job: Job, *, threads: int | None = None, bind: str = "none") -> D
 def start_own(decision: Decision, arguments: Sequence[str]) -> int:
     """Start the workers of a verb's own job with `arguments`, and return the exit code of the run."""
     if decision.is_main:
+        warning = oversubscription(decision)
         inform(headline(decision))
-        if warning := oversubscription(decision):
+        if warning:
             log(warning)
     program = replace(decision.job.program, args=tuple(arguments))
     return execute(replace(decision, job=replace(decision.job, program=program)))

@@ -23,14 +23,22 @@ QUIET = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
+LONG = (
+    "/home/student/projects/language-models/experiments_of_november/transformer_with_rotary_embeddings/"
+    "finetune_on_labelled_sentences.py --learning-rate 0.0003 --gradient-accumulation 4"
+)
+
 FILL = re.compile(r"(?<!\S)([\d.]+) ([\d.]+) ([\d.]+) rg")
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A folder with the page of a run, one that lays two side by side, and two of scaling studies."""
+    """A folder with pages of runs, two of them side by side, and of studies; two pages have long titles."""
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
+    long = run_folder(root / "resnet_with_squeeze_and_excitation-learning_rate_schedule-20260304-050607")
+    write_report(long).rename(root / "long_run.html")
+    write_study_page(study(target=LONG), root / "long_study.html")
     write_report(one)
     (root / "both.html").write_text(render_side_by_side([read_run(one), read_run(two)]))
     write_study_page(study(), root / "study.html")
@@ -171,7 +179,9 @@ def inflated(stream):
         return b""
 
 
-@pytest.mark.parametrize("page", ["one/report.html", "both.html", "study.html", "studies.html"])
+@pytest.mark.parametrize(
+    "page", ["one/report.html", "both.html", "study.html", "studies.html", "long_run.html", "long_study.html"]
+)
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
 def test_a_page_is_readable_at_each_width_by_day_and_by_night(pages, tmp_path, page, width, scheme):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from samestep.base import console
+from samestep.base.machine import description
 from samestep.cli.main import run_command
 from samestep.run import decision as decisions
 from samestep.run.decision import oversubscription
@@ -63,6 +64,25 @@ def test_more_workers_than_cores_are_one_line(monkeypatch, tmp_path, capsys):
     assert "-n 3" in oversubscription(made[0])
     monkeypatch.setattr(decisions, "cpu_share", lambda: SimpleNamespace(usable=4))
     assert oversubscription(made[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("run --dry-run -n 100 train.py", 0),
+        ("run --dry-run -n 101 train.py", 2),
+        ("run --dry-run -n 101 --no-python true", 0),
+        ("verify -n 1,101 train.py", 2),
+        ("bench all-reduce -n 101", 2),
+    ],
+)
+def test_workers_that_the_memory_cannot_hold_are_refused(monkeypatch, tmp_path, capsys, command, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    monkeypatch.setattr(description, "memory_bytes", lambda: 100 * description._LEAST_WORKER_BYTES)
+
+    assert run_command(command.split()) == code
+    assert ("101 workers on this node" in capsys.readouterr().err) == (code == 2)
 
 
 def test_a_dry_run_warns_of_more_workers_than_cores(monkeypatch, tmp_path, capsys):

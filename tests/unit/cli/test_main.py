@@ -2,10 +2,14 @@
 
 import os
 import sys
+from importlib.abc import MetaPathFinder
 
+import pytest
 import torch
 
+from samestep import __main__
 from samestep.base import env
+from samestep.base.errors import INTERRUPTED
 from samestep.cli.main import run_command
 from samestep.training.recipes import run_recipe
 
@@ -48,3 +52,18 @@ def test_the_command_line_does_not_replace_the_excepthook(capsys, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     run_command(["--version"])
     assert sys.excepthook is sys.__excepthook__
+
+def test_ctrl_c_during_the_imports_ends_with_its_code(monkeypatch):
+    class Interrupted(MetaPathFinder):
+        def find_spec(self, fullname, path, target=None):
+            if fullname == "samestep.cli.main":
+                raise KeyboardInterrupt
+            return None
+
+    monkeypatch.delitem(sys.modules, "samestep.cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+
+    assert ended.value.code == INTERRUPTED

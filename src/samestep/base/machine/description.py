@@ -11,11 +11,13 @@ from pathlib import Path
 
 from samestep.base import env
 from samestep.base.env import Environment
+from samestep.base.errors import UsageError
 from samestep.base.machine.cgroup import cpu_limit, memory_limit
 from samestep.base.machine.kernel_files import text_of
-from samestep.base.units import whole
+from samestep.base.units import bytes_text, counted, whole
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
+_LEAST_WORKER_BYTES = 64 << 20  # a worker of a tiny model has 83 MiB of its own, with torch 2.14 on Linux
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def machine() -> Machine:
         system=f"{platform.system()} {platform.release()}",
         processor=processor(),
         cpu=cpu_share(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=memory_bytes(),
         python=platform.python_version(),
         torch=package_version("torch"),
         samestep=package_version("samestep"),
@@ -162,10 +164,24 @@ def _siblings(sys_cpu: Path, cpu: int) -> str:
     return text_of(sys_cpu / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Return the memory of the machine, or less where a control group grants less."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
     limit = memory_limit()
     return total if limit is None else min(total, int(limit.value))
+
+
+def refuse_beyond_memory(workers: int) -> None:
+    """Refuse workers that this machine cannot hold: the system would kill other programs, too.
+
+    Raises:
+        UsageError: the memory is less than the workers have at the least.
+    """
+    usable = cpu_share().usable
+    if workers > usable and (least := workers * _LEAST_WORKER_BYTES) > (memory := memory_bytes()):
+        raise UsageError(
+            f"{workers:,} workers on this node need at least {bytes_text(least)} of memory, and it has "
+            f"{bytes_text(memory)}. Use {counted(usable, 'worker')}, one per usable core, or more nodes."
+        )

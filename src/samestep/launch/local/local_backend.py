@@ -60,9 +60,8 @@ def run(job: Job, entry: Entry, *, local: int, on_round_end: RoundEnd, alone: bo
                     master=holder.getsockname(),
                     role=job.role,
                 )
-                workers.start(
-                    [] if signals.received else starts(job, places(local), this, own=own, alone=alone), entry
-                )
+                here = starts(job, places(local), this, own=own, alone=alone)
+                workers.start(here, entry, received=signals.received)
                 outcome = supervise(workers, signals, job)
             if outcome.cause is not None:
                 restarts.fail(outcome.cause, workers.last_step)

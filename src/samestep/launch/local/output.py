@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.launch.job import STDERR, STDOUT, Logs
 
@@ -111,8 +112,7 @@ class Stream:
             chunk = os.read(self.read, _CHUNK_BYTES)
         except BlockingIOError:
             return None
-        if self._file is not None:
-            self._file.write(chunk)
+        self._record(chunk)
         # A progress bar ends in a carriage return and would never become a line.
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         if end:
@@ -123,8 +123,18 @@ class Stream:
 
     def append(self, text: str) -> None:
         """Write a text of the launcher about this worker into the file."""
-        if self._file is not None:
-            self._file.write(text.encode(errors="replace"))
+        self._record(text.encode(errors="replace"))
+
+    def _record(self, data: bytes) -> None:
+        """Write into the file; the workers go on if that fails, for a full disk must not end a training."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(data)
+        except OSError as error:
+            log(f"warning: {self.target.file} lacks output from here on: {error.strerror}.")
+            self._file.close()
+            self._file = None
 
     def close(self) -> None:
         """Forward the remaining output and close everything.

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from samestep.base import env
 from samestep.base.errors import UsageError, WorkerFailed
+from samestep.base.machine.description import refuse_beyond_memory
 from samestep.base.units import counted
 from samestep.launch.local.call_workers import report_of, started_workers
 from samestep.launch.local.child import Entry, Start
@@ -57,7 +58,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
 
     Raises:
         WorkerFailed: a worker failed; the message has the traceback of the first. The others are stopped.
-        UsageError: `n` is less than 1, or a launcher has started several processes on a node.
+        UsageError: `n` is less than 1, or more than the memory can hold; or a launcher has started several
+            processes on a node.
         DetectionError: the first of several nodes is unknown.
         PeerLost: another node did not arrive.
 
@@ -69,6 +71,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
     """
     if n < 1:
         raise UsageError(f"spawn({getattr(fn, '__name__', fn)}, {n}): there must be at least one worker.")
+    refuse_beyond_memory(n)
     node = _node_of_several()
     if fork_is_safe() and release_compute_threads():
         return _in_processes(_forked_entry(fn, args), n, node)

@@ -132,8 +132,10 @@ class Workers:
         """Last training step that any worker has recorded; None if none has."""
         return None if self._steps is None else self._steps.latest()
 
-    def start(self, starts: Sequence[Start], entry: Entry) -> None:
+    def start(self, starts: Sequence[Start], entry: Entry, *, received: Sequence[int] = ()) -> None:
         """Fork one worker for each of `starts`; each runs `entry`.
+
+        No more workers are started once `received`, the launcher's record of signals to end, has one.
 
         Raises:
             WorkerFailed: the system did not allow that many processes.
@@ -150,6 +152,8 @@ class Workers:
         # The imported modules are not garbage: no collection, here or in a child, needs to visit them again.
         gc.freeze()
         for start in starts:
+            if received:
+                break
             self._fork(start, entry)
 
     def _fork(self, start: Start, entry: Entry) -> None:

@@ -195,7 +195,8 @@ class _Agent(SimpleElasticAgent):
         self._verdicts = Verdicts(store, restarts=restarts, node=met.group_rank, nodes=met.group_world_size)
         self._place = here[0]
         self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
-        self._workers.start(starts(self._job, here, this, own=self._own.variables), self._entry)
+        own = starts(self._job, here, this, own=self._own.variables)
+        self._workers.start(own, self._entry, received=self._signals.received)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -60,8 +60,8 @@ def protect_objects(environment: Environment) -> None:
 
 
 def _sealing(packs: Any) -> Any:
-    def pack(obj: object, device: torch.device, group: Any) -> tuple[Tensor, Tensor]:
-        data, _ = packs(obj, torch.device("cpu"), group)
+    def pack(obj: object, device: torch.device, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        data, _ = packs(obj, torch.device("cpu"), *options, **named)
         whole = torch.frombuffer(bytearray(sealed(data.numpy().tobytes(), _keys[0])), dtype=torch.uint8)
         own = torch.empty_like(whole, device=device).copy_(whole)  # memory that torch can resize
         return own, torch.tensor([own.numel()], dtype=torch.long, device=device)
@@ -70,8 +70,8 @@ def _sealing(packs: Any) -> Any:
 
 
 def _opening(unpacks: Any) -> Any:
-    def unpack(tensor: Tensor, size: Any, group: Any) -> Any:
+    def unpack(tensor: Tensor, size: Any, *options: Any, **named: Any) -> Any:
         data = opened(tensor.cpu().numpy().tobytes()[: int(size)], _keys[0])
-        return unpacks(torch.frombuffer(bytearray(data), dtype=torch.uint8), len(data), group)
+        return unpacks(torch.frombuffer(bytearray(data), dtype=torch.uint8), len(data), *options, **named)
 
     return unpack

@@ -112,3 +112,16 @@ def test_a_stream_knows_its_descriptors_and_closes_them_all(tmp_path):
     for fd in files:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+def test_a_full_disk_ends_the_file_and_not_the_output(capfdbinary):
+    stream = opened(Route(file=Path("/dev/full"), prefix="[rank0]: "))
+    for piece in (b"a\n", b"b\n"):
+        os.write(stream.write, piece)
+        assert stream.pump() == 2
+    stream.append("end")
+    stream.close()
+
+    shown = capfdbinary.readouterr()
+    assert shown.out == b"[rank0]: a\n[rank0]: b\n"
+    assert shown.err.count(b"/dev/full") == 1

@@ -4,7 +4,10 @@ import signal
 import pytest
 
 from samestep.launch.local import supervisor
+from samestep.launch.local.child import Start
+from samestep.launch.local.local_backend import places
 from samestep.launch.local.supervisor import Signals, in_foreground
+from samestep.launch.local.workers import Workers
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,19 @@ def test_only_ctrl_c_of_the_foreground_is_left_to_the_keyboard(monkeypatch, numb
 def test_without_a_terminal_nothing_is_in_the_foreground(tmp_path):
     assert in_foreground(str(tmp_path / "none")) is False
     assert in_foreground(os.devnull) is False
+
+
+def test_no_worker_starts_after_a_signal(monkeypatch):
+    signals, started = Signals(wakeup=-1), []
+
+    def fork(_workers, start, _entry):
+        started.append(start.place.rank)
+        if start.place.rank == 1:
+            signals.take(signal.SIGTERM, None)
+
+    monkeypatch.setattr(Workers, "_fork", fork)
+    with Workers() as workers:
+        here = [Start(place=place, variables={}, streams=[]) for place in places(4)]
+        workers.start(here, lambda *_: None, received=signals.received)
+
+    assert started == [0, 1]

@@ -1,8 +1,10 @@
 import pickle
 
 import pytest
+import torch
 
 from samestep.base.errors import WorldError
+from samestep.ranks.world import sealed_objects
 from samestep.ranks.world.sealed_objects import opened, sealed
 
 DATA = pickle.dumps({"a": [1, 2]})
@@ -25,3 +27,22 @@ def test_every_byte_counts():
         changed[at] ^= 1
         with pytest.raises(WorldError):
             opened(bytes(changed), b"key")
+
+
+def test_a_later_torch_can_pass_further_arguments(monkeypatch):
+    """As torch 2.14 does with `weights_only`."""
+
+    def packs(value, device, group, weights_only=False):
+        data = torch.frombuffer(bytearray(pickle.dumps((value, weights_only))), dtype=torch.uint8)
+        return data, torch.tensor([data.numel()])
+
+    def unpacks(tensor, size, group, weights_only=False):
+        return (*pickle.loads(tensor.numpy().tobytes()[:size]), weights_only)
+
+    monkeypatch.setattr(sealed_objects, "_keys", [b"key"])
+    pack, unpack = sealed_objects._sealing(packs), sealed_objects._opening(unpacks)
+
+    for further, named in [((), {}), ((True,), {}), ((), {"weights_only": True})]:
+        given = bool(further or named)
+        data, size = pack([1], "cpu", None, *further, **named)
+        assert unpack(data, size, None, *further, **named) == ([1], given, given)
