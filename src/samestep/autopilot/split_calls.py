@@ -41,6 +41,7 @@ from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
+from samestep.parallel.gradients.sparse_gradients import sparse_weights
 from samestep.parallel.sharding.share import share
 from samestep.ranks.collectives.direct_world import separates_gradients
 from samestep.ranks.world.protocol import World
@@ -271,7 +272,10 @@ class CallSplitter:
             )
             communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
             named = dict(module.named_parameters(prefix=type(module).__name__))
-            self._gradients.follow(named.values(), may_overlap=not communicates, names=list(named))
+            sparse = sparse_weights(module).values()
+            self._gradients.follow(
+                named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
+            )
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""

@@ -22,7 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
-from samestep.autopilot.equivalence.split_comparison import SplitComparison, SplitResult, in_one_line
+from samestep.autopilot.equivalence.split_comparison import (
+    NOT_GATHERED,
+    SplitComparison,
+    SplitResult,
+    in_one_line,
+)
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, eagerly, largest, quiet
 from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
 from samestep.autopilot.split.call_plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
@@ -187,6 +192,9 @@ class EquivalenceCheck:
         for number, one in enumerate(others, 1):
             other = replace(one, gradients=False, skipped_draws=number)
             found = self._disturbed(dims, total, other)
+            if str(found).endswith(NOT_GATHERED) and torch.is_grad_enabled():
+                # The graph shows weights that the operations alone do not show.
+                found = self._disturbed(dims, total, replace(other, gradients=True))
             if isinstance(found, _Failed) and other.samples is not None:
                 found = self._disturbed(dims, total, replace(other, samples=None))
             if found and isinstance(found, str):

@@ -52,7 +52,12 @@ class Gradients:
         self._all_reduces = 0
 
     def follow(
-        self, tensors: Iterable[Tensor], *, may_overlap: bool = False, names: Sequence[str] = ()
+        self,
+        tensors: Iterable[Tensor],
+        *,
+        may_overlap: bool = False,
+        names: Sequence[str] = (),
+        sparse: Iterable[Tensor] = (),
     ) -> None:
         """Average the gradients of these tensors too, from the next backward on; all ranks call this equally.
 
@@ -60,12 +65,14 @@ class Gradients:
             tensors: parameters, and other tensors in which a backward accumulates gradients.
             may_overlap: whether all-reduces may begin within backward, which does not communicate itself.
             names: the names of these tensors in messages; by default they are numbered.
+            sparse: those that get sparse gradients.
 
         Raises:
             OutOfStep: the tensors are not equal on all ranks.
         """
         new: dict[int, Tensor] = {}
         named: dict[str, Tensor] = {}
+        sparse_ids = {id(tensor) for tensor in sparse}
         for tensor, name in zip_longest(list(tensors), names, fillvalue=""):
             if not isinstance(tensor, Tensor) or not tensor.is_leaf:
                 continue  # its leaves are followed once a call has used them
@@ -90,6 +97,7 @@ class Gradients:
             bucket_bytes=_bucket_bytes(named.values()) if overlaps else _TOGETHER,
             may_overlap=overlaps,
             after_sync=self._count_all_reduce,
+            sparse={name for name, tensor in named.items() if id(tensor) in sparse_ids},
         )
         synchronizer = Bucketed(job)
         synchronizer.attach()
