@@ -115,6 +115,9 @@ class EquivalenceCheck:
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
+        in_list = self._given.in_list()
+        if in_list >= self._world.place.size:  # as the images of a detector
+            likeliest = f"it is called with a list of {in_list} tensors, and no list is split; {likeliest}"
         return Verdict(None, why=likeliest)
 
     def _whole(self) -> UnsplitCall | str:

@@ -146,7 +146,7 @@ class SplitComparison:
             except OtherRankFailedError:
                 return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
-                return in_one_line(error)
+                return f"a slice of its batch raises {in_one_line(error)}"
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)
         if isinstance(found, str):
             unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"

@@ -21,6 +21,7 @@ from samestep.autopilot.split.gradients import leaves_of
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.training_events import is_transformed
 
 _FILES = 100  # the largest number of user-defined source files that are read
 _functional = [0]  # the number of calls of `functional_call` that are running
@@ -45,8 +46,7 @@ def obstacle() -> str | None:
     """Return why a call of a module within a transform or `functional_call` is unsplit; None elsewhere."""
     if _functional[0]:
         return "functional_call passes its weights; load them into the module and call it"
-    level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
-    if level is not None or torch._C._get_tracing_state():  # noqa: SLF001
+    if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
     return None
 
