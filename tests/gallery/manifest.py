@@ -165,4 +165,5 @@ SCRIPTS = [
     Script("pruned.py", ("pruned.pt",)),
     Script("sparse_embeddings.py", ("sparse.pt",)),
     Script("nested_reductions.py"),
+    Script("meta_learning.py"),
 ]
