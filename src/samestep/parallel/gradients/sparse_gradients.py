@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from samestep.ranks.world.protocol import World
 
+_NONE, _DENSE = -1, -2
+"""In place of the number of rows: no gradient, and a dense one."""
+
 
 def sparse_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a model that get sparse gradients, by name."""
@@ -28,36 +31,48 @@ def average_sparse(world: World, parameters: Mapping[str, Tensor]) -> None:
     An average is dense if any rank's gradient is, as that of an embedding whose weight is also used in
     another layer.
     """
-    own = [None if parameter.grad is None else parameter.grad.cpu() for parameter in parameters.values()]
-    every = world.all_gather_objects([_parts(grad) for grad in own])
-    for parameter, parts in zip(parameters.values(), zip(*every, strict=True), strict=True):
-        found = [_gradient(one, parameter) for one in parts if one is not None]
-        if found:
-            parameter.grad = _sum(found).div_(world.place.size).to(parameter.device)
+    own = list(parameters.values())
+    for parameter in own:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+    counts = torch.tensor([_num_rows(one.grad) for one in own], device=world.device)
+    of_ranks = torch.stack(world.all_gather(counts)).T.tolist()
+    for parameter, numbers in zip(own, of_ranks, strict=True):
+        if _DENSE in numbers:
+            _average_dense(world, parameter)
+        elif max(numbers) > _NONE:
+            _average_rows(world, parameter, [max(number, 0) for number in numbers])
 
 
-def _parts(grad: Tensor | None) -> tuple[Tensor, ...] | None:
-    """Return the rows of a sparse gradient and their indices, or a dense gradient alone."""
-    if grad is None or grad.layout is torch.strided:
-        return None if grad is None else (grad,)
-    coalesced = grad.coalesce()
-    return coalesced.values(), coalesced.indices()
+def _num_rows(grad: Tensor | None) -> int:
+    if grad is None:
+        return _NONE
+    return grad.indices().shape[1] if grad.is_sparse else _DENSE
 
 
-def _gradient(parts: tuple[Tensor, ...], parameter: Tensor) -> Tensor:
-    """Return the gradient that `_parts` has taken apart."""
-    values, *indices = parts
-    return (
-        torch.sparse_coo_tensor(indices[0], values, parameter.shape, check_invariants=False)
-        if indices
-        else values
+def _average_dense(world: World, parameter: Tensor) -> None:
+    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+    world.all_reduce(grad, op="mean")
+    parameter.grad = grad
+
+
+def _average_rows(world: World, parameter: Tensor, numbers: list[int]) -> None:
+    """Average a gradient that is sparse on all ranks that have it; `numbers` has each rank's rows.
+
+    Each row is sent behind its index. Both are exact in double precision.
+    """
+    message = torch.zeros(
+        max(1, *numbers), 1 + parameter[0].numel(), dtype=torch.float64, device=world.device
     )
-
-
-def _sum(gradients: list[Tensor]) -> Tensor:
-    """Return the sum of gradients, which has the rows of all of them if all are sparse."""
-    if any(one.layout is torch.strided for one in gradients):
-        return torch.stack([one.to_dense() for one in gradients]).sum(0)
-    indices = torch.cat([one._indices() for one in gradients], dim=1)  # noqa: SLF001 - not coalesced
-    values = torch.cat([one._values() for one in gradients])  # noqa: SLF001
-    return torch.sparse_coo_tensor(indices, values, gradients[0].shape, check_invariants=False).coalesce()
+    if parameter.grad is not None:
+        indices, values = parameter.grad.indices().T, parameter.grad.values()
+        message[: len(values)] = torch.cat([indices, values.flatten(1)], dim=1)
+    every = zip(world.all_gather(message), numbers, strict=True)
+    rows = torch.cat([one[:number] for one, number in every])
+    total = torch.sparse_coo_tensor(
+        rows[:, 0].long()[None],
+        rows[:, 1:].to(parameter.dtype).reshape(-1, *parameter.shape[1:]),
+        parameter.shape,
+        check_invariants=False,
+    )
+    parameter.grad = total.coalesce().div_(world.place.size)
