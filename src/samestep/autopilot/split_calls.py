@@ -15,11 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck, Verdict
+from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.loading.loader_split import Slicing
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT, Account, calling_site
+from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, Account, calling_site
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.split import bypassed_modules, module_outputs

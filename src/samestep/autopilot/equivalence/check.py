@@ -24,12 +24,14 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
+    SLICE_RAISES,
     SplitComparison,
     SplitResult,
     in_one_line,
 )
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, eagerly, largest, quiet
 from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
+from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
@@ -41,7 +43,6 @@ from samestep.autopilot.state.saved_state import SideOutput
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
-FEWER = "fewer samples than workers"
 LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
@@ -116,8 +117,8 @@ class EquivalenceCheck:
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
         in_list = self._given.in_list()
-        if in_list >= self._world.place.size:  # as the images of a detector
-            likeliest = f"it is called with a list of {in_list} tensors, and no list is split; {likeliest}"
+        if in_list >= self._world.place.size and likeliest.startswith((SLICE_RAISES, FEWER)):  # of images
+            likeliest = f"it is called with a list of {in_list} tensors or objects, and no list is split"
         return Verdict(None, why=likeliest)
 
     def _whole(self) -> UnsplitCall | str:

@@ -164,9 +164,9 @@ class CallArguments:
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 
     def in_list(self) -> int:
-        """Return the number of tensors in the first list among the arguments; 0 without one."""
+        """Return the number of parts with tensors in the first list among the arguments; 0 without one."""
         lists = [one for one in (*self.args, *self.kwargs.values()) if isinstance(one, list)]
-        return sum(isinstance(one, Tensor) for one in lists[0]) if lists else 0
+        return sum(any(leaves([part])) for part in lists[0]) if lists else 0
 
     def copied(self) -> "CallArguments":
         """Return the arguments with copies of all tensors."""
