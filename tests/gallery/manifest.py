@@ -162,4 +162,8 @@ SCRIPTS = [
     Script("batch_memories.py"),
     Script("kept_in_objects.py"),
     Script("late_schedules.py"),
+    Script("pruned.py", ("pruned.pt",)),
+    Script("sparse_embeddings.py", ("sparse.pt",)),
+    Script("nested_reductions.py"),
+    Script("meta_learning.py"),
 ]

@@ -15,11 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck, Verdict
+from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.loading.loader_split import Slicing
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT, Account, calling_site
+from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, Account, calling_site
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
@@ -41,6 +41,7 @@ from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
+from samestep.parallel.gradients.sparse_gradients import sparse_weights
 from samestep.parallel.sharding.share import share
 from samestep.ranks.collectives.direct_world import separates_gradients
 from samestep.ranks.world.protocol import World
@@ -275,7 +276,10 @@ class CallSplitter:
             )
             communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
             named = dict(module.named_parameters(prefix=type(module).__name__))
-            self._gradients.follow(named.values(), may_overlap=not communicates, names=list(named))
+            sparse = sparse_weights(module).values()
+            self._gradients.follow(
+                named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
+            )
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""

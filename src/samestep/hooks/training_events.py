@@ -107,6 +107,11 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func, such as `vmap`, runs: its tensors have no values to read."""
+    return torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - no public spelling
+
+
 class _EventSource:
     """Reports top-level calls, backwards and optimizer steps to a listener.
 
@@ -132,6 +137,8 @@ class _EventSource:
                     return original(module, *args, **kwargs)
                 self._last = ref(module)
             if not ((listener.thread and listener.thread == (getpid(), get_ident())) or listener.accepts()):
+                return original(module, *args, **kwargs)
+            if is_transformed():
                 return original(module, *args, **kwargs)
             is_training = module.training and torch.is_grad_enabled()
             listener.is_in_call = True

@@ -71,6 +71,20 @@ weight = torch.randn(1, 3, requires_grad=True)
 for _ in range(4):
     F.linear(data(), weight).square().mean().backward()
 """
+LISTS = """\
+class Detector(Layers):
+    def forward(self, images):
+        return super().forward(torch.stack([one.flatten() for one in images]))
+
+model = Detector()
+for _ in range(4):
+    model([torch.randn(1, 3) for _ in range(8)]).square().mean().backward()
+"""
+ONE_BY_ONE = """\
+model = Layers()
+for _ in range(4):
+    model(data()[:1]).square().mean().backward()
+"""
 
 
 def run(world, script, folder):
@@ -107,6 +121,8 @@ def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes
         (FORWARD.format(model="Own"), "model.forward(...) at prog.py:27"),
         (COMPUTED, "functional_call"),
         (PLAIN, "[1, 3]"),
+        (LISTS, "list of 8 tensors"),
+        (ONE_BY_ONE, "as many workers as a batch has samples"),
     ],
 )
 def test_a_refusal_says_what_was_seen(processes, tmp_path, text, found):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.equivalence.check import FEWER, EquivalenceCheck
+from samestep.autopilot.equivalence.check import EquivalenceCheck
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
-from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.call_account import FEWER, Account
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_call import WRITES_INPUT

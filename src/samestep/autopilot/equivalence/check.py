@@ -23,9 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
-from samestep.autopilot.equivalence.split_comparison import SplitComparison, SplitResult, in_one_line
+from samestep.autopilot.equivalence.split_comparison import (
+    NOT_GATHERED,
+    SLICE_RAISES,
+    SplitComparison,
+    SplitResult,
+    in_one_line,
+)
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, eagerly, largest, quiet
 from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
+from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
@@ -37,7 +44,6 @@ from samestep.autopilot.state.saved_state import SideOutput
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
-FEWER = "fewer samples than workers"
 LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
@@ -113,6 +119,9 @@ class EquivalenceCheck:
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
+        in_list = self._given.in_list()
+        if in_list >= self._world.place.size and likeliest.startswith((SLICE_RAISES, FEWER)):  # of images
+            likeliest = f"it is called with a list of {in_list} tensors or objects, and no list is split"
         return Verdict(None, why=likeliest)
 
     def _whole(self) -> UnsplitCall | str:
@@ -193,6 +202,9 @@ class EquivalenceCheck:
         for number, one in enumerate(others, 1):
             other = replace(one, gradients=False, skipped_draws=number)
             found = self._disturbed(dims, total, other)
+            if str(found).endswith(NOT_GATHERED) and torch.is_grad_enabled():
+                # The graph shows weights that the operations alone do not show.
+                found = self._disturbed(dims, total, replace(other, gradients=True))
             if isinstance(found, _Failed) and other.samples is not None:
                 found = self._disturbed(dims, total, replace(other, samples=None))
             if found and isinstance(found, str):

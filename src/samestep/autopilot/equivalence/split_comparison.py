@@ -44,6 +44,7 @@ from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.ranks.world.protocol import World
 
 T = TypeVar("T")
+SLICE_RAISES = "a slice of its batch raises"
 NOT_GATHERED = "cannot be gathered from those of slices"
 
 
@@ -146,7 +147,7 @@ class SplitComparison:
             except OtherRankFailedError:
                 return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
-                return in_one_line(error)
+                return f"{SLICE_RAISES} {in_one_line(error)}"
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)
         if isinstance(found, str):
             unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"

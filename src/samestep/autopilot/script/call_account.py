@@ -19,6 +19,8 @@ _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<"
 _LONG_S = 3.0  # the seconds from which a check is reported
 KEEP_UNSPLIT = "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
 """Advice for a module whose calls cannot be split."""
+FEWER = "fewer samples than workers"
+"""The reason for a call that each rank computes because not every rank would get a sample."""
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})

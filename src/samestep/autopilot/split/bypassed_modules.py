@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.script.call_account import Account, Site, is_user_code
+from samestep.autopilot.script.call_account import FEWER, Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.training_events import is_transformed
 
 _FILES = 100  # the largest number of user-defined source files that are read
+_REASONS = 3  # the largest number of reasons in a message
 _functional = [0]  # the number of calls of `functional_call` that are running
 
 
@@ -45,8 +47,7 @@ def obstacle() -> str | None:
     """Return why a call of a module within a transform or `functional_call` is unsplit; None elsewhere."""
     if _functional[0]:
         return "functional_call passes its weights; load them into the module and call it"
-    level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
-    if level is not None or torch._C._get_tracing_state():  # noqa: SLF001
+    if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
     return None
 
@@ -120,12 +121,24 @@ def check_split(account: Account, size: int) -> None:
     """Raise `UsageError` if no call was split so far: each of `size` ranks has computed all of it."""
     if account.split:
         return
-    found = [f"{what} is unsplit: {why}" for what, counts in account.counts.items() for why in counts]
+    calls: dict[str, list[str]] = {}
+    for what, counts in account.counts.items():
+        for why in counts:
+            calls.setdefault(why, []).append(what)
+    found = [f"{_first(of_reason)} unsplit: {why}" for why, of_reason in [*calls.items()][:_REASONS]]
+    advice = "Run it with -n 1, or with --mode native if it splits its work itself."
+    if [*calls] == [FEWER]:
+        advice = "Give at most as many workers as a batch has samples, or larger batches."
     raise UsageError(
         "nothing of what this script does could be split across workers "
         f"({'; '.join(found) or _advice(account)}): {size} workers would be {size} silent copies of one run. "
-        "Run it with -n 1, or with --mode native if it splits its work itself."
+        f"{advice}"
     )
+
+
+def _first(calls: Sequence[str]) -> str:
+    """Return the first of some calls, with a verb for all of them."""
+    return f"{calls[0]} is" if len(calls) == 1 else f"{calls[0]} and {len(calls) - 1} more are"
 
 
 def _advice(account: Account) -> str:

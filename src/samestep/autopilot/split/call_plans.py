@@ -163,6 +163,11 @@ class CallArguments:
         found = leaves((self.args, dict(self.kwargs)))
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 
+    def in_list(self) -> int:
+        """Return the number of parts with tensors in the first list among the arguments; 0 without one."""
+        lists = [one for one in (*self.args, *self.kwargs.values()) if isinstance(one, list)]
+        return sum(any(leaves([part])) for part in lists[0]) if lists else 0
+
     def copied(self) -> "CallArguments":
         """Return the arguments with copies of all tensors."""
         args, kwargs = mapped((self.args, dict(self.kwargs)), lambda _, tensor: tensor.detach().clone())

@@ -139,9 +139,11 @@ def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, 
 def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
     inside = mode.term(args[0], reading)
     kind = "sum" if func.overloadpacket is aten.sum else "mean"
-    if isinstance(inside, Reduction):
-        # Which of a sum and a mean is over samples is unknown, unless the operand is made of scalars.
-        return inside if inside.kind == kind or not mode.is_partial(args[0]) else None
+    # The operand may be made of scalars; else which of a sum and a mean is over samples is tried.
+    if isinstance(inside, Reduction) and (
+        inside.kind == kind or reading.inner or not mode.is_partial(args[0])
+    ):
+        return inside
     return Reduction("sum") if kind == "sum" else Reduction("mean", float(args[0].numel()))
 
 

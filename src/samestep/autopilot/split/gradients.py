@@ -1,13 +1,16 @@
 """Averages the gradients of all tensors that split calls use, at the end of each top-level backward."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
@@ -26,12 +29,23 @@ _OVERLAPPING, _BUCKETS = (MEBIBYTE, 8 * MEBIBYTE), 6
 
 The last bucket is sent at the end of backward, so it should be small.
 """
+_FEWEST_GROUPS = 16
+"""Groups of followed tensors, from which on those that are no longer used are released."""
 _EARLY = (2, 10)
 """Gradient all-reduces after which parameters are compared, too.
 
 The second finds a drift that begins in the first step, before a wrong loss is printed or a wrong file is
 written; the tenth finds a drift that a warm-up hides.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Tensors whose gradients are averaged together."""
+
+    named: Mapping[str, Tensor]
+    sparse: frozenset[str]
+    overlaps: bool
 
 
 class Gradients:
@@ -49,10 +63,18 @@ class Gradients:
         self._followed: dict[int, Tensor] = {}  # by id, which is unique as long as the tensors are kept here
         self._names: list[str] = []  # the names of the followed tensors, for messages
         self._synchronizers: list[GradientSynchronizer] = []
+        self._groups: list[_Group] = []  # the tensors of each synchronizer
+        self._num_followed = 0  # also those that are no longer followed
         self._all_reduces = 0
+        self._release_at = _FEWEST_GROUPS
 
     def follow(
-        self, tensors: Iterable[Tensor], *, may_overlap: bool = False, names: Sequence[str] = ()
+        self,
+        tensors: Iterable[Tensor],
+        *,
+        may_overlap: bool = False,
+        names: Sequence[str] = (),
+        sparse: Iterable[Tensor] = (),
     ) -> None:
         """Average the gradients of these tensors too, from the next backward on; all ranks call this equally.
 
@@ -60,40 +82,76 @@ class Gradients:
             tensors: parameters, and other tensors in which a backward accumulates gradients.
             may_overlap: whether all-reduces may begin within backward, which does not communicate itself.
             names: the names of these tensors in messages; by default they are numbered.
+            sparse: those that get sparse gradients.
 
         Raises:
             OutOfStep: the tensors are not equal on all ranks.
         """
         new: dict[int, Tensor] = {}
         named: dict[str, Tensor] = {}
+        sparse_ids = {id(tensor) for tensor in sparse}
         for tensor, name in zip_longest(list(tensors), names, fillvalue=""):
             if not isinstance(tensor, Tensor) or not tensor.is_leaf:
                 continue  # its leaves are followed once a call has used them
             if not tensor.is_floating_point() and not tensor.is_complex():
                 continue
             if id(tensor) not in self._followed and id(tensor) not in new:
-                number = len(self._followed) + len(new)
+                number = self._num_followed + len(new)
                 unique = name and name not in self._names and name not in named
                 named[name if unique else f"{name or 'parameter'} ({number})"] = tensor
                 new[id(tensor)] = tensor
         if not new:
             return
-        self._followed |= new
-        self._names += named
+        self._num_followed += len(new)
         check_equal(self._world, named)
-        overlaps = may_overlap and overlaps_compute(self._world)
+        if len(self._groups) >= self._release_at:
+            self._release_unused()
+        sparse_names = frozenset(name for name, tensor in named.items() if id(tensor) in sparse_ids)
+        self._attach(_Group(named, sparse_names, may_overlap and overlaps_compute(self._world)))
+
+    def _attach(self, group: "_Group") -> None:
+        """Average the gradients of a group of tensors from now on."""
+        tensors = group.named.values()
+        self._followed |= {id(tensor): tensor for tensor in tensors}
+        self._names += group.named
         job = SyncConfig(
             world=self._world,
             model=ref(nn.Module()),
-            parameters=named,
+            parameters=group.named,
             statistics=(),
-            bucket_bytes=_bucket_bytes(named.values()) if overlaps else _TOGETHER,
-            may_overlap=overlaps,
+            bucket_bytes=_bucket_bytes(tensors) if group.overlaps else _TOGETHER,
+            may_overlap=group.overlaps,
             after_sync=self._count_all_reduce,
+            sparse=group.sparse,
         )
         synchronizer = Bucketed(job)
         synchronizer.attach()
         self._synchronizers.append(synchronizer)
+        self._groups.append(group)
+
+    def _release_unused(self) -> None:
+        """Stop following the tensors that only this object holds, as of models that a loop makes one by one.
+
+        It lets go of all groups, and follows those again of which a tensor is left on all ranks: in the
+        script, in a module or in a graph.
+        """
+        held = [
+            (group.sparse, group.overlaps, {name: TensorWeakRef(one) for name, one in group.named.items()})
+            for group in self._groups
+        ]
+        self.detach()
+        self._followed.clear()
+        self._names.clear()
+        self._groups.clear()
+        gc.collect()
+        left = [{name for name, one in tensors.items() if one() is not None} for *_, tensors in held]
+        every = zip(*self._world.all_gather_objects(left), strict=True)
+        on_all = [set.intersection(*names) for names in every]
+        for (sparse, overlaps, tensors), names in zip(held, on_all, strict=True):
+            found = {name: one() for name, one in tensors.items() if name in names}
+            if found:
+                self._attach(_Group(found, sparse, overlaps))
+        self._release_at = max(_FEWEST_GROUPS, 2 * len(self._groups))
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""

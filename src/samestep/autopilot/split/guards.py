@@ -93,8 +93,9 @@ def _layers(module: nn.Module, is_read: Callable[[Tensor], bool]) -> dict[Key, A
             of_kinds[kind] = _forward_id(kind), drawing
         code, drawing = of_kinds[kind]
         training = training << 1 | one.training
-        # The classes of the layers and the code of their forward: a script may replace both.
-        kinds = hash((kinds, id(kind), code))
+        # The classes of the layers and the code of their forward: a script may replace both. Torch's hooks
+        # compute weights before the forward, as after `prune`: a weight is then a tensor that a call assigns.
+        kinds = hash((kinds, id(kind), code, *map(type, one._forward_pre_hooks.values())))  # noqa: SLF001
         found.update(((place, name), getattr(one, name)) for name in drawing)
         for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
             if buffer is not None and is_read(buffer):

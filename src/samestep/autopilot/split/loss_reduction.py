@@ -72,11 +72,15 @@ class Reading:
     multiplied: bool = False
     # whether a sum that is added to a mean does not depend on the samples, as a penalty on weights
     sums_independent: bool = False
+    # whether the inner one of two reductions is over the samples, as in `x.mean(0).sum()`; otherwise the
+    # outer one is, as in `x.sum(1).mean()`
+    inner: bool = False
 
 
 PLAIN = Reading()
 READINGS = tuple(
-    Reading(divided, multiplied, sums_independent)
+    Reading(divided, multiplied, sums_independent, inner)
+    for inner in (False, True)
     for sums_independent in (False, True)
     for divided, multiplied in ((True, False), (True, True), (False, False))
 )
@@ -210,7 +214,8 @@ class _Graph:
     def _reduced(self, node: Any, depth: int, name: str) -> Term:
         """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
         operand = next((one for one, _ in node.next_functions), None)
-        if type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward"):
+        is_stack = type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward")
+        if is_stack or self._reading.inner:
             inside = self.read(operand, depth - 1)
             if isinstance(inside, Reduction):
                 return inside

@@ -74,7 +74,7 @@ def lay_out(config: SyncConfig, *, in_place: bool = False) -> list[PlacedBucket]
     members = [
         BucketMember(index, name, parameter)
         for index, (name, parameter) in enumerate(config.parameters.items())
-        if parameter.requires_grad
+        if parameter.requires_grad and name not in config.sparse
     ]
     items = [_item(member.parameter) for member in members]
     plan = [

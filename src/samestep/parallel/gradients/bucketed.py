@@ -8,6 +8,7 @@ import torch
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients.bucket_layout import lay_out
 from samestep.parallel.gradients.compress import message_bytes
+from samestep.parallel.gradients.sparse_gradients import average_sparse
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
 from samestep.ranks.collectives.shared_memory import PIECE
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
@@ -44,6 +45,7 @@ class Bucketed(GradientSynchronizer):
         super().__init__(config)
         self._lock = threading.Lock()  # gradients of several devices arrive on several threads
         self._parameters = list(config.parameters.values())
+        self._sparse = {name: config.parameters[name] for name in config.parameters if name in config.sparse}
         self._plan()
         self._prepare()
 
@@ -111,6 +113,8 @@ class Bucketed(GradientSynchronizer):
         for bucket in self._buckets:
             bucket.wait()
             bucket.unpack()
+        if self._sparse:
+            average_sparse(self._config.world, self._sparse)
         self._num_sent = 0
         if self._overlap is None:
             self._overlap = self._no_rank_repeats()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.parallel.gradients.sparse_gradients import sparse_weights
 from samestep.ranks.world.protocol import World
 
 Signature: TypeAlias = list[tuple[str, str, str]]
@@ -19,12 +20,11 @@ PIECE_BYTES = 64 << 20
 
 def check_supported(model: nn.Module) -> None:
     """Raise UsageError, before any work, if a model cannot be trained data-parallel."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise UsageError(
-                f"{name or 'the model'} is an embedding with sparse gradients, which have another size on "
-                "every rank and cannot be averaged in place. Build it with sparse=False."
-            )
+    for name in sorted(sparse_weights(model)):
+        raise UsageError(
+            f"{name} belongs to an embedding with sparse gradients, which have another size on every rank "
+            "and cannot be averaged in place. Build it with sparse=False."
+        )
     for name, tensor in named_tensors(model):
         if is_lazy(tensor):
             raise UsageError(

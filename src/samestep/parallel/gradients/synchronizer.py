@@ -4,7 +4,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +44,8 @@ class SyncConfig:
     """False if other collectives run inside backward, because ranks could call both in another order."""
     after_sync: Callable[[], None]
     """Called after each synchronization."""
+    sparse: Set[str] = frozenset()
+    """The names of the parameters with sparse gradients, which are in no bucket."""
 
 
 class GradientSynchronizer(ABC):

@@ -126,7 +126,8 @@ class Comparison:
             step: the first step that shows it.
             advice: what the author of a distributed script can do.
         """
-        advice = FAULT_OF_SAMESTEP if self.run.is_replicated else advice
+        if self.run.is_replicated and cause != "refused":  # a refusal says itself what to do
+            advice = FAULT_OF_SAMESTEP
         values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
         return Finding(
             cause=cause,

@@ -82,6 +82,17 @@ def test_without_observation_the_reduction_is_unknown():
         assert read_reduction(F.cross_entropy(X, Y), PLAIN) is None
 
 
-def test_a_sum_of_means_over_some_dimensions_is_unknown_without_a_graph():
-    assert read(lambda: X[:1, :2].square().mean(-1).sum(), PLAIN, grad=True) == ("sum", 1.0)
-    assert read(lambda: X[:1, :2].square().mean(-1).sum(), PLAIN, grad=False) is None
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "outer", "inner"),
+    [
+        (lambda: X[:1, :2].square().mean(-1).sum(), ("sum", 1.0), ("mean", 2.0)),
+        (lambda: X.square().sum(1).mean(), ("mean", 6.0), ("sum", 1.0)),
+        (lambda: X.square().mean(0).sum(), ("sum", 1.0), ("mean", 24.0)),
+        (lambda: F.cross_entropy(X, Y).sum(), None, ("mean", 5.0)),
+    ],
+)
+def test_of_two_reductions_either_may_be_over_the_samples(loss, outer, inner, grad):
+    if outer is not None:
+        assert read(loss, PLAIN, grad=grad) == outer
+    assert read(loss, Reading(inner=True), grad=grad) == inner

@@ -224,6 +224,13 @@ def test_a_fault_of_a_serial_script_is_that_of_samestep():
     assert FAULT_OF_SAMESTEP not in of_native.message
 
 
+def test_a_refusal_is_no_fault_of_samestep():
+    refused = run(2, facts=lambda _: {"ended": "UsageError", "message": "cannot be split"})
+    (found,) = causes(Comparison(REFERENCE, replace(refused, is_replicated=True), CONTROL))
+    assert found.cause == "refused"
+    assert FAULT_OF_SAMESTEP not in found.message
+
+
 def evaluates(keys):
     return {"evaluated": [float(key) for key in keys]}
 
