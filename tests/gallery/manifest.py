@@ -162,4 +162,5 @@ SCRIPTS = [
     Script("batch_memories.py"),
     Script("kept_in_objects.py"),
     Script("late_schedules.py"),
+    Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

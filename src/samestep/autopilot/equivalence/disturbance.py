@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samestep.autopilot.equivalence.weight_access import disturbing
 from samestep.autopilot.split.call_plans import CallArguments, Dims
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
 from samestep.hooks import declarations
@@ -97,21 +98,22 @@ def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
     tensors = [*module.parameters()]
     buffers = {id(one) for one in module.buffers()}
     before = [(tensor, tensor.data) for tensor in [*tensors, *module.buffers()]]
-    try:
-        with torch.inference_mode(mode=False):
+    with disturbing(module):
+        try:
+            with torch.inference_mode(mode=False):
+                for tensor, data in before:
+                    if not data.is_floating_point():
+                        continue
+                    values = data.double()
+                    if id(tensor) not in buffers:
+                        values = values + _weight_noise(values, own)
+                    elif how.buffers:
+                        values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
+                    tensor.data = values if how.double else values.to(data.dtype)
+            yield
+        finally:
             for tensor, data in before:
-                if not data.is_floating_point():
-                    continue
-                values = data.double()
-                if id(tensor) not in buffers:
-                    values = values + _weight_noise(values, own)
-                elif how.buffers:
-                    values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
-                tensor.data = values if how.double else values.to(data.dtype)
-        yield
-    finally:
-        for tensor, data in before:
-            tensor.data = data
+                tensor.data = data
 
 
 def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturbance) -> CallArguments:
