@@ -166,4 +166,5 @@ SCRIPTS = [
     Script("sparse_embeddings.py", ("sparse.pt",)),
     Script("nested_reductions.py"),
     Script("meta_learning.py"),
+    Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

@@ -46,6 +46,7 @@ class SharedResponses:
     def __init__(self, folder: CommonFolder, rank: int) -> None:
         self._folder, self._rank, self._sharing = folder.path, rank, folder.sharing
         self._process, self._thread = os.getpid(), threading.local()
+        self._lock = threading.Lock()
         self._requested: Counter[str] = Counter()
         self._kept: list[Path] = []
 
@@ -57,7 +58,8 @@ class SharedResponses:
 
     def get(self, key: str, send: _Send) -> tuple[Any, IO[bytes]]:
         """Return a response and its body, open for reading; raise the error of the request."""
-        number = self._requested[key] = self._requested[key] + 1
+        with self._lock:
+            number = self._requested[key] = self._requested[key] + 1
         name = hashlib.sha256(f"{number} {key}".encode()).hexdigest()[:32]
         self._thread.is_requesting = True
         try:
@@ -107,10 +109,11 @@ class SharedResponses:
         return response, body
 
     def _drop_read_by_all(self) -> None:
-        for place in self._kept[:]:
-            if all(place.with_suffix(f".{rank}").exists() for rank in self._sharing):
-                place.unlink()
-                self._kept.remove(place)
+        with self._lock:
+            for place in self._kept[:]:
+                if all(place.with_suffix(f".{rank}").exists() for rank in self._sharing):
+                    place.unlink()
+                    self._kept.remove(place)
 
 
 def _picklable(error: Exception) -> Exception:

@@ -4,6 +4,7 @@ import atexit
 import builtins
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -14,7 +15,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.end_check import EndCheck, checked_exits
 from samestep.autopilot.loading.load_choice import ScriptLoaders
 from samestep.autopilot.loading.loader_split import Slicing, losses_of_slices
-from samestep.autopilot.loading.loaders import intercepted_loaders, sharded_loading
+from samestep.autopilot.loading.loaders import intercepted_loaders, load_alone, sharded_loading
 from samestep.autopilot.network import shared_network
 from samestep.autopilot.script.agreed_signals import synchronized_signals
 from samestep.autopilot.script.call_account import Account
@@ -22,6 +23,7 @@ from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.script.rank_output import Stop, explaining, writing_once, writing_to
+from samestep.autopilot.script.script_threads import await_threads, ended_by_threads
 from samestep.autopilot.script.seeds import equal_hashes, equal_seeds
 from samestep.autopilot.script.shared_folder import common_folder
 from samestep.autopilot.script.trackers import disabled_trackers
@@ -29,7 +31,13 @@ from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.bypassed_modules import check_split, plain_weights
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_context import slice_aware_functions
-from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
+from samestep.autopilot.split_calls import (
+    CallSplitter,
+    compute_alone,
+    current_gradients,
+    intercepted_calls,
+    splitting_calls,
+)
 from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
@@ -72,6 +80,8 @@ class Ending(Protocol):
 
 E = TypeVar("E", bound=Ending)
 _active: list[ExitStack] = []  # the contexts of each replicated script of this process
+_in_forks: list[Callable[[], None]] = []  # called in each process that a script forks
+os.register_at_fork(after_in_child=lambda: [call() for call in _in_forks])
 _inherited: list[ExitStack] = []
 """The contexts of the parent, in a process that the script forked; kept, because freeing closes them."""
 
@@ -101,7 +111,9 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
                 )
             with nullcontext() if check is None else checked_exits(check):
                 ended = run()
-                atexit._run_exitfuncs()  # noqa: SLF001 - while the script is still replicated
+                # While the script is still replicated: threads and exit functions may write files.
+                await_threads(failed=ended.exit_code != 0 and not ended.was_asked_for)
+                atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
             if check is not None:
                 check.run(ended.exit_code)
         if os.getpid() != process:  # a child that the script forked; its parent does the rest
@@ -171,14 +183,32 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         stack.enter_context(intercepted_loaders())
         stack.enter_context(sharded_loading(ScriptLoaders(world, account, options.load), slicing))
         stack.enter_context(_after_some_steps(account, stop))
-        _active.append(stack)
-        stack.callback(_active.remove, stack)
+        stack.enter_context(_listed(_active, stack))
+        stack.enter_context(_listed(_in_forks, partial(_compute_alone, gradients, slicing)))
         process = os.getpid()
         yield account
         if os.getpid() != process:  # the parent undoes its contexts
             _inherited.append(stack.pop_all())
         elif options.explain:
             stop(account)
+
+
+def _compute_alone(gradients: Gradients, slicing: Slicing | None) -> None:
+    """Communicate with no other rank, in a process that the script has forked."""
+    compute_alone()
+    load_alone()
+    gradients.detach()
+    if slicing is not None:
+        slicing.split = None
+
+
+@contextmanager
+def _listed(entries: list[Any], entry: Any) -> Iterator[None]:
+    entries.append(entry)
+    try:
+        yield
+    finally:
+        entries.remove(entry)
 
 
 @contextmanager
@@ -210,12 +240,16 @@ def _gradient_world(world: World, options: Options) -> World:
 @contextmanager
 def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
     """Count the backward passes of a script, and call `then` after the first `BACKWARDS_UNTIL_CHECK`."""
+    process = os.getpid()
 
     def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not account.backwards and not account.split:
             account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
+            account.thread = "" if current_gradients() is not None else threading.current_thread().name
         with out_of_memory_is_final("backward"):
             original(*args, **kwargs)
+        if os.getpid() != process:  # forked by the script
+            return
         account.backwards += 1
         if account.backwards == BACKWARDS_UNTIL_CHECK:
             then(account)
@@ -227,9 +261,16 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 @contextmanager
 def single_process_view(world: World) -> Iterator[None]:
     """Hide the process group and the launcher's variables, and let rank 0 read `input` for all ranks."""
-    original = builtins.input
+    original, process = builtins.input, os.getpid()
 
     def once(prompt: object = "") -> str:
+        if os.getpid() != process:  # forked by the script
+            return original(prompt)
+        if threading.current_thread() is not threading.main_thread() and world.place.size > 1:
+            raise UsageError(
+                "the script calls input() in another thread than the main one, so workers would get the "
+                "answer at different steps. Call it in the main thread, or run with -n 1."
+            )
         return world.on_main(lambda: original(prompt))
 
     is_hidden = True
@@ -257,4 +298,5 @@ def single_process_view(world: World) -> Iterator[None]:
         stack.enter_context(attached(declarations.STARTED_PROCESS, wrapping(started)))
         stack.enter_context(env.hidden(RANK_VARIABLES))
         stack.enter_context(attached(declarations.INPUT, instead(once)))
+        stack.enter_context(ended_by_threads())
         yield

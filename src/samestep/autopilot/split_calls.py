@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
+from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.loading.loader_split import Slicing
 from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, Account, calling_site
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
@@ -47,6 +48,8 @@ from samestep.ranks.collectives.direct_world import separates_gradients
 from samestep.ranks.world.protocol import World
 
 _calls: ContextVar["CallSplitter | None"] = ContextVar("samestep_calls", default=None)
+_is_inside: ContextVar[bool] = ContextVar("samestep_is_inside", default=False)
+"""Whether a module call is running here: calls of its submodules are not split themselves."""
 
 _registered = [0]
 """The number of parameters that modules of this process have registered while calls are split."""
@@ -107,7 +110,7 @@ class CallSplitter:
     ) -> None:
         self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
-        self._inside, self._number = False, 0
+        self._is_calling, self._number = False, 0
         self._modules: WeakKeyDictionary[nn.Module, _ModuleCalls] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
         self._schedule = CheckSchedule(world.place.size, options.check_every)
@@ -116,13 +119,18 @@ class CallSplitter:
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module, split if this is possible; its submodules are called as usual."""
-        if self._inside or type(module).__name__ in _WRAPPERS or _is_recomputed():
+        if _is_inside.get() or type(module).__name__ in _WRAPPERS or _is_recomputed():
             return forward(module, *args, **kwargs)
         if next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
         call = _Call(forward, module, CallArguments(args, kwargs))
-        self._inside = True
+        if self._is_calling:
+            raise UsageError(
+                f"two threads call models at the same time ({call.name} at {calling_site()}), so the workers "
+                "would call them in different orders. Call them in one thread, or run with -n 1."
+            )
+        inside, self._is_calling = _is_inside.set(True), True
         try:
             if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
                 return self._unsplit(call, why)
@@ -133,7 +141,8 @@ class CallSplitter:
                     return self._slicing.call(forward, module, args, kwargs)
                 return self._checked_call(call)
         finally:
-            self._inside = False
+            self._is_calling = False
+            _is_inside.reset(inside)
 
     def _unsplit(self, call: _Call, why: str) -> Any:
         """Compute a call on all ranks in full, and record why."""
@@ -243,8 +252,9 @@ class CallSplitter:
                 )
             if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
-                    f"{call.name} drew random numbers, and drew none in its equivalence check: the workers' "
-                    f"random streams now differ. {KEEP_UNSPLIT}"
+                    f"{call.name}, or another thread of the script during its call, drew random numbers, and "
+                    f"it drew none in its equivalence check: the workers' random streams now differ. "
+                    f"{KEEP_UNSPLIT}"
                 )
             if draws is not None:
                 draws.end()
@@ -322,11 +332,16 @@ def intercepted_calls() -> Iterator[None]:
             if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
                 return original(module, *args, **kwargs)
             calls = _calls.get()
-            if calls is None:
-                return original(module, *args, **kwargs)
+            if calls is None:  # another thread of the script, or a process that it has forked
+                with calling(module):
+                    return original(module, *args, **kwargs)
             return calls(original, module, args, kwargs)
 
         return call
+
+    def read_state(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with reading(module):
+            return original(module, *args, **kwargs)
 
     def refused(what: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if current_slice.get() is not None:
@@ -335,6 +350,7 @@ def intercepted_calls() -> Iterator[None]:
 
     hooks = {
         declarations.SPLIT_CALL: make,
+        declarations.STATE_READ: wrapping(read_state),
         declarations.TENSOR_HOOK: wrapping(partial(refused, "a hook on a tensor")),
         declarations.RETAINED_GRAD: wrapping(partial(refused, "retain_grad")),
     }
@@ -343,6 +359,11 @@ def intercepted_calls() -> Iterator[None]:
         stack.enter_context(attached_all(hooks))
         stack.enter_context(bypassed_modules.functional_calls())
         yield
+
+
+def compute_alone() -> None:
+    """Split no call of this thread any more, as in a process that the script has forked."""
+    _calls.set(None)
 
 
 def current_gradients() -> Gradients | None:

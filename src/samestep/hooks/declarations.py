@@ -166,6 +166,9 @@ TENSOR_HOOK = Hook("torch:Tensor", "register_hook", _SPLIT, "a hook within a spl
 RETAINED_GRAD = Hook(
     "torch:Tensor", "retain_grad", _SPLIT, "a gradient within a split call would be of a slice"
 )
+STATE_READ = Hook(
+    "torch.nn:Module", "state_dict", _SPLIT, "another thread gets no weights that a check has disturbed"
+)
 FUNCTIONAL_CALL = Hook(
     "torch.nn.utils.stateless",
     "_functional_call",
@@ -252,6 +255,7 @@ WORKER_INFO = Hook(
 
 _ALONE = "serial scripts: each rank runs as if alone"
 EXIT = Hook("os", "_exit", _ALONE, "the ranks compare their weights before they exit", arguments=("status",))
+THREAD_ERROR = Hook("threading", "excepthook", _ALONE, "an error of samestep in a thread ends the run")
 CREATED_GROUP = tuple(
     Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d")

@@ -42,16 +42,18 @@ class RngState:
 
     def same(self, other: "RngState") -> bool:
         """Return whether both states are equal."""
-        mine, theirs = self.numpy, other.numpy
         devices = (self.device is None and other.device is None) or (
             self.device is not None
             and other.device is not None
             and torch.equal(self.device[1], other.device[1])
         )
-        return (
-            torch.equal(self.cpu, other.cpu)
-            and devices
-            and self.python == other.python
+        return torch.equal(self.cpu, other.cpu) and devices and self.same_on_host(other)
+
+    def same_on_host(self, other: "RngState") -> bool:
+        """Return whether the states of Python's and NumPy's generators are equal."""
+        mine, theirs = self.numpy, other.numpy
+        return bool(
+            self.python == other.python
             and (mine is theirs or (mine[2:] == theirs[2:] and bool((mine[1] == theirs[1]).all())))
         )
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -47,6 +48,28 @@ def test_a_handler_may_end_the_script_everywhere():
         return True
 
     assert run_ranks(copies, 3) == [True] * 3
+
+
+def test_what_another_thread_sends_arrives_like_a_signal_from_outside():
+    def copies(world):
+        seen, sent = [], []
+        handlers, _ = handlers_of(world)
+        handlers._kill = lambda process, number: sent.append(number)
+        handlers.set(USR1, lambda *_: seen.append(USR1))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(handlers.send, os.getpid(), USR1).result()
+        return seen, sent
+
+    assert run_ranks(copies, 2) == [([], [USR1])] * 2
+
+
+def test_a_process_that_the_script_forks_handles_its_signals_itself(monkeypatch):
+    handlers, _ = handlers_of(None)
+    seen = []
+    handlers.set(TERM, lambda number, frame: seen.append(number))
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    handlers.record(TERM, None)
+    assert seen == [TERM]
 
 
 def test_handlers_are_set_read_removed_and_restored():

@@ -41,6 +41,7 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
+from samestep.base.errors import UsageError
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
@@ -85,16 +86,30 @@ class EquivalenceCheck:
         self._counting_tensors: list[Tensor] = []
         self._draws = False
         """Whether the module has drawn random numbers."""
+        self._has_beside = False
+        """Whether another thread has drawn random numbers meanwhile."""
         self._is_large = sum(one.numel() for one in module.parameters()) > LARGE
         self._comparison = SplitComparison(forward, module, world)
         self._weights = disturbance.DisturbedWeights(module)
 
     def run(self) -> Verdict:
-        """Check all ways; the module and the generators then are as after the split call, or as before."""
+        """Check all ways; the module and the generators then are as after the split call, or as before.
+
+        Raises:
+            UsageError: another thread of the script draws random numbers meanwhile.
+        """
         if (why := self._refusal()) is not None:
             return Verdict(None, why=why)
         with disturbance.parametrizations_computed():
-            return self._verdict()
+            verdict = self._verdict()
+        if verdict.plan is None and (self._has_beside or self._run.has_beside):
+            raise UsageError(
+                "another thread of the script draws random numbers of Python or NumPy while "
+                f"{type(self._module).__name__} is called, which cannot be told from draws of the model. "
+                "Give that thread a generator of its own (random.Random(seed), "
+                "numpy.random.default_rng(seed)), or run with -n 1."
+            )
+        return verdict
 
     def _verdict(self) -> Verdict:
         whole: UnsplitCall | None = None
@@ -250,6 +265,7 @@ class EquivalenceCheck:
                     expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
                 kept = changed(run.left, python_state(self._module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
+            self._has_beside = self._has_beside or run.has_beside
         except WritesFileError:
             failure = WRITES_FILES
         except Exception as error:  # noqa: BLE001 - the model may fail on these samples; others are tried

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samestep.autopilot.equivalence.weight_access import disturbing
 from samestep.autopilot.split.call_plans import CallArguments, Dims
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
 from samestep.hooks import declarations
@@ -108,22 +109,23 @@ class DisturbedWeights:
         parameters: list[Tensor] = [one for one in self._module.parameters() if one.is_floating_point()]
         buffers = [one for one in self._module.buffers() if one.is_floating_point()]
         before = [(tensor, tensor.data) for tensor in [*parameters, *buffers]]
-        try:
-            with torch.inference_mode(mode=False):
-                if self._drawn_for != (how.seed, how.double):
-                    self._draw(parameters, how)
-                own = self._generator.clone_state()
-                for tensor, values in zip(parameters, self._values, strict=True):
-                    tensor.data = values
-                for tensor in buffers:
-                    values = tensor.data.double()
-                    if how.buffers:
-                        values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
-                    tensor.data = values if how.double else values.to(tensor.dtype)
-            yield
-        finally:
-            for tensor, data in before:
-                tensor.data = data
+        with disturbing(self._module):
+            try:
+                with torch.inference_mode(mode=False):
+                    if self._drawn_for != (how.seed, how.double):
+                        self._draw(parameters, how)
+                    own = self._generator.clone_state()
+                    for tensor, values in zip(parameters, self._values, strict=True):
+                        tensor.data = values
+                    for tensor in buffers:
+                        values = tensor.data.double()
+                        if how.buffers:
+                            values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
+                        tensor.data = values if how.double else values.to(tensor.dtype)
+                yield
+            finally:
+                for tensor, data in before:
+                    tensor.data = data
 
     def forget(self) -> None:
         """Draw the weights again for the next comparison: a call may have written into them."""

@@ -2,7 +2,10 @@
 
 import logging
 import math
+import sys
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
@@ -68,6 +71,9 @@ class ModuleRun:
         self.before = SavedState(module)
         self.drawn = RngState.now(device)
         self.left = python_state(module)
+        self.has_beside = (
+            False  # whether another thread has drawn random numbers of Python or NumPy meanwhile
+        )
         self.dims: Dims = {}  # the way to split whose sample reads are recorded; empty for none
 
     def restore(self) -> None:
@@ -84,7 +90,11 @@ class ModuleRun:
             return whole
         self.restore()
         again = self.unsplit(given, grad=grad, records=True, precise=precise)
-        return again if again.drawn.same(whole.drawn) else None
+        if again.drawn.same(whole.drawn):
+            return again
+        # Recording may change torch's draws, but a call repeats those of Python and NumPy.
+        self.has_beside = _has_other_threads() and not again.drawn.same_on_host(whole.drawn)
+        return None
 
     def unsplit(
         self,
@@ -143,6 +153,12 @@ class ModuleRun:
             scale=largest(*found.values(), *dict(given.tensors()).values(), *self.module.parameters()),
             reads=reads.found,
         )
+
+
+def _has_other_threads() -> bool:
+    """Return whether the script has other threads than the calling one."""
+    own = threading.current_thread()
+    return any(one is not own and not one.name.startswith("samestep-") for one in threading.enumerate())
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -212,34 +228,67 @@ def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if when and is_compiled(module) else nullcontext()
 
 
+@dataclass(eq=False, slots=True)
 class Printed:
-    """A stream that discards its input, and records whether there was any."""
+    """Whether a block of `quiet` has printed or logged."""
 
-    def __init__(self) -> None:
-        self.any = False
-
-    def write(self, text: str) -> int:
-        """Discard a text, and record that there was one."""
-        self.any = True
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: no text is kept."""
+    any: bool = False
 
 
 _printed: ContextVar[Printed | None] = ContextVar("samestep_quiet", default=None)
+
+
+class _QuietStream:
+    """A stream that discards what a block of `quiet` prints; other threads use the original stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.original = stream
+
+    def write(self, text: str) -> int:
+        """Discard a text, and record that there was one."""
+        printed = _printed.get()
+        if printed is None:
+            written: int = self.original.write(text)
+            return written
+        printed.any = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the original stream for other threads: no text of the block is kept."""
+        if _printed.get() is None:
+            self.original.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        if _printed.get() is None:
+            return getattr(self.original, name)
+        raise AttributeError(name)
+
+
+_streams: deque[_QuietStream] = deque(maxlen=16)
+"""The last streams. Python's `print` holds no reference to the stream to which it writes, so that one that
+another thread prints to must not be freed when the block ends."""
+
+
+def _quiet_stream(stream: Any) -> Any:
+    if isinstance(stream, _QuietStream):
+        return stream
+    found = next((one for one in [*_streams] if one.original is stream), None)
+    if found is None:
+        found = _QuietStream(stream)
+        _streams.append(found)
+    return found
 
 
 @contextmanager
 def quiet() -> Iterator[Printed]:
     """Suppress what the calling thread prints, logs and warns; yield whether it has printed or logged."""
     printed = Printed()
-    stream: Any = printed
+    stdout, stderr = map(_quiet_stream, (sys.stdout, sys.stderr))
     with (
         bound(_printed, printed),
         attached(declarations.LOGGED, wrapping(_log)),
-        redirect_stdout(stream),
-        redirect_stderr(stream),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

@@ -10,4 +10,7 @@ def locked(path: str) -> Iterator[None]:
     """Hold the lock of a file, which is created if it is missing, in a block."""
     with open(path, "ab") as file:  # opened anew, since a lock belongs to the open file
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # also where another thread has forked meanwhile: the child has the open file, too
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -6,6 +6,7 @@ order depends on the file system: rank 0 records each listing, and the other ran
 
 import os
 import stat
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +55,9 @@ class ReplayedListings:
     ) -> None:
         self._journal, self._patience_s, self._pause = journal, patience_s, pause
         self._process = os.getpid()
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()  # records that the main thread has used, by folder
+        self._lock = threading.Lock()
+        self._by_threads: Counter[str] = Counter()  # listings by other threads, by folder
 
     def ordered(self, path: str, names: Sequence[str]) -> list[str]:
         """Return names in the order of rank 0's listing, or unchanged if there is no record of it."""
@@ -66,10 +69,12 @@ class ReplayedListings:
 
     def _record(self, path: str, names: set[str]) -> list[str] | None:
         """Return the first unused record of a folder with these names."""
-        records = self._journal.listings.get(path, [])
+        records = self._journal.listings.get((path, True), [])
         if os.getpid() != self._process:
             matching = [record for record in records if set(record) == names]
             return matching[-1] if matching else None
+        if threading.current_thread() is not threading.main_thread():
+            return self._record_of_threads(path, names)
         began = time.monotonic()
         while True:
             taken = self._taken[path]
@@ -82,11 +87,31 @@ class ReplayedListings:
                 break
             self._pause()
             self._journal.refresh()
-            records = self._journal.listings.get(path, [])
+            records = self._journal.listings.get((path, True), [])
         if len(records) > taken:
             self._taken[path] = taken + 1
             return records[taken]
         return None
+
+    def _record_of_threads(self, path: str, names: set[str]) -> list[str] | None:
+        """Return a record for a listing by another thread than the main one.
+
+        Several threads may change and list a folder in any order: the n-th listing of it waits for n records,
+        and uses one with these names, or else the n-th.
+        """
+        with self._lock:
+            number = self._by_threads[path]
+            self._by_threads[path] += 1
+        began = time.monotonic()
+        while True:
+            records = self._journal.listings.get((path, False), [])
+            if len(records) > number or time.monotonic() - began > self._patience_s:
+                break
+            self._pause()
+            self._journal.refresh()
+        candidates = [*records[number : number + 1], *records]
+        same = next((record for record in candidates if set(record) == names), None)
+        return same or next(iter(candidates), None)
 
 
 class ShuffledListings:

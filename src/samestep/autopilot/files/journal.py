@@ -39,9 +39,10 @@ class Journal:
         """The base paths of live paths; None for a file that rank 0 has created or changed."""
         self.entries: dict[str, list[str]] = {}
         """The names in base folders that rank 0 has changed, in the order of the file system."""
-        self.listings: dict[str, list[list[str]]] = {}
-        """The listings of rank 0 by live path, of folders that the run has changed."""
-        self._is_renaming = False
+        self.listings: dict[tuple[str, bool], list[list[str]]] = {}
+        """The listings of rank 0, of folders that the run has changed: by live path, and whether the main
+        thread has listed it. Those of other threads come in any order."""
+        self._renames = 0  # that have begun and not ended; several threads may rename at the same time
         self._is_reading = False
 
     def append(self, do: str, **what: Any) -> None:
@@ -57,14 +58,14 @@ class Journal:
     def refresh(self) -> int:
         """Apply the new lines, wait for the end of a rename, and return the size of the journal."""
         self._read()
-        if self._is_renaming:
+        if self._renames:
             holds_within(self._has_renamed, _RENAME_S, least_s=0.001)
-            self._is_renaming = False
+            self._renames = 0
         return self.size
 
     def _has_renamed(self) -> bool:
         self._read()
-        return not self._is_renaming
+        return not self._renames
 
     def base_of(self, live: str) -> str | None:
         """Return the base path of a live path; None for a file that rank 0 has created or changed."""
@@ -108,15 +109,15 @@ class Journal:
             self._bases[line["live"]] = None
             self.places[line["base"]] = line["at"]
         elif do == "renaming":
-            self._is_renaming = True
+            self._renames += 1
         elif do == "renamed":
-            self._is_renaming = False
+            self._renames = max(0, self._renames - 1)
             if line["source"] is not None:
                 self._rename(line["source"], line["target"])
         elif do == "entries":
             self.entries[line["base"]] = line["names"]
         elif do == "listed":
-            listings = self.listings.setdefault(line["live"], [])
+            listings = self.listings.setdefault((line["live"], line["main"]), [])
             listings.append(listings[-1] if line["names"] is None else line["names"])
 
     def _rename(self, source: str, target: str) -> None:

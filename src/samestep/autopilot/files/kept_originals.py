@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -188,9 +189,12 @@ class OriginalKeeper:
         seen = [name for name in names if os.path.join(live, name) != self._folder]
         # A worker of a loader records nothing: other ranks may have more or fewer of them.
         if live in self._changed and os.getpid() == self._process:
-            self._journal.refresh()
-            before = self._journal.listings.get(live)
-            self._journal.append("listed", live=live, names=None if before and before[-1] == seen else seen)
+            is_main = threading.current_thread() is threading.main_thread()
+            with locked(self._lock):  # of two threads, the last listing is the one before
+                self._journal.refresh()
+                before = self._journal.listings.get((live, is_main))
+                changed = None if before and before[-1] == seen else seen
+                self._journal.append("listed", live=live, main=is_main, names=changed)
         return seen
 
     def _make(self, live: str) -> None:

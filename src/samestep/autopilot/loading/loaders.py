@@ -90,6 +90,8 @@ class LoaderPass:
         if total < self._place.size or (verdict.is_shared is False and not is_requested):
             return None
         own = share(total, self._place.rank, self._place.size)
+        if not self._is_here():  # a check would restore the generators from which the script draws meanwhile
+            return FetchRequest(indices, own, "whole") if verdict.has_fewer_workers else None
         self._requested += 1
         seed = int(self._iterator._base_seed), self._requested  # noqa: SLF001
         if verdict.is_shared is None:
@@ -105,6 +107,8 @@ class LoaderPass:
                 self._slicing.record_batch(None)
             return self._next(load)[0]
         assert self._slicing is not None
+        if not self._is_here():
+            raise self._other_thread("--split call")
         try:
             batch, request, total = self._next(load)
         except StopIteration:
@@ -158,12 +162,16 @@ class LoaderPass:
         """Return whether the calling thread is the one that communicates with the other ranks."""
         return threading.get_ident() == self._thread
 
+    def _other_thread(self, option: str) -> UsageError:
+        return UsageError(
+            f"another thread reads the loader at {self._site} than the one that has begun the pass. Run with "
+            f"{option}."
+        )
+
     def _gathered(self, request: FetchRequest, loaded: FetchResult, error: Exception | None) -> Any:
         """Return the batch of all ranks' shares."""
         if not self._is_here():
-            raise UsageError(
-                f"another thread than before reads the loader at {self._site}. Run with --load replicated."
-            )
+            raise self._other_thread("--load replicated")
         world, rows, total = self._loading.world, self._verdict.rows, len(request.indices)
         status = row_gather.GOOD
         if error is not None:
@@ -205,6 +213,11 @@ class LoaderPass:
 def sharded_loading(loading: ScriptLoaders, slicing: Slicing | None = None) -> AbstractContextManager[None]:
     """Shard the calling thread's loaders by `loading`; with `slicing`, the script gets slices."""
     return bound(_loading, (loading, slicing))
+
+
+def load_alone() -> None:
+    """Shard no loader of this thread any more, as in a process that the script has forked."""
+    _loading.set(None)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ would read the flag a step before another, write its checkpoint and exit, while 
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from samestep.base.errors import UsageError
 from samestep.base.signals import WARNINGS
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, instead
@@ -36,14 +38,23 @@ class SignalHandlers:
     ) -> None:
         self._world, self._install, self._installed = world, install, installed
         self._handlers: dict[int, Handler] = {}
-        self._kill = os.kill
+        self._kill, self._process, self._thread = os.kill, os.getpid(), threading.get_ident()
         self._arrived: Counter[int] = Counter()
         self._handled: Counter[int] = Counter()
 
     def set(self, number: int, handler: Any) -> Any:
-        """Set a handler; replaces `signal.signal`."""
+        """Set a handler; replaces `signal.signal`.
+
+        Raises:
+            UsageError: asyncio sets it; its loop gets the signal itself, at another step on each rank.
+        """
         before = self.get(number)
         is_agreed = number in AGREED and callable(handler) and handler is not signal.default_int_handler
+        if is_agreed and getattr(handler, "__module__", "") == "asyncio.unix_events":
+            raise UsageError(
+                "the script calls loop.add_signal_handler, whose callback would run at another step on each "
+                "worker. Set the handler with signal.signal, or run with -n 1."
+            )
         self._install(number, self.record if is_agreed else handler)
         if is_agreed:
             self._handlers[int(number)] = handler
@@ -55,8 +66,10 @@ class SignalHandlers:
         """Return the handler that is set; replaces `signal.getsignal`."""
         return self._handlers.get(int(number)) or self._installed(number)
 
-    def record(self, number: int, _frame: FrameType | None) -> None:
-        """Record that a signal has arrived at this rank."""
+    def record(self, number: int, frame: FrameType | None) -> None:
+        """Record that a signal has arrived at this rank; call its handler in a process that it has forked."""
+        if os.getpid() != self._process:
+            self._handlers[number](number, frame)
         self._arrived[number] += 1
 
     def agree(self) -> None:
@@ -77,8 +90,12 @@ class SignalHandlers:
                     handler(number, sys._getframe(1))  # noqa: SLF001 - as Python
 
     def send(self, process: int, number: int) -> None:
-        """Send a signal; replaces `os.kill`. All ranks send one to themselves at the same point."""
-        handler = self._handlers.get(int(number)) if process == os.getpid() else None
+        """Send a signal; replaces `os.kill`. All ranks send one to themselves at the same point.
+
+        This is so in the script's main thread; what another one sends arrives like a signal from outside.
+        """
+        is_own = process == os.getpid() and threading.get_ident() == self._thread
+        handler = self._handlers.get(int(number)) if is_own else None
         if handler is None:
             self._kill(process, number)
         else:

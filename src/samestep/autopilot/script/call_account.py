@@ -58,6 +58,8 @@ class Account:
     """Backward passes that the script has run."""
     failed: FailedCalls = field(default_factory=FailedCalls)
     """Split calls that have raised."""
+    thread: str = ""
+    """The name of another thread than the main one that has run a backward pass before any split call."""
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
 

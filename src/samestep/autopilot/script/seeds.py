@@ -3,6 +3,7 @@
 import multiprocessing
 import random
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -27,14 +28,17 @@ def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
     """
     common = random.Random(world.broadcast_object(secrets.randbits(63)) if seed is None else seed)
 
-    base, owner = common.getrandbits(63), _process()
+    base, main = common.getrandbits(63), _drawing()
+    others: dict[tuple[Any, ...], random.Random] = {}
 
     def draw() -> int:
-        nonlocal owner
-        if owner != _process():  # forked: equal on all ranks, but not in two loader processes of one rank
-            owner = _process()
-            common.seed(f"{base} {owner}")
-        return common.getrandbits(63)
+        own = _drawing()
+        if own == main:
+            return common.getrandbits(63)
+        # Equal on all ranks, but not in two processes or threads of one rank, whose draws have no order.
+        if own not in others:
+            others[own] = random.Random(f"{base} {own}")
+        return others[own].getrandbits(63)
 
     def seed_of(original: Any, generator: random.Random, a: Any = None, version: int = 2) -> None:
         original(generator, draw() if a is None else a, version)
@@ -66,10 +70,14 @@ def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
         yield
 
 
-def _process() -> tuple[int, ...]:
-    """Return the place of this process among those that its ancestors started by multiprocessing."""
+def _drawing() -> tuple[Any, ...]:
+    """Return the place of this process among those that its ancestors have started, and the thread's name.
+
+    The name of the main thread is left out.
+    """
     identity: tuple[int, ...] = multiprocessing.current_process()._identity  # noqa: SLF001
-    return identity
+    thread = threading.current_thread()
+    return identity if thread is threading.main_thread() else (*identity, thread.name)
 
 
 def seed_all(draw: Callable[[], int]) -> None:

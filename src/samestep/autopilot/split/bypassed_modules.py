@@ -9,6 +9,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.script.call_account import FEWER, Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
+from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
@@ -25,19 +27,17 @@ from samestep.hooks.training_events import is_transformed
 
 _FILES = 100  # the largest number of user-defined source files that are read
 _REASONS = 3  # the largest number of reasons in a message
-_functional = [0]  # the number of calls of `functional_call` that are running
+_is_functional: ContextVar[bool] = ContextVar("samestep_functional", default=False)
+"""Whether the calling thread runs `functional_call`."""
 
 
 @contextmanager
 def functional_calls() -> Iterator[None]:
-    """Count the running calls of `torch.func.functional_call`, for `obstacle`."""
+    """Record for `obstacle` that `torch.func.functional_call` is running."""
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        _functional[0] += 1
-        try:
+        with bound(_is_functional, True):  # noqa: FBT003 - the value
             return original(*args, **kwargs)
-        finally:
-            _functional[0] -= 1
 
     with attached(declarations.FUNCTIONAL_CALL, wrapping(call)):  # behind both public functions
         yield
@@ -45,7 +45,7 @@ def functional_calls() -> Iterator[None]:
 
 def obstacle() -> str | None:
     """Return why a call of a module within a transform or `functional_call` is unsplit; None elsewhere."""
-    if _functional[0]:
+    if _is_functional.get():
         return "functional_call passes its weights; load them into the module and call it"
     if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
@@ -143,6 +143,11 @@ def _first(calls: Sequence[str]) -> str:
 
 def _advice(account: Account) -> str:
     """Return the reason why a script has no calls of modules, and how to change it."""
+    if account.thread:
+        return (
+            f"it trains in another thread ({account.thread}), and only calls of its main thread are split: "
+            "call the function that trains without a thread"
+        )
     direct = direct_forwards()
     if direct:
         more = f" and {len(direct) - 1} more" if len(direct) > 1 else ""

@@ -120,9 +120,12 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
         return tuple(value.flat) if value.size <= _MOST_OF_LIST and value.dtype != object else None
     if not isinstance(value, (*LISTS, set, bytearray, array, torch.UntypedStorage)):
         return None
-    if len(value) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in value):
+    if len(value) > _MOST_OF_LIST:
         return None
-    return tuple(sorted(value, key=repr)) if isinstance(value, set) else tuple(value)
+    values = tuple(value)  # at once: another thread may change the list or the set
+    if not all(isinstance(one, PLAIN) for one in values):
+        return None
+    return tuple(sorted(values, key=repr)) if isinstance(value, set) else values
 
 
 def _forward_id(kind: type) -> int:

@@ -63,7 +63,7 @@ def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
         if kind.__module__.startswith("torch."):
             continue
         kinds.add(kind)
-        for key, value in vars(one).items():
+        for key, value in [*vars(one).items()]:  # at once: another thread may set an attribute
             if key not in MODULE_ATTRIBUTES:
                 yield from _walk((place, key), value, _DEPTH, seen)
     for kind in kinds:
@@ -79,7 +79,7 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
         if name in names:
             yield name, names[name]
     for owner in scripts_classes(kind):
-        for name, value in vars(owner).items():
+        for name, value in [*vars(owner).items()]:
             if not name.startswith("__"):
                 yield f"{owner.__name__}.{name}", value
 

@@ -170,7 +170,7 @@ def restore_record(record: Any, fields: Mapping[str, Any]) -> None:
 def _own_fields(owner: Any) -> dict[str, Any]:
     """Return the attributes of a class or a Python module, except functions and classes."""
     if isinstance(owner, type) and issubclass(owner, nn.Module):
-        own = vars(owner).items()
+        own = [*vars(owner).items()]
         return {name: one for name, one in own if not name.startswith("__") and not callable(one)}
     return shared_fields(owner)
 
@@ -224,7 +224,8 @@ def _distinct(values: Any) -> Iterator[Any]:
 def _own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
     for name, one in module.named_modules():
-        yield from ((name, key, value) for key, value in vars(one).items() if key not in MODULE_ATTRIBUTES)
+        own = [*vars(one).items()]
+        yield from ((name, key, value) for key, value in own if key not in MODULE_ATTRIBUTES)
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -1,12 +1,16 @@
 """Threads of one rank that access files at the same time."""
 
+import fcntl
+import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from samestep.autopilot.files.file_calls import redirected
-from samestep.autopilot.files.folder_listings import ChangedFolders
+from samestep.autopilot.files.file_lock import locked
+from samestep.autopilot.files.folder_listings import ChangedFolders, ReplayedListings
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.kept_originals import OriginalKeeper
 from samestep.autopilot.files.overlay_files import Overlay
@@ -96,6 +100,62 @@ def test_a_folder_is_recorded_while_another_is_renamed():
 
     in_threads(change)
     assert all(f"/{number}/{one}" in folders for number in range(1, THREADS, 2) for one in range(300))
+
+
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(tmp_path):
+    lock, (ends, end) = str(tmp_path / "lock"), os.pipe()
+    with locked(lock):
+        child = os.fork()
+        if not child:
+            os.close(end)
+            os.read(ends, 1)
+            os._exit(0)
+    os.close(ends)
+    with open(lock, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(end)
+    os.waitpid(child, 0)
+
+
+def test_a_reader_waits_for_the_second_of_two_renames_that_run_at_the_same_time(common):
+    writer, reader = Journal(common / "journal"), Journal(common / "journal")
+    for _ in range(2):
+        writer.append("renaming")
+    writer.append("renamed", source="/a", target="/b")
+    found = []
+
+    def read():
+        reader.refresh()
+        found.append(reader.place_of("/c"))
+
+    waiting = threading.Thread(target=read)
+    waiting.start()
+    waiting.join(0.2)
+    writer.append("renamed", source="/c", target="/d")
+    waiting.join()
+    assert found == ["/d"]
+
+
+def test_threads_that_list_a_folder_use_no_listing_of_the_main_thread(common):
+    writer, reader = Journal(common / "journal"), Journal(common / "journal")
+    listings = ReplayedListings(reader, patience_s=0.0)
+    orders = [["a", "b"], ["b", "a"]]
+    for is_main, names in zip((True, False), orders, strict=True):
+        writer.append("listed", live="/f", main=is_main, names=names)
+    reader.refresh()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(listings.ordered, "/f", ["a", "b"]).result() == orders[1]
+    assert listings.ordered("/f", ["a", "b"]) == orders[0]
+
+
+def test_threads_that_list_a_changing_folder_do_not_wait_for_the_same_names(common):
+    writer, reader = Journal(common / "journal"), Journal(common / "journal")
+    listings = ReplayedListings(reader, pause=lambda: pytest.fail("waits"))
+    for number in range(THREADS):
+        writer.append("listed", live="/f", main=False, names=["a", f"of rank 0: {number}"])
+    reader.refresh()
+    found = in_threads(lambda number: listings.ordered("/f", [f"of rank 1: {number}", "a"]))
+    assert found == [["a", f"of rank 1: {number}"] for number in range(THREADS)]
 
 
 def _append(file, text):

@@ -1,6 +1,7 @@
 """Unseeded generators are equal on all ranks, and differ between the loader processes of one rank."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +21,7 @@ def numbers_of(monkeypatch, *, child):
     """Return numbers of unseeded generators in a rank, and then in a process that it has forked."""
     with equal_seeds(SoloWorld(), seed=7), monkeypatch.context() as patch:
         first = random.Random().random()
-        patch.setattr(seeds, "_process", lambda: (child,))
+        patch.setattr(seeds, "_drawing", lambda: (child,))
         return first, random.Random().random(), random.Random().random()
 
 
@@ -33,3 +34,15 @@ def test_forked_processes_draw_other_numbers_than_each_other(monkeypatch):
 
     assert one[0] == other[0]
     assert len({*one, *other}) == 5
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_thread_does_not_change_the_numbers_of_the_main_one(is_first):
+    with equal_seeds(SoloWorld(), seed=7), ThreadPoolExecutor(1) as pool:
+        before = pool.submit(lambda: random.Random().random()).result() if is_first else None
+        main = random.Random().random()
+        other = before or pool.submit(lambda: random.Random().random()).result()
+
+    with equal_seeds(SoloWorld(), seed=7):
+        assert random.Random().random() == main
+    assert other != main
