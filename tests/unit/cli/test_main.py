@@ -59,7 +59,7 @@ def test_ctrl_c_during_the_imports_ends_with_its_code(monkeypatch):
         def find_spec(self, fullname, path, target=None):
             if fullname == "samestep.cli.main":
                 raise KeyboardInterrupt
-            return None
+            return
 
     monkeypatch.delitem(sys.modules, "samestep.cli.main", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
