@@ -53,12 +53,13 @@ def test_the_command_line_does_not_replace_the_excepthook(capsys, monkeypatch):
     run_command(["--version"])
     assert sys.excepthook is sys.__excepthook__
 
+
 def test_ctrl_c_during_the_imports_ends_with_its_code(monkeypatch):
     class Interrupted(MetaPathFinder):
         def find_spec(self, fullname, path, target=None):
             if fullname == "samestep.cli.main":
                 raise KeyboardInterrupt
-            return None
+            return
 
     monkeypatch.delitem(sys.modules, "samestep.cli.main", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
