@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.equivalence.disturbance import Disturbance, disturbed_weights
+from samestep.autopilot.equivalence.disturbance import Disturbance, DisturbedWeights
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, quiet
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split.bypassed_modules import functional_calls, obstacle
@@ -58,7 +58,7 @@ def test_a_thread_reads_no_disturbed_weights(of):
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(read)
         for seed in range(200):
-            with disturbed_weights(model, Disturbance(2, seed=seed)):
+            with DisturbedWeights(model).applied(Disturbance(2, seed=seed)):
                 assert not torch.equal(model[0].weight, expected)
         over.set()
         assert set(found.result()) == {True}
@@ -71,7 +71,7 @@ def test_a_forward_calls_parts_of_a_checked_module_in_threads():
         with calling(model[0]):
             return True
 
-    with ThreadPoolExecutor(1) as pool, disturbed_weights(model, Disturbance(2)):
+    with ThreadPoolExecutor(1) as pool, DisturbedWeights(model).applied(Disturbance(2)):
         assert pool.submit(call).result()
         with reading(model):  # the thread that checks it
             pass
