@@ -43,7 +43,13 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
     return [
         LineChart(title="Training loss", x="steps", y="loss", lines=loss, marks=marks, note=note, ends=ends),
         LineChart(
-            title="Test accuracy", x="steps", y="right answers, %", lines=accuracy, marks=marks, ends=ends
+            title="Test accuracy",
+            x="steps",
+            y="right answers, %",
+            lines=accuracy,
+            marks=marks,
+            most=100,
+            ends=ends,
         ),
         LineChart(
             title=test_loss, name="test loss", x="steps", y="loss", lines=losses, marks=marks, ends=ends

@@ -1,5 +1,6 @@
 """Draws charts of lines: curves and stacked areas over the steps, and measured points with their ideal."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -27,6 +28,7 @@ class LineChart(Chart):
     marks: Sequence[tuple[float, str]] = ()  # labeled positions on the x axis
     stacked: bool = False  # whether the lines are stacked areas; their points then have the same x
     zero: bool = False  # whether the y axis begins at 0
+    most: float = math.inf  # the largest value that there can be, where the y axis ends at the latest
     ends: Sequence[float] = ()  # values that the x axis includes, such as the ends of other charts' axes
     colors: Mapping[str, str] = field(default_factory=dict)  # color classes of lines that have their own
 
@@ -38,6 +40,7 @@ class LineChart(Chart):
         x = Scale.over((*self.ends, *(point.x for point in points)), LEFT, WIDTH - RIGHT)
         ends = (end for point in points for end in (point.low, point.high))
         y = Scale.over(ends, FLOOR, TOP, zero=self.zero or self.stacked)
+        y = replace(y, high=min(y.high, self.most))
         axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
         # No band lies above a line, so that equal lines keep their colors.
         curves = [self._band(k, one, x, y) for k, one in enumerate(lines)]

@@ -73,9 +73,8 @@ def read_run(path: Path) -> Run:
         UsageError: it is not a run folder, or a file in it is damaged; names the file and the line.
     """
     if not (path / "config.toml").is_file():
-        raise UsageError(
-            f"{path} is not a run folder: it has no config.toml. Give the folder of a training, or a study."
-        )
+        why = "is not a run folder: it has no config.toml" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {why}. Give the folder of a training, or a study.")
     try:
         return Run(
             path=path,

@@ -157,3 +157,13 @@ def test_a_time_line_has_a_row_for_each_rank_in_proportion():
     assert left == pytest.approx(first[0] + first[2], abs=0.2)
     assert width == pytest.approx(0.25 * second[2], abs=0.2)
     assert "rank 1: forward 40 ms" in Outline(drawn).labels[0]
+
+
+@pytest.mark.parametrize("values", [(95.0,), (100.0,), (99.0, 100.0)])
+def test_an_axis_ends_at_the_largest_value_there_can_be(values):
+    lines = {"": [DataPoint(float(k), value, value, value) for k, value in enumerate(values)]}
+    chart = LineChart(title="accuracy", x="steps", y="%", lines=lines, most=100)
+
+    shown = [float(text) for text in re.findall(r"<text[^>]*>([\d.]+)</text>", chart.render())]
+
+    assert max(shown) <= 100

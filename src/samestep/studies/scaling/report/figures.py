@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from samestep.base.units import seconds_text
+from samestep.base.units import counted, seconds_text
 from samestep.studies.report.bar_charts import Bar, BarChart, TimeLine
 from samestep.studies.report.bar_charts import Span as Drawn
 from samestep.studies.report.drawing import PARTS, Chart, color
@@ -47,7 +47,7 @@ def time_lines(study: Study) -> Iterator[TimeLine]:
         more = f" {left_out} faster ranks are left out." if left_out else ""
         exchange_s = min(sum(_synced(spans)) for spans in point.timeline)
         yield TimeLine(
-            title=f"One step on {point.workers} workers{f', {kind.title}' if kind.letter else ''}",
+            title=f"One step on {counted(point.workers, 'worker')}{f', {kind.title}' if kind.letter else ''}",
             name=f"one step {kind.letter}",
             kinds=list(PARTS.values()),
             rows={f"rank {rank}": list(_drawn(point.timeline[rank], exchange_s)) for rank in ranks},
