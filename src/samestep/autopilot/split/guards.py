@@ -204,11 +204,12 @@ def _is_opaque(value: Any) -> bool:
 
 def _end_of(values: Any) -> Any:
     """Return the last element of a list or a deque; the ids of all elements for a deque of tensors."""
-    if not values:
+    known = tuple(values) if isinstance(values, deque) else values[-1:]  # at once, as above
+    if not known:
         return None
-    if isinstance(values, deque) and any(isinstance(one, Tensor) for one in values):
-        return tuple(map(id, values))
-    return values[-1] if isinstance(values[-1], PLAIN) else None
+    if isinstance(values, deque) and any(isinstance(one, Tensor) for one in known):
+        return tuple(map(id, known))
+    return known[-1] if isinstance(known[-1], PLAIN) else None
 
 
 def counters(before: Attributes, after: Attributes) -> list[Key]:

@@ -180,11 +180,11 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     elif isinstance(value, dict):
         parts += value.items() if len(value) <= _MOST_KEYS else ()
     elif isinstance(value, (tuple, *LISTS)):
-        parts += enumerate(value) if len(value) <= _MOST_KEYS else ()
+        parts += enumerate([*value]) if len(value) <= _MOST_KEYS else ()
     elif isinstance(value, (type, ModuleType)):
         parts += shared_fields(value).items()
         if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
-            parts += [(name, one) for name, one in vars(value).items() if isinstance(one, _CALLABLE)]
+            parts += [(name, one) for name, one in [*vars(value).items()] if isinstance(one, _CALLABLE)]
     elif is_record(value):
         parts += fields_of(value).items()
     return parts
@@ -230,7 +230,7 @@ def is_record(value: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _reads_environment(kind: Any) -> bool:
-    functions = (one for owner in scripts_classes(kind) for one in vars(owner).values())
+    functions = (one for owner in scripts_classes(kind) for one in [*vars(owner).values()])
     return any(
         isinstance(one, FunctionType) and {"environ", "getenv"} & set(one.__code__.co_names)
         for one in functions
@@ -240,7 +240,7 @@ def _reads_environment(kind: Any) -> bool:
 @cache
 def _is_of_users(kind: Any) -> bool:
     """Return whether a class has user-defined functions."""
-    return any(True for value in vars(kind).values() for _ in functions_in(value))
+    return any(True for value in [*vars(kind).values()] for _ in functions_in(value))
 
 
 def constants_of(module: nn.Module) -> set[Any]:
@@ -281,7 +281,7 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
 def _code_of(kind: Any) -> tuple[FunctionType, ...]:
     """Return the user-defined functions of a class, and those that they call by a global name."""
     functions = [
-        one for owner in kind.__mro__ for value in vars(owner).values() for one in functions_in(value)
+        one for owner in kind.__mro__ for value in [*vars(owner).values()] for one in functions_in(value)
     ]
     found: dict[CodeType, FunctionType] = {}
     while functions:
