@@ -48,3 +48,37 @@ def test_a_fault_is_found_beside_it(verifier, changed):
 def test_a_large_difference_is_a_missing_seed(verifier, changed):
     report = verifier.verify(changed(1e-3), steps=4)
     assert (report["verdict"], causes(report)) == ("inconclusive", ["unseeded"])
+
+
+PRINTS_IN_A_THREAD = f"""
+import threading
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+number = {NUMBER_OF_RUN}
+
+
+def show():
+    print("progress", "." if number < 2 else "of a later run")
+
+
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    thread = threading.Thread(target=show)
+    thread.start()
+    thread.join()
+    print("loss", loss.item())
+"""
+
+
+def test_what_another_thread_prints_is_no_result(verifier, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PRINTS_IN_A_THREAD)
+    report = verifier.verify(script, steps=3)
+    assert (report["verdict"], report["findings"]) == ("same", [])

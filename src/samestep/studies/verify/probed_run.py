@@ -1,9 +1,11 @@
 """Runs a script on some workers with a probe on each, and discards the files that the script writes."""
 
+import io
 import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
@@ -288,6 +290,14 @@ def _seed(rank: int) -> None:
     seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
 
 
+class _MainThreadText(io.TextIOWrapper):
+    """A text file that leaves out what other threads write: that belongs to no step of the training."""
+
+    def write(self, text: str) -> int:
+        """Write a text, if the main thread calls this."""
+        return super().write(text) if threading.current_thread() is threading.main_thread() else len(text)
+
+
 class _CapturedStdout:
     """A file that replaces stdout, with a file descriptor of its own.
 
@@ -296,7 +306,7 @@ class _CapturedStdout:
     """
 
     def __init__(self, path: Path) -> None:
-        self.stream = path.open("w", encoding="utf-8", buffering=1)
+        self.stream = _MainThreadText(path.open("wb"), encoding="utf-8", line_buffering=True)
         self._reader = path.open("rb")
 
     def text(self) -> str:
