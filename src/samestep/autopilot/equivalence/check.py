@@ -105,7 +105,7 @@ class EquivalenceCheck:
         if verdict.plan is None and (self._has_beside or self._run.has_beside):
             raise UsageError(
                 "another thread of the script draws random numbers of Python or NumPy while "
-                f"{type(self._module).__name__} is called, which cannot be told from draws of the model. "
+                f"{type(self._module).__name__} is called, and no check can distinguish these from its own. "
                 "Give that thread a generator of its own (random.Random(seed), "
                 "numpy.random.default_rng(seed)), or run with -n 1."
             )

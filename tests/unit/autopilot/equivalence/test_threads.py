@@ -16,13 +16,7 @@ from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split.bypassed_modules import functional_calls, obstacle
 from samestep.autopilot.split.call_plans import CallArguments
 
-
-@pytest.fixture(autouse=True)
-def _frequent_switches():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("_frequent_switches")
 
 
 def test_a_thread_prints_while_the_prints_of_a_call_are_suppressed(capsys):

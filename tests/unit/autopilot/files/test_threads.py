@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,15 +14,9 @@ from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.kept_originals import OriginalKeeper
 from samestep.autopilot.files.overlay_files import Overlay
 
+pytestmark = pytest.mark.usefixtures("_frequent_switches")
+
 THREADS = 6
-
-
-@pytest.fixture(autouse=True)
-def _frequent_switches():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def in_threads(function):

@@ -1,6 +1,5 @@
 """The state that a model's forward can reach is read while a thread of the script changes it."""
 
-import sys
 import threading
 from collections import deque
 
@@ -20,6 +19,7 @@ class Watched(nn.Module):
         return x * len(SEEN) * len(LATEST)
 
 
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize("read", [python_state, SavedState], ids=["guards", "saved"])
 def test_a_thread_changes_what_a_model_refers_to(read):
     model, over = Watched(), threading.Event()
@@ -38,8 +38,6 @@ def test_a_thread_changes_what_a_model_refers_to(read):
                     delattr(model, f"latest{one}")
                     delattr(Watched, f"level{one}")
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
     thread = threading.Thread(target=change)
     thread.start()
     try:
@@ -48,4 +46,3 @@ def test_a_thread_changes_what_a_model_refers_to(read):
     finally:
         over.set()
         thread.join()
-        sys.setswitchinterval(before)
