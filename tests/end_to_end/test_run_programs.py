@@ -234,7 +234,7 @@ def test_a_copy_that_exits_with_a_code_does_not_cut_off_what_rank_0_still_writes
 
     assert command.wait(20) == 3
     assert "x" * 200_000 in said
-    assert "Linear at prog.py:2: 1 calls split" in said
+    assert "Linear at prog.py:2: 1 call split" in said
 
 
 def test_a_copy_that_exits_alone_has_its_code(script):

@@ -8,6 +8,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.base.units import counted
 from samestep.cli.options import results
 
 OTHERS = (
@@ -82,7 +83,9 @@ def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
     return {
         "name": name,
         "about": one.about,
-        "state": f"{len(files)} files, {size / 1e6:.1f} MB, in {where}" if files else "bundled with samestep",
+        "state": f"{counted(len(files), 'file')}, {size / 1e6:.1f} MB, in {where}"
+        if files
+        else "bundled with samestep",
         "where": str(where),
         "bytes": size,
     }

@@ -222,7 +222,7 @@ def _print(report: Report) -> None:
     for finding in report.all_findings:
         console.print(f"{finding.cause} ({_where(finding)}): {finding.message}", soft_wrap=True, markup=False)
     missing = ", ".join(report.not_compared.values())
-    meaning = f": {_WORDS[report.verdict]}, over {report.steps} steps"
+    meaning = f": {_WORDS[report.verdict]}, over {counted(report.steps, 'step')}"
     meaning += f"{missing and f'; not compared: {missing}'}."
     print_verdict((report.verdict, _STYLES[report.verdict]), meaning)
 

@@ -13,6 +13,7 @@ import torch
 
 from samestep.autopilot.script.failed_calls import FailedCalls
 from samestep.base.folders import PACKAGE
+from samestep.base.units import counted
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
@@ -92,9 +93,9 @@ class Account:
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
-        split = [f"{what}: {count} calls split" for what, count in self.split.items()]
+        split = [f"{what}: {counted(count, 'call')} split" for what, count in self.split.items()]
         unsplit = [
-            f"{what}: {count} calls unsplit ({why})"
+            f"{what}: {counted(count, 'call')} unsplit ({why})"
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]

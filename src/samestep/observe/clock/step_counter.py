@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER
-from samestep.base.units import seconds_text
+from samestep.base.units import counted, seconds_text
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.observe.clock.sample_count import SampleCounter
 
@@ -63,11 +63,12 @@ class StepCounts:
         """
         where = " on worker 0" if is_sharded else ""
         trained, otherwise, timed = samples.all_trained, samples.all_otherwise, self.timed
-        counted = f"{self.steps} steps, {trained} samples in training, {otherwise} otherwise{where}"
+        trained_on = counted(trained, "sample")
+        totals = f"{counted(self.steps, 'step')}, {trained_on} in training, {otherwise:,} otherwise{where}"
         if not timed["seconds"]:
-            return counted
+            return totals
         shares = {name: timed[phase] / timed["seconds"] for phase, name in _PARTS.items()}
         parts = [f"{name} {share:.0%}" for name, share in shares.items() if share or name != _PARTS[EXCHANGE]]
         rest = max(0.0, 1 - sum(shares.values()))
         each_step = seconds_text(timed["seconds"] / timed["steps"])
-        return f"{counted}; {each_step} a step: {', '.join(parts)}, the rest {rest:.0%}"
+        return f"{totals}; {each_step} a step: {', '.join(parts)}, the rest {rest:.0%}"

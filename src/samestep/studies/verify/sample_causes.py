@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from samestep.base.units import counted
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers
 from samestep.studies.verify.run_record import same_samples
@@ -29,7 +30,7 @@ def samples(comparison: Comparison) -> Finding | None:
         return None
     shared = run.shared_between_ranks(max(1, min(run.first_epoch(), comparison.steps)))
     usual, found = len(comparison.reference.samples(step)), len(run.samples(step))
-    counts = f"step {step} uses {found} samples, one worker {usual}"
+    counts = f"step {step} uses {counted(found, 'sample')}, one worker {usual}"
     cause: Cause
     advice = "Use samestep.UnpaddedSampler."
     if shared >= _MANY or (shared > 0 and found == usual):

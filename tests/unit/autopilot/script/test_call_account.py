@@ -112,5 +112,5 @@ def test_the_report_has_a_line_for_each_reason():
 
     assert [line.split(": ", 1)[1] for line in account.lines()] == [
         "2 calls unsplit (few)",
-        "1 calls unsplit (a hook)",
+        "1 call unsplit (a hook)",
     ]
