@@ -166,5 +166,6 @@ SCRIPTS = [
     Script("sparse_embeddings.py", ("sparse.pt",)),
     Script("nested_reductions.py"),
     Script("meta_learning.py"),
+    Script("time_budget.py", ("latest.pt",), deterministic=False),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

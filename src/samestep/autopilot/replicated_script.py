@@ -19,6 +19,7 @@ from samestep.autopilot.loading.loaders import intercepted_loaders, load_alone, 
 from samestep.autopilot.network import shared_network
 from samestep.autopilot.script.agreed_signals import synchronized_signals
 from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.common_times import common_times
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
@@ -160,6 +161,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
     with ExitStack() as stack:
         gradients = Gradients(_gradient_world(world, options))
         stack.callback(gradients.detach)
+        advance = stack.enter_context(common_times(world))
         stack.enter_context(single_process_view(world))
         stack.enter_context(disabled_trackers(world.place.rank))
         stack.enter_context(equal_hashes(world))
@@ -171,15 +173,15 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
             stack.enter_context(writing_once(world, options, common))
             stop = partial(check_split, size=world.place.size)
         stack.enter_context(equal_seeds(world, options.seed))
-        stack.enter_context(intercepted_calls())
-        stack.enter_context(batch_norm_of_slices())
-        stack.enter_context(slice_aware_functions())
+        for context in intercepted_calls(), batch_norm_of_slices(), slice_aware_functions():
+            stack.enter_context(context)
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:
             stack.enter_context(losses_of_slices(slicing))
-        agree = stack.enter_context(synchronized_signals(world)).agree
-        stack.enter_context(splitting_calls(CallSplitter(world, gradients, account, options, slicing, agree)))
+        before = stack.enter_context(synchronized_signals(world)).agree, advance
+        splitter = CallSplitter(world, gradients, account, options, slicing, before)
+        stack.enter_context(splitting_calls(splitter))
         stack.enter_context(intercepted_loaders())
         stack.enter_context(sharded_loading(ScriptLoaders(world, account, options.load), slicing))
         stack.enter_context(_after_some_steps(account, stop))

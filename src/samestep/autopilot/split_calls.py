@@ -1,7 +1,7 @@
 """Splits top-level calls of modules with parameters across the ranks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -97,7 +97,7 @@ class _ModuleCalls:
 
 
 class CallSplitter:
-    """Splits the model calls of one rank's script; `before` is called before each top-level call."""
+    """Splits the model calls of one rank's script; `before` are called before each top-level call."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class CallSplitter:
         account: Account,
         options: Options = DEFAULTS,
         slicing: Slicing | None = None,
-        before: Callable[[], None] = lambda: None,
+        before: Sequence[Callable[[], None]] = (),
     ) -> None:
         self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
@@ -134,7 +134,8 @@ class CallSplitter:
         try:
             if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
                 return self._unsplit(call, why)
-            self._before()
+            for call_before in self._before:
+                call_before()
             with out_of_memory_is_final(f"a call of {call.name}"):
                 if self._slicing is not None and self._slicing.split is not None:
                     self._follow(module, call.given)

@@ -31,7 +31,7 @@ _GRID = 2.0**-42
 _REFUSED = "samestep: error: "
 _BY_ALL = f"{_REFUSED}nothing of what this script does"
 """The error that all ranks raise at the same call."""
-_APART = ("the ranks are not in one collective", "the replicas have drifted apart")
+_APART = ("the ranks are not in one collective", "the weights of the ranks differ")
 """Errors that ranks raise when they have diverged; a script with such an error counts as different."""
 _UNSPLIT = re.compile(r" calls? (whole|unsplit|computed on every rank) \(")
 _PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")

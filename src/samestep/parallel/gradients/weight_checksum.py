@@ -48,7 +48,7 @@ def drift_message(name: str, found: Sequence[int]) -> str:
     others = "rank 0" if count == 1 or len(found) == 2 else f"the other {count} ranks"
     verb, ranks = ("differs", "rank") if len(odd) == 1 else ("differ", "ranks")
     return (
-        f"the replicas have drifted apart: {ranks} {', '.join(map(str, odd))} {verb} from {others}, "
+        f"the weights of the ranks differ: {ranks} {', '.join(map(str, odd))} {verb} from {others}, "
         f"first in {name}. Something changes weights outside the averaged gradients: an optimizer step on "
         "some ranks only, another seed, an unordered set, or a write to a parameter."
     )
