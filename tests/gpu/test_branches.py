@@ -49,11 +49,11 @@ def test_the_listed_checks_exist_and_reach_an_accelerator():
         "x.to(device, non_blocking=True)",
     ],
 )
-def test_the_search_finds_a_use(line):
+def test_a_use_of_an_accelerator_is_found(line):
     assert any(uses_accelerator(node) for node in ast.walk(ast.parse(line)))
 
 
-def test_the_search_finds_no_other_use():
+def test_other_code_is_no_use_of_an_accelerator():
     lines = "torch.zeros(3)\nmodel.type == 'linear'\ntimes.get('cpus')\nthreading.Event()"
 
     assert not any(uses_accelerator(node) for node in ast.walk(ast.parse(lines)))

@@ -1,4 +1,4 @@
-"""The runner of the checks on GPUs: what is skipped, time limits, exit codes, and the files."""
+"""The runner of the GPU checks skips checks, applies time limits, and writes exit codes and files."""
 
 import json
 import subprocess
@@ -50,11 +50,11 @@ def request_of(kind="cuda", count=1, **values):
         ({"on_cpu": False}, request_of("cpu", count=2), False),
     ],
 )
-def test_a_check_runs_on_devices_that_fit(values, request_, runs):
+def test_a_check_runs_on_suitable_devices_only(values, request_, runs):
     assert (reason_to_skip(check(**values), request_) == "") is runs
 
 
-def test_checks_that_do_not_fit_in_the_whole_time_are_not_run(monkeypatch):
+def test_checks_after_the_time_limit_of_all_are_not_run(monkeypatch):
     clock = iter([0.0, 1.0, 9.5])
     limits = []
 
@@ -99,7 +99,7 @@ def test_a_process_without_an_outcome_is_a_failure():
         ([], 3),
     ],
 )
-def test_exit_codes(results, code):
+def test_the_exit_code_follows_from_the_results(results, code):
     assert exit_code([Outcome(name="c", result=one) for one in results]) == code
 
 
@@ -126,7 +126,7 @@ def test_a_check_without_its_result_fails(tmp_path, monkeypatch):
     assert outcome("memory", context)["result"] == "failed"
 
 
-def test_comparisons_refuse_what_differs():
+def test_comparisons_of_different_values_fail():
     assert close([1.01], [1.0], 0.02, "x") == pytest.approx(0.01)
     for found, expected in (([1.1], [1.0]), ([], []), ([1.0], [1.0, 1.0]), ([float("nan")], [1.0])):
         with pytest.raises(AssertionError):
@@ -142,7 +142,7 @@ def test_old_versions_of_torch_are_refused():
         check_version("2.5.1")
 
 
-def test_without_a_gpu_nothing_is_tested_and_the_checks_are_listed(tmp_path, monkeypatch, capsys):
+def test_without_a_gpu_no_check_runs_and_all_are_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(program, "_machine", lambda _: Machine(versions={}))
 
     code = program.main(["--json", str(tmp_path / "new" / "gpu.json")])
@@ -155,7 +155,7 @@ def test_without_a_gpu_nothing_is_tested_and_the_checks_are_listed(tmp_path, mon
     assert [one["name"] for one in written["checks"]] == [one.name for one in CHECKS]
 
 
-def test_an_unknown_check_is_an_error_of_usage(capsys):
+def test_an_unknown_check_is_a_usage_error(capsys):
     assert program.main(["--only", "nonsense"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
@@ -189,14 +189,14 @@ def test_a_python_without_torch_lists_the_checks(tmp_path):
     assert json.loads((tmp_path / "gpu.json").read_text())["exit_code"] == 3
 
 
-def test_a_driver_that_ends_the_process_of_torch_is_an_error_of_usage(monkeypatch):
+def test_a_driver_that_crashes_torch_is_a_usage_error(monkeypatch):
     ended = subprocess.CompletedProcess([], -11, "", "")
     monkeypatch.setattr("samestep.testing.gpu.devices.subprocess.run", lambda *_, **__: ended)
     with pytest.raises(UsageError, match="-11"):
         devices.found()
 
 
-def test_processes_that_an_ended_check_has_left_are_ended():
+def test_processes_that_an_ended_check_has_started_are_ended():
     child = "[sys.executable, '-c', 'import time; time.sleep(600)'], stdout=subprocess.DEVNULL"
     code = f"import subprocess, sys; print(subprocess.Popen({child}, stderr=subprocess.DEVNULL).pid)"
 
@@ -213,6 +213,6 @@ def test_commands_run_at_once_and_return_in_order():
     assert at_once(lambda: (both.wait(), "a")[1], lambda: (both.wait(), "b")[1]) == ["a", "b"]
 
 
-def test_a_synchronizer_of_cpus_is_not_checked_on_other_devices():
+def test_each_synchronizer_is_checked_or_listed_for_cpus_only():
     assert {*SYNCHRONIZERS, *ON_CPUS} == replicate.SYNCHRONIZERS.keys()
     assert "flat" in ON_CPUS

@@ -13,7 +13,7 @@ from support.clocked_scripts import ticking_phases
 
 
 class Stopped(BaseException):
-    """Ends a script in place of the end of its process."""
+    """Ends a script, in the place of the end of its process."""
 
 
 @pytest.fixture

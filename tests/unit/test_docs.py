@@ -1,4 +1,4 @@
-"""What the documentation lists is what the code has."""
+"""The tables and lists of the documentation equal those of the code."""
 
 import dataclasses
 import re
@@ -56,7 +56,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def named(text: str) -> list[str]:
-    """Return what stands in backticks in the first column of the first table in `text`."""
+    """Return the names in backticks in the first column of the first table in `text`."""
     return [row[0].strip("`") for row in cells(text)]
 
 
@@ -67,7 +67,7 @@ def test_every_verb_is_in_the_readme():
         assert f"`samestep {verb}" in readme
 
 
-def test_no_verb_is_in_the_readme_that_there_is_not():
+def test_every_verb_in_the_readme_exists():
     verbs = re.findall(r"(?:`|\$ |    )samestep ([a-z]+)", (ROOT / "README.md").read_text())
 
     assert set(verbs) == set(VERBS)
@@ -84,7 +84,7 @@ def test_no_verb_is_in_the_readme_that_there_is_not():
         ("hooks", "hooks"),
     ],
 )
-def test_every_module_of_a_folder_that_is_listed_whole_is_in_the_reference(page, folder):
+def test_every_module_of_a_completely_listed_folder_is_in_the_reference(page, folder):
     text = (DOCS / f"reference/{page}.md").read_text()
     listed = re.findall(rf"^::: samestep\.{re.escape(folder)}\.(\w+)$", text, re.MULTILINE)
     modules = [path.stem for path in (ROOT / "src" / "samestep").joinpath(*folder.split(".")).glob("*.py")]
@@ -97,7 +97,7 @@ def test_every_experiment_is_in_the_page_about_the_lab():
     assert "\n".join(rows) in (DOCS / "guide" / "lab.md").read_text()
 
 
-def test_every_public_name_has_its_place_in_the_reference():
+def test_every_public_name_is_in_the_reference():
     page = (DOCS / "reference" / "index.md").read_text()
 
     assert set(re.findall(r"^::: samestep\.(\w+)$", page, re.MULTILINE)) == set(samestep.__all__)
@@ -140,25 +140,25 @@ def test_the_provenance_of_a_result_is_described():
 
 
 def test_every_key_of_the_configuration_is_described():
-    said = re.findall(r"`(\w+)`", section("guide/training.md", "### config.toml"))
+    keys = re.findall(r"`(\w+)`", section("guide/training.md", "### config.toml"))
 
-    assert said == list(RECIPE_KEYS)
+    assert keys == list(RECIPE_KEYS)
 
 
 def settings_table(kind):
-    """Return the lines of the table that describes the settings of a dataclass in their own words."""
+    """Return the lines of the table of a dataclass's settings, with their descriptions."""
     lines = ["| option | meaning | default |", "|---|---|---|"]
     for one in dataclasses.fields(kind):
         about, choices = one.metadata["about"].removesuffix("."), one.metadata["choices"]
-        told = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")
+        meaning = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")
         unset = one.default is dataclasses.MISSING or one.default in (None, (), "")
         default = "" if unset else str(one.default).lower() if isinstance(one.default, bool) else one.default
-        lines.append(f"| `{flag(one.name)}` | {told} | {default} |")
+        lines.append(f"| `{flag(one.name)}` | {meaning} | {default} |")
     return lines
 
 
 def recipes_table():
-    """Return the lines of the table of what the recipes set: a row for each setting in which they differ."""
+    """Return the lines of the table of recipes: a row for each setting in which they differ."""
     recipes = [book[name] for name in RECIPES for book in (RECIPES, FAST) if name in book]
     rows = {"data": [r.data for r in recipes], "`--model`": [r.model for r in recipes]}
     for one in dataclasses.fields(Settings):
@@ -169,11 +169,11 @@ def recipes_table():
 
 
 @pytest.mark.parametrize("kind", [Settings, RunOptions])
-def test_every_option_is_described_as_it_describes_itself(kind):
+def test_every_option_has_its_description_in_the_guide(kind):
     assert "\n".join(settings_table(kind)) in (DOCS / "guide" / "training.md").read_text()
 
 
-def test_what_the_recipes_set_is_described():
+def test_the_settings_of_the_recipes_are_described():
     text = section("guide/training.md", "## Recipes")
     books = {"": RECIPES, " --fast": FAST}
     names = [f"{name}{mark}" for name in RECIPES for mark, book in books.items() if name in book]
@@ -200,7 +200,7 @@ def test_every_field_of_a_study_is_described_and_no_other(heading, kind):
     assert named(section("reference/scaling.md", heading)) == field_names(kind)
 
 
-def test_what_a_study_tells_of_its_machine_is_described():
+def test_every_field_of_the_machine_of_a_study_is_described():
     assert named(section("reference/scaling.md", "### machine")) == list(MACHINE)
 
 
@@ -223,7 +223,7 @@ def test_every_parameter_of_a_fit_is_described_and_no_other():
         ("### verdict", "worth", field_names(Worth)),
     ],
 )
-def test_what_a_field_of_a_study_holds_is_described(heading, name, fields):
+def test_the_parts_of_a_field_of_a_study_are_described(heading, name, fields):
     (row,) = (row for row in cells(section("reference/scaling.md", heading)) if row[0] == f"`{name}`")
 
     assert sorted(re.findall(r"`(\w+)`", row[2])) == sorted(fields)
@@ -296,7 +296,7 @@ def test_the_tree_of_errors_is_the_one_in_the_code():
     assert not classes
 
 
-def test_the_changes_that_the_first_page_shows_are_those_of_the_example():
+def test_the_changes_on_the_first_page_are_those_of_the_example():
     shown = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(), re.DOTALL)
     example = (ROOT / "examples" / "joined.py").read_text().splitlines()
 
@@ -305,7 +305,7 @@ def test_the_changes_that_the_first_page_shows_are_those_of_the_example():
     assert [line for line in lines if line not in example] == []
 
 
-def test_the_six_changes_that_the_readme_shows_are_those_of_the_example():
+def test_the_six_changes_in_the_readme_are_those_of_the_example():
     text = (ROOT / "README.md").read_text().split("make [six changes]")[1].split("\n\n")[1]
     example = [line.strip() for line in (ROOT / "examples" / "joined.py").read_text().splitlines()]
 
@@ -315,7 +315,7 @@ def test_the_six_changes_that_the_readme_shows_are_those_of_the_example():
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS.rglob("*.md")], ids=lambda page: page.name)
-def test_shown_output_names_the_line_of_the_example(page):
+def test_line_numbers_in_printed_output_are_those_of_the_example(page):
     example = (ROOT / "examples" / "joined.py").read_text().splitlines()
 
     for line in re.findall(r"joined\.py:(\d+) samestep\.join", page.read_text()):

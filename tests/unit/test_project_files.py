@@ -20,7 +20,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_has_jobs_of_steps_and_gives_few_rights(path):
+def test_a_workflow_has_jobs_of_steps_and_read_permission_only(path):
     workflow = read(path)
 
     assert workflow["permissions"] == {"contents": "read"}
@@ -67,7 +67,7 @@ def test_the_citation_has_the_required_fields():
     assert {"cff-version", "message", "title", "authors"} <= set(read(ROOT / "CITATION.cff"))
 
 
-def test_the_hooks_before_a_commit_are_the_programs_of_make_check():
+def test_the_pre_commit_hooks_are_the_programs_of_make_check():
     (repository,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
 
     programs = {hook["entry"].split()[0].rpartition("/")[2] for hook in repository["hooks"]}

@@ -8,7 +8,7 @@ from samestep.lab.registry import EXPERIMENTS
 from support.tutorial_items import PAGE, commands, prints, rows
 
 LEAST = 141
-"""Items of the five tutorials that were counted in a walk through them."""
+"""Number of items that were counted in the five tutorials."""
 
 
 def test_every_item_has_a_command_or_a_page():
@@ -36,5 +36,5 @@ def test_every_command_has_output_and_every_experiment_is_a_command():
         ("all-reduce, ring  6  1.5  6", "all-reduce, ring 6 1.5 7", False),
     ],
 )
-def test_lines_are_found(output, line, found):
+def test_a_printed_line_is_found_with_rounded_numbers_and_omissions(output, line, found):
     assert prints(output, line) is found

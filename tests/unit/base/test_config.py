@@ -1,4 +1,4 @@
-"""The user's configuration: used as written, or refused with the nearest thing that could be meant."""
+"""The user's configuration is read, or refused with the most similar valid name."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,13 @@ def read(tmp_path):
     return write_and_read
 
 
-def test_it_lies_where_the_platform_keeps_configurations(tmp_path):
+def test_the_path_is_in_the_configuration_folder_of_the_platform(tmp_path):
     assert config_path({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "samestep" / "config.toml"
     assert config_path({}) == Path.home() / ".config" / "samestep" / "config.toml"
     assert config_path({"XDG_CONFIG_HOME": "relative"}) == config_path({})
 
 
-def test_without_a_file_all_holds_as_it_is(tmp_path):
+def test_without_a_file_all_defaults_hold(tmp_path):
     assert table(tmp_path / "none.toml", "slurm", Site) == Site()
 
 
@@ -63,6 +63,6 @@ def test_an_error_names_the_table_the_key_and_the_value(read, text, named):
     assert all(one in str(raised.value) for one in named)
 
 
-def test_a_file_that_cannot_be_read_is_no_missing_file(tmp_path):
+def test_a_file_that_exists_and_cannot_be_read_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="cannot read the configuration"):
         table(tmp_path, "slurm", Site)

@@ -1,4 +1,4 @@
-"""The line that is rewritten is on a terminal only, and fits into it."""
+"""The status line is printed on a terminal only, at most as wide as the terminal."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ from samestep.base import console
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal, or not."""
+    """A stream that is a terminal, or not."""
 
     def __init__(self, *, is_terminal):
         super().__init__()

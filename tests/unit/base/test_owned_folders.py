@@ -1,4 +1,4 @@
-"""Temporary folders go with the last of their owners, and nothing else ever does."""
+"""Temporary folders are deleted when their last owner has ended; nothing else is deleted."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def record(folder):
 
 
 def of_another(folder, **changes):
-    """Have a folder belong to another process than this one."""
+    """Change the owner record of a folder, so that another process owns it; return the folder."""
     path = record(folder)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
@@ -42,7 +42,7 @@ def of_the_dead(parent):
     return of_another(make_folder(parent), started="1")
 
 
-def test_a_folder_goes_with_its_block_and_stays_for_a_forked_child(tmp_path):
+def test_a_folder_is_deleted_after_its_block_but_not_by_a_forked_child(tmp_path):
     with owned_folder(tmp_path) as folder:
         (folder / "file").touch()
         child = os.fork()
@@ -58,7 +58,7 @@ def test_a_folder_goes_with_its_block_and_stays_for_a_forked_child(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_child_that_leaves_its_parents_block_removes_nothing(tmp_path):
+def test_a_forked_child_that_exits_its_parents_block_deletes_nothing(tmp_path):
     child = 0
     try:
         with owned_folder(tmp_path) as folder:
@@ -72,7 +72,7 @@ def test_a_child_that_leaves_its_parents_block_removes_nothing(tmp_path):
     assert not folder.exists()
 
 
-def test_what_lives_is_not_touched_and_what_is_dead_goes(tmp_path):
+def test_folders_of_running_processes_are_kept_and_those_of_ended_ones_deleted(tmp_path):
     alive, dead = make_folder(tmp_path), of_the_dead(tmp_path)
     (dead / "deep").mkdir()
     (dead / "deep" / "file").write_bytes(b"1")
@@ -81,7 +81,7 @@ def test_what_lives_is_not_touched_and_what_is_dead_goes(tmp_path):
     assert names(tmp_path) == [alive.name]
 
 
-def test_a_folder_stays_as_long_as_one_of_its_owners_lives(tmp_path):
+def test_a_folder_is_kept_while_one_of_its_owners_runs(tmp_path):
     folder = of_the_dead(tmp_path)
     record(folder).rename(folder / ".samestep-owner.1")
     use_folder(folder)
@@ -101,13 +101,13 @@ def test_a_folder_stays_as_long_as_one_of_its_owners_lives(tmp_path):
         ({"is": "another format"}, False),
     ],
 )
-def test_a_folder_goes_only_if_its_owner_is_known_to_be_dead(tmp_path, changes, goes):
+def test_a_folder_is_deleted_only_if_its_owner_has_certainly_ended(tmp_path, changes, goes):
     folder = of_another(make_folder(tmp_path), **changes)
     assert (remove_dead([tmp_path]) == [folder]) is goes
     assert folder.exists() is not goes
 
 
-def test_nothing_else_is_removed(tmp_path):
+def test_folders_files_and_links_without_a_valid_owner_record_are_kept(tmp_path):
     target = tmp_path / "target"
     target.mkdir()
     (target / "file").touch()
@@ -129,7 +129,7 @@ def test_nothing_else_is_removed(tmp_path):
         assert folder.exists()
 
 
-def test_links_within_a_dead_folder_are_not_followed(tmp_path):
+def test_links_in_an_orphaned_folder_are_not_followed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     (tmp_path / "mine").chmod(0o500)
@@ -140,14 +140,16 @@ def test_links_within_a_dead_folder_are_not_followed(tmp_path):
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o500
 
 
-def test_the_empty_folder_of_a_process_that_is_gone_goes(tmp_path):
+def test_the_empty_folder_of_an_ended_process_is_deleted(tmp_path):
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     (tmp_path / f"samestep-{ended.pid}-00000000").mkdir()
     assert len(remove_dead([tmp_path])) == 1
 
 
-def test_segments_of_a_zombie_go_with_the_folder_and_those_of_a_living_process_stay(tmp_path, monkeypatch):
+def test_segments_of_a_zombie_are_deleted_with_the_folder_and_those_of_a_running_process_kept(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(torch_segments, "_SHARED_MEMORY", tmp_path / "memory")
     monkeypatch.setattr(torch_segments, "memory_is_numbered_apart", lambda: False)
     folder = of_the_dead(tmp_path)
@@ -166,13 +168,13 @@ def test_segments_of_a_zombie_go_with_the_folder_and_those_of_a_living_process_s
     assert names(tmp_path / "memory") == [f"torch_{os.getpid()}_1_0"]
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
+def test_a_parent_that_cannot_be_written_to_is_named_in_the_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Error, match=str(tmp_path / "file")):
         make_folder(tmp_path / "file")
 
 
-def test_a_process_is_told_from_another_of_its_number():
+def test_a_process_is_distinguished_from_an_earlier_one_of_the_same_pid():
     here = Owner.here()
     assert here.life() == "alive"
     assert replace(here, started="1").life() == "dead"
@@ -185,7 +187,7 @@ def test_a_process_is_told_from_another_of_its_number():
     os.waitpid(child, 0)
 
 
-def test_doctor_reports_what_it_removes_and_what_it_leaves(tmp_path):
+def test_doctor_reports_deleted_and_kept_orphans(tmp_path):
     dead = of_the_dead(tmp_path)
     (dead / "file").write_bytes(bytes(2048))
     foreign = of_another(make_folder(tmp_path), host="elsewhere")

@@ -1,4 +1,4 @@
-"""A wait ends with its condition, or soon after its deadline."""
+"""A wait ends when its condition holds, or at its deadline."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def clock(monkeypatch):
     return pauses
 
 
-def test_the_condition_is_tried_at_once_even_without_time(clock):
+def test_the_condition_is_checked_once_before_any_pause_even_without_time(clock):
     assert holds_within(lambda: True, 0.0)
     assert holds_within(lambda: True, -1.0)
     assert not holds_within(lambda: False, -1.0)
@@ -30,7 +30,7 @@ def test_pauses_grow_to_a_tenth_of_the_time_waited(clock):
     assert min(clock[:-1]) == 0.01
 
 
-def test_the_last_poll_comes_at_the_deadline(clock):
+def test_the_last_poll_is_at_the_deadline(clock):
     assert [*polls(1.0)][-1] == pytest.approx(1.0)
     assert sum(clock) == pytest.approx(1.0)
 

@@ -1,4 +1,4 @@
-"""The progress bar of long work, on a terminal only."""
+"""The progress bar is drawn on a terminal only."""
 
 import threading
 
@@ -10,7 +10,9 @@ from samestep.base.console import progress_bar
 @pytest.mark.parametrize(
     ("shown", "quiet", "is_drawn"), [(True, "", True), (False, "", False), (True, "1", False)]
 )
-def test_the_number_of_pieces_may_become_known_later(shown, quiet, is_drawn, monkeypatch, capsys):
+def test_a_bar_may_get_its_total_later_and_is_drawn_unless_hidden_or_quiet(
+    shown, quiet, is_drawn, monkeypatch, capsys
+):
     for name, value in {
         "FORCE_COLOR": "1",
         "TERM": "xterm",

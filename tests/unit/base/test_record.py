@@ -1,4 +1,4 @@
-"""The origin of a record: the command that the user has typed."""
+"""A record stores the command that the user typed."""
 
 import sys
 
@@ -16,7 +16,7 @@ TRAIN = ["train", "digits", "-n", "2"]
         ["python", "-X", "utf8", "-m", "samestep", *TRAIN],
     ],
 )
-def test_a_worker_records_what_the_user_has_typed(monkeypatch, typed):
+def test_a_worker_records_the_command_of_the_user(monkeypatch, typed):
     monkeypatch.setattr(sys, "orig_argv", typed)
     monkeypatch.setattr(sys, "argv", ["__main__.py", "train", "digits"])
 

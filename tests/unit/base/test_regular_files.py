@@ -1,4 +1,4 @@
-"""Files that somebody names are read whole where they are regular and small enough, and never waited for."""
+"""A named file is read completely if it is regular and small enough; a read never blocks."""
 
 import os
 
@@ -12,9 +12,9 @@ IS_ROOT = os.geteuid() == 0
 
 
 @pytest.mark.parametrize("kind", ODD_FILES)
-def test_what_is_no_small_file_is_an_error_at_once(tmp_path, kind):
+def test_paths_without_a_readable_regular_file_are_an_error_at_once(tmp_path, kind):
     if kind == "unreadable" and IS_ROOT:
-        return  # who may read everything
+        return  # root may read everything
     path = tmp_path / "file"
     put_odd(path, kind)
 
@@ -33,7 +33,7 @@ def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
         read_bytes(path, most=99)
 
 
-def test_a_file_that_has_no_size_is_read_to_its_limit():
+def test_a_file_of_size_0_is_read_up_to_the_limit():
     assert b"Name:" in read_bytes("/proc/self/status", most=1 << 16)
     with pytest.raises(OSError, match=r"."):
         read_bytes("/proc/self/status", most=10)
@@ -49,7 +49,7 @@ def test_bytes_that_are_no_text_are_refused_or_replaced(tmp_path):
         read_text(path)
 
 
-def test_a_line_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
+def test_a_line_above_the_limit_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(regular_files, "LINE_BYTES", 10)
     path = tmp_path / "file"
     path.write_bytes(b"a\n" + b"b" * 100)

@@ -1,4 +1,4 @@
-"""Stacks of workers that a fatal signal kills."""
+"""The stacks of workers that a fatal signal ended are read."""
 
 import ctypes
 import os
@@ -33,7 +33,7 @@ def crash():
     ctypes.string_at(0)
 
 
-def test_a_process_that_crashes_leaves_its_stack_and_its_children_none():
+def test_a_crashed_process_writes_its_stack_and_its_children_write_none():
     dumps = StackDumps()
     dumps.add(0)
     dumps.add(1)

@@ -1,4 +1,4 @@
-"""The stack of another thread is taken while that thread runs."""
+"""The frames of another thread are read while that thread runs."""
 
 import gc
 import sys
@@ -13,7 +13,7 @@ DEPTH = 40
 
 @pytest.fixture
 def waiting():
-    """A thread that waits in the depth of a recursion."""
+    """Return a thread that waits in a deep recursion."""
     is_deep, may_end = threading.Event(), threading.Event()
 
     def descend(depth):
@@ -32,7 +32,7 @@ def waiting():
 
 
 def names(thread):
-    """The names of a thread's functions, innermost first."""
+    """Return the names of a thread's functions, innermost first."""
     return [frame.f_code.co_name for frame in frames_of(thread.ident)]
 
 
@@ -49,7 +49,7 @@ def test_a_thread_that_has_ended_has_no_frames():
     assert frames_of(None) == []
 
 
-def test_no_garbage_is_collected_while_frames_are_taken(waiting):
+def test_no_garbage_is_collected_while_frames_are_read(waiting):
     collecting = []
 
     def record(_phase, _info):

@@ -1,4 +1,4 @@
-"""JSON values are read as typed values, or refused with the place of the damage."""
+"""JSON values are read as typed values, or refused with the path of the wrong value."""
 
 import math
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def test_all_kinds_of_values_are_read():
         ({"is_on": 0}, "outer.is_on is not true or false"),
     ],
 )
-def test_a_wrong_value_is_named(changes, problem):
+def test_the_error_names_the_wrong_value(changes, problem):
     with pytest.raises(FormatError) as error:
         read_as(Outer, {"path": "a"} | changes, "outer")
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers are printed with units, and sizes with units are parsed."""
 
 import re
 
@@ -19,7 +19,7 @@ from samestep.base.units import bytes_of, bytes_text, count_text, rate_text, sec
         (2**52, "4.1e+03 TiB"),
     ],
 )
-def test_bytes_count_in_powers_of_1024(count, text):
+def test_bytes_are_printed_in_powers_of_1024(count, text):
     assert bytes_text(count) == text
 
 
@@ -27,7 +27,7 @@ def test_bytes_count_in_powers_of_1024(count, text):
     ("text", "count"),
     [("4", 4), ("64K", 65536), ("64KiB", 65536), ("25MiB", 25 << 20), ("1g", 1 << 30), ("8B", 8)],
 )
-def test_bytes_are_read(text, count):
+def test_sizes_with_a_unit_are_parsed(text, count):
     assert bytes_of("--sizes", text) == count
 
 
@@ -40,11 +40,11 @@ def test_an_invalid_size_is_refused_with_its_flag_and_value(text):
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0"), (999, "999"), (1000, "1 k"), (999_999, "1 M"), (-1500, "-1.5 k")]
 )
-def test_counts_in_powers_of_1000(count, text):
+def test_counts_are_printed_in_powers_of_1000(count, text):
     assert count_text(count) == text
 
 
-def test_rates_name_what_they_count():
+def test_rates_are_printed_with_the_name_of_their_items():
     assert rate_text(12_345, "samples") == "12.3 k samples/s"
     assert rate_text(7, "steps") == "7 steps/s"
 
@@ -62,5 +62,5 @@ def test_rates_name_what_they_count():
         (7384, "2 h 3 min"),
     ],
 )
-def test_seconds_take_the_unit_that_suits_them(seconds, text):
+def test_seconds_are_printed_in_the_unit_of_their_size(seconds, text):
     assert seconds_text(seconds) == text

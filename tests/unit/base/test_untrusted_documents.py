@@ -1,4 +1,4 @@
-"""Documents from outside: every fault is a ValueError."""
+"""Every fault of a document from outside is a ValueError."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def nested(depth):
 
 
 @pytest.mark.parametrize("depth", [DEPTH + 1, 1000, 100_000])
-def test_what_is_nested_too_deeply_is_refused(depth):
+def test_documents_nested_too_deeply_are_refused(depth):
     with pytest.raises(ValueError, match=str(DEPTH)):
         parse_json(nested(depth))
     with pytest.raises(ValueError, match=str(DEPTH)):
@@ -20,18 +20,18 @@ def test_what_is_nested_too_deeply_is_refused(depth):
         parse_toml(".".join("a" * min(depth, 5000)) + " = 1")
 
 
-def test_what_is_nested_as_deeply_as_may_be_is_read():
+def test_documents_of_the_largest_depth_are_read():
     assert parse_json(nested(DEPTH)) is not None
     assert parse_toml("a = " + nested(DEPTH - 1))
 
 
-def test_half_a_character_is_refused_and_a_whole_one_is_not():
+def test_half_a_surrogate_pair_is_refused_and_a_complete_one_is_read():
     assert parse_json(r'"\ud83d\ude00"') == "\U0001f600"
     with pytest.raises(ValueError, match=r"."):
         parse_json(r'["\ud800"]')
 
 
-def test_a_message_is_one_line_whatever_it_quotes():
+def test_a_message_is_one_short_printable_line_for_any_quoted_text():
     assert one_line("a\n  b\tc") == "a b c"
     assert one_line("\x1b[31mred\udcff").isprintable()
     long = one_line("begin " + "9" * 100_000 + " end")

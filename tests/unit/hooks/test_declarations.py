@@ -1,4 +1,4 @@
-"""The declarations of hooks."""
+"""Each declared hook has a name of its own."""
 
 import ast
 from collections import Counter

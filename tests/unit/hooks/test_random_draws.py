@@ -1,4 +1,4 @@
-"""The state of the generators is exact, also if numpy's state comes from the cache."""
+"""The state of the random generators is exact, also if numpy's state comes from the cache."""
 
 import random
 
@@ -42,7 +42,7 @@ def test_every_draw_is_detected_and_can_be_undone(name):
     assert np.array_equal(DRAWS[name](), first)
 
 
-def test_as_many_draws_as_the_twister_has_words_are_detected():
+def test_draws_that_use_all_words_of_the_mersenne_twister_are_detected():
     np.random.seed(1)
     np.random.rand(312)
     before = RngState.now(CPU)

@@ -45,7 +45,7 @@ def library(monkeypatch):
 
 
 @pytest.mark.parametrize("is_searched", [False, True])
-def test_a_function_is_replaced_in_a_block_under_every_name(library, is_searched):
+def test_a_function_is_replaced_under_every_name_within_the_block(library, is_searched):
     one, two = library("one", f=old, g=other), library("two", f=old, again=old)
     if is_searched:
         search([old])
@@ -54,7 +54,7 @@ def test_a_function_is_replaced_in_a_block_under_every_name(library, is_searched
     assert [one.f, one.g, two.f, two.again] == [old, other, old, old]
 
 
-def test_modules_that_are_loaded_or_have_grown_since_the_search_are_searched_again(library):
+def test_modules_that_were_loaded_or_extended_since_the_search_are_searched_again(library):
     grown = library("grown", f=other)
     search([old])
     grown.g = old
@@ -64,7 +64,7 @@ def test_modules_that_are_loaded_or_have_grown_since_the_search_are_searched_aga
     assert [grown.g, loaded.f] == [old, old]
 
 
-def test_a_search_for_further_functions_keeps_those_of_before(library):
+def test_a_search_for_further_functions_keeps_earlier_results(library):
     module = library("module", f=old, g=other)
     search([old])
     search([other])
@@ -73,7 +73,7 @@ def test_a_search_for_further_functions_keeps_those_of_before(library):
     assert [module.f, module.g] == [old, other]
 
 
-def test_modules_that_a_block_loads_or_extends_refer_to_the_function_afterwards(library):
+def test_references_that_the_block_adds_are_restored_too(library):
     module = library("module", f=old)
     search([old])
     with references_replaced([(old, new)]):
@@ -92,7 +92,7 @@ def test_replacements_can_be_replaced_again(library):
     assert module.f is old
 
 
-def test_the_functions_that_pathlib_calls_by_a_class_are_replaced(monkeypatch):
+def test_functions_that_pathlib_keeps_in_a_class_are_replaced(monkeypatch):
     originals = [lambda: "scanned", lambda: "stated"]
 
     class Globber:  # as in Python 3.13

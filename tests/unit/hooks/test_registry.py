@@ -1,4 +1,4 @@
-"""Hooks of one attribute form a chain, which is undone in any order."""
+"""Hooks of one attribute are nested, and can be detached in any order."""
 
 import itertools
 import os
@@ -33,7 +33,7 @@ class Base:
 
 
 class Library(Base):
-    """Stands for a library."""
+    """A class whose attributes the tests replace."""
 
     def call(self, text):
         """Return the text."""
@@ -54,14 +54,14 @@ def around(word):
     return lambda original: lambda self, text: f"{word}({original(self, text)})"
 
 
-def test_the_later_attached_is_outside():
+def test_a_later_hook_wraps_the_earlier_one():
     with attached_to(Library, hook(), around("one")), attached_to(Library, hook(), around("two")):
         assert Library().call("x") == "two(one(x))"
 
     assert Library().call("x") == "x"
 
 
-def test_higher_order_is_outside():
+def test_a_hook_of_higher_order_wraps_the_others():
     with attached_to(Library, hook(order=1), around("one")), attached_to(Library, hook(), around("two")):
         assert Library().call("x") == "one(two(x))"
 
@@ -138,7 +138,7 @@ def test_a_missing_module_is_refused():
         attach(Hook("no_such_library", "call", "a feature", "a reason"), instead(1))
 
 
-def test_the_replacement_of_another_library_stays_and_is_named():
+def test_the_replacement_of_another_library_is_kept_and_named():
     def theirs(self, text):
         return f"theirs({ours(self, text)})"
 
@@ -160,7 +160,7 @@ def test_wrapped_functions_keep_their_names():
         assert Library().call("x") == "xx"
 
 
-def test_put_returns_the_value_before():
+def test_put_returns_the_former_value():
     declared = Hook("torch.nn.utils.parametrize", "_cache_enabled", "a test", "it is restored below")
 
     before = put(declared, 7)
@@ -196,7 +196,7 @@ def replaced_by_script(_):
     return call
 
 
-def test_a_conflict_is_no_error_where_warnings_are(capfd):
+def test_a_conflict_is_printed_if_warnings_are_errors(capfd):
     original = vars(Library)["call"]
     try:
         with warnings.catch_warnings():
@@ -213,7 +213,7 @@ def refused(_):
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_a_hook_whose_replacement_cannot_be_made_is_not_attached(is_first):
+def test_a_hook_is_not_attached_if_its_replacement_cannot_be_made(is_first):
     original = vars(Library)["call"]
     with nullcontext() if is_first else attached_to(Library, hook(), around("one")):
         with pytest.raises(ZeroDivisionError):

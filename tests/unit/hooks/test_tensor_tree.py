@@ -59,7 +59,7 @@ def test_tensors_are_found_with_their_paths_and_replaced(value, paths):
         assert torch.equal(after, before * 2), path
 
 
-def test_an_output_object_has_the_new_tensors_as_attributes_too():
+def test_an_output_object_gets_the_new_tensors_as_attributes_too():
     changed = mapped(fields(loss=ONE), lambda _, tensor: tensor * 3)
     assert torch.equal(changed.loss, ONE * 3)
     assert torch.equal(changed["loss"], ONE * 3)
@@ -94,7 +94,7 @@ WEIGHT = torch.ones(3, requires_grad=True)
         (pack_sequence([ONE]), [ONE]),
     ],
 )
-def test_the_data_of_a_batch_is_its_inputs(value, found):
+def test_the_inputs_of_a_batch_are_found(value, found):
     assert [tensor.shape for tensor in data_in(value)] == [tensor.shape for tensor in found]
     assert [tensor.dtype for tensor in data_in(value)] == [tensor.dtype for tensor in found]
 
@@ -120,7 +120,7 @@ def test_tensors_in_the_fields_of_objects_are_found_and_replaced():
     assert [float(layer.keys[0]) for layer in cache.layers] == [1, 0]
 
 
-def test_objects_that_refer_to_each_other_are_searched_to_a_depth():
+def test_objects_that_refer_to_each_other_are_searched_to_a_limited_depth():
     one, other = Layer(torch.ones(2)), Layer(torch.zeros(2))
     one.other, other.other = other, one
 

@@ -1,4 +1,4 @@
-"""Calls of modules with parameters are reported."""
+"""Calls of modules that have parameters are reported."""
 
 from contextlib import nullcontext
 
@@ -74,14 +74,14 @@ class Overriding(nn.Module):
         (nn.ReLU(), False),
     ],
 )
-def test_a_call_is_reported_if_some_part_has_a_parameter(module, is_reported):
+def test_a_call_is_reported_if_any_submodule_has_a_parameter(module, is_reported):
     calls = Calls()
     with subscribed(calls):
         module(torch.ones(1, 2))
     assert calls.modules == ([module] if is_reported else [])
 
 
-def test_an_argument_may_have_any_name():
+def test_a_forward_argument_named_module_is_accepted():
     with subscribed(Listener()):
         assert Empty()(torch.ones(1, 2), module="any").shape == (1, 1)
 

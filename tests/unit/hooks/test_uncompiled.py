@@ -1,4 +1,4 @@
-"""Code compiled under the clock is not recompiled because of the clock's log."""
+"""Compiled code is not recompiled because of the clock, and the clock's functions are not compiled."""
 
 import logging
 from functools import partial
@@ -58,7 +58,7 @@ class Named(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_nothing_that_the_hooks_call_is_compiled(clock, caplog, request):
+def test_functions_that_the_hooks_call_are_not_compiled(clock, caplog, request):
     caplog.set_level(logging.INFO, _LOG.name)
     request.addfinalizer(partial(_LOG.removeHandler, caplog.handler))
     _LOG.addHandler(caplog.handler)  # torch 2.6 does not pass records on to the root logger

@@ -1,4 +1,4 @@
-"""A launcher that finds no other at the endpoint ends by one line; the one that serves waits for none."""
+"""A launcher without a server at the endpoint ends with one line; the launcher that serves does not wait."""
 
 import socket
 from contextlib import closing
@@ -18,7 +18,7 @@ SECRET = b"s" * 32
 
 @pytest.fixture
 def bound():
-    """A socket at a port of its own, at which nothing listens."""
+    """Return a socket bound to a port on which nothing listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         yield one
@@ -26,7 +26,7 @@ def bound():
 
 @pytest.fixture
 def free():
-    """The same, at a port that another socket can listen at."""
+    """Return a socket bound to a port on which another socket can listen."""
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(("127.0.0.1", 0))
@@ -50,7 +50,7 @@ def test_an_endpoint_without_a_launcher_is_refused_in_time(bound, backend, optio
     assert asked.endpoint in str(caught.value)
 
 
-def test_a_program_without_the_secret_is_no_launcher(bound):
+def test_a_server_without_the_secret_is_refused(bound):
     bound.listen()
     asked = nodes(bound, rank=1, options={"timeout": "0.05"})
 
@@ -60,7 +60,7 @@ def test_a_program_without_the_secret_is_no_launcher(bound):
     assert asked.endpoint in str(caught.value)
 
 
-def test_a_launcher_that_serves_is_found(free):
+def test_a_launcher_connects_to_the_one_that_serves(free):
     with closing(open_launchers_store(nodes(free, rank=0), SECRET)) as served:
         served.set("key", b"value")
 
@@ -78,13 +78,13 @@ def test_a_launcher_that_serves_is_found(free):
         {"rank": 1, "backend": "c10d", "options": {"is_host": "yes"}},
     ],
 )
-def test_the_node_that_serves_waits_for_nothing(free, more):
+def test_the_node_that_serves_does_not_wait_for_others(free, more):
     with closing(_opened_store(nodes(free, **more), SECRET)) as store:
         assert store.add("key", 1) == 1
 
 
-def test_frames_of_torch_are_left_out():
-    said = _not_met(DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), NODES)
+def test_the_message_leaves_out_the_frames_of_torch():
+    message = _not_met(DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), NODES)
 
-    assert "timed out after 5 ms" in said
-    assert "x.cpp" not in said
+    assert "timed out after 5 ms" in message
+    assert "x.cpp" not in message

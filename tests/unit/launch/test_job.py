@@ -16,11 +16,11 @@ def job(**changes):
         ("executable", ["train.py", "--lr", "a b"]),
     ],
 )
-def test_a_command_keeps_the_arguments_apart(kind, command):
+def test_a_command_is_a_list_with_unsplit_arguments(kind, command):
     assert Program(target="train.py", kind=kind, args=("--lr", "a b")).command("python") == command
 
 
-def test_a_script_whose_name_begins_like_a_flag_is_still_a_script():
+def test_a_script_name_that_begins_with_a_dash_becomes_a_path():
     assert Program(target="-x.py").command("python") == ["python", "./-x.py"]
 
 
@@ -34,7 +34,7 @@ def test_a_script_whose_name_begins_like_a_flag_is_still_a_script():
         ({"per_node": 3, "workers": 6, "nodes": Nodes(count=2)}, 6),
     ],
 )
-def test_workers_asked_for_are_counted_over_all_nodes(changes, total):
+def test_requested_workers_are_counted_over_all_nodes(changes, total):
     assert job(**changes).asked() == total
 
 
@@ -66,13 +66,13 @@ def test_impossible_nodes_are_refused(changes):
     ("text", "by_rank"),
     [("0", {0: 0, 3: 0}), ("3", {0: 3, 7: 3}), ("0:1,1:2", {0: 1, 1: 2, 2: 0})],
 )
-def test_streams_are_read_in_torchruns_notation(text, by_rank):
+def test_streams_are_parsed_in_the_notation_of_torchrun(text, by_rank):
     std = Std.parse("--tee", text)
     assert {rank: std.of(rank) for rank in by_rank} == by_rank
 
 
 @pytest.mark.parametrize("text", ["4", "x", "0:4", "1:", "-1", "0:1;1:2"])
-def test_streams_that_are_none_are_refused(text):
+def test_invalid_streams_are_refused(text):
     with pytest.raises(UsageError, match="--tee"):
         Std.parse("--tee", text)
 

@@ -1,4 +1,4 @@
-"""A node that fails for good, or is asked to end, ends the others; one that ends well waits for them."""
+"""A node that fails finally or is interrupted ends the others; one that succeeds waits for them."""
 
 import threading
 
@@ -9,7 +9,7 @@ from samestep.launch.node_verdicts import Verdict, Verdicts
 
 
 class Store:
-    """A store in memory; `gone` breaks it as its server's end does."""
+    """A store in memory that raises, once `gone` is set, as after the end of its server."""
 
     def __init__(self):
         self.values = {}
@@ -51,7 +51,7 @@ def beside(act):
     return thread
 
 
-def test_the_others_read_a_verdict_and_the_one_that_posted_it_waits_for_that(store):
+def test_a_node_that_posts_a_verdict_waits_until_the_others_have_read_it(store):
     posting = beside(lambda: of(store, 1).post(verdict(1)))
     while (read := of(store, 0).worst()) is None:
         assert posting.is_alive()
@@ -60,7 +60,7 @@ def test_the_others_read_a_verdict_and_the_one_that_posted_it_waits_for_that(sto
     assert not posting.is_alive()
 
 
-def test_the_verdict_closest_to_a_cause_counts(store):
+def test_the_verdict_closest_to_a_cause_is_preferred(store):
     first, second = of(store, 0, 3), of(store, 1, 3)
     posting = [beside(lambda: first.post(verdict(0, 2))), beside(lambda: second.post(verdict(1, 0)))]
     last = of(store, 2, 3)
@@ -73,7 +73,7 @@ def test_the_verdict_closest_to_a_cause_counts(store):
         thread.join(timeout=10)
 
 
-def test_a_round_does_not_read_the_verdicts_of_another(store):
+def test_verdicts_of_another_restart_are_not_read(store):
     posting = beside(lambda: of(store, 1, restarts=1).post(verdict(1)))
     while not store.values:
         pass
@@ -82,7 +82,7 @@ def test_a_round_does_not_read_the_verdicts_of_another(store):
     posting.join(timeout=3)
 
 
-def test_nodes_that_are_done_leave_together(store):
+def test_nodes_that_are_done_wait_for_each_other(store):
     nodes = [of(store, node) for node in range(2)]
     found = []
 
@@ -96,7 +96,7 @@ def test_nodes_that_are_done_leave_together(store):
     assert found == [None, None]
 
 
-def test_one_that_waits_at_its_end_sees_a_verdict_a_signal_and_a_store_that_is_gone(store):
+def test_the_wait_at_the_end_stops_at_a_verdict_a_signal_or_a_lost_store(store):
     one, other = of(store, 0), of(store, 1)
     one.done()
     assert one.await_all(end=lambda: True) is None
@@ -106,11 +106,11 @@ def test_one_that_waits_at_its_end_sees_a_verdict_a_signal_and_a_store_that_is_g
     store.gone = True
     with pytest.raises(RuntimeError):
         one.await_all(end=lambda: False)
-    other.post(verdict(1))  # nobody is there to read it
+    other.post(verdict(1))  # no node is left to read it
     assert other.poll() is None
 
 
-def test_one_that_gives_signs_is_waited_for_and_a_silent_one_is_not(store):
+def test_a_node_is_waited_for_while_it_posts_and_lost_once_it_is_silent(store):
     one, other = of(store, 0, silent_s=0.4), of(store, 1)
     over = threading.Event()
 

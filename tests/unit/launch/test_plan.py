@@ -1,4 +1,4 @@
-"""Who starts whom: the launcher's tasks are the workers, unless more workers are asked for."""
+"""The tasks of the launcher are the workers, unless more workers are requested."""
 
 import pytest
 
@@ -38,18 +38,18 @@ def test_the_launchers_tasks_are_the_workers(tasks, asked):
     assert decided.master == ("host0", 1234)
 
 
-def test_a_per_node_number_that_fits_the_tasks_joins():
+def test_tasks_join_if_the_number_per_node_is_theirs():
     assert isinstance(plan(job(per_node=2), found(4, nodes=2)), Join)
 
 
-def test_one_task_per_node_spawns_its_share():
+def test_one_task_per_node_spawns_the_workers_of_its_node():
     decided = plan(job(workers=8), found(2, nodes=2, node=1))
 
     assert decided == Spawn(local=4, nodes=Nodes(count=2, rank=1, endpoint="host0:1234"))
     assert decided.size == 8
 
 
-def test_tasks_of_a_program_that_spawns_are_no_workers():
+def test_tasks_of_a_program_that_spawns_do_not_join_as_workers():
     there = found(2, nodes=2, node=1)
 
     assert plan(job(workers=2), there, spawns=True) == Spawn(
@@ -59,11 +59,11 @@ def test_tasks_of_a_program_that_spawns_are_no_workers():
     assert isinstance(plan(job(), there, spawns=True), Join)
 
 
-def test_one_task_on_one_node_spawns_all():
+def test_a_single_task_spawns_all_workers():
     assert plan(job(workers=8), found(1)) == Spawn(local=8, nodes=Nodes())
 
 
-def test_an_address_of_six_groups_is_told_from_its_port():
+def test_an_ipv6_address_is_in_brackets_before_its_port():
     there = found(2, nodes=2)
     six = Detected(place=there.place, launcher="slurm", master_addr="fe80::1", master_port=7)
     decided = plan(job(workers=4), six)
@@ -73,18 +73,18 @@ def test_an_address_of_six_groups_is_told_from_its_port():
 
 
 @pytest.mark.parametrize(("asked", "tasks", "nodes"), [(3, 4, 1), (8, 4, 1), (2, 4, 2), (3, 2, 2), (1, 2, 1)])
-def test_any_other_number_is_an_error_with_both(asked, tasks, nodes):
+def test_a_number_of_workers_that_does_not_fit_the_tasks_is_refused_with_both_numbers(asked, tasks, nodes):
     with pytest.raises(UsageError, match=rf"{asked} workers .* {tasks} task"):
         plan(job(workers=asked), found(tasks, nodes=nodes))
 
 
-def test_nodes_without_a_meeting_place_are_refused():
+def test_nodes_without_a_rendezvous_address_are_refused():
     nowhere = Detected(place=found(2, nodes=2).place, launcher="openmpi")
     with pytest.raises(UsageError, match="MASTER_ADDR"):
         plan(job(workers=4), nowhere)
 
 
-def test_nodes_given_by_hand_are_believed():
+def test_nodes_given_by_flags_are_used():
     nodes = Nodes(count=2, rank=1, endpoint="a:1")
     assert plan(job(per_node=2, nodes=nodes), ALONE) == Spawn(local=2, nodes=nodes)
     assert plan(job(workers=4, nodes=nodes), ALONE) == Spawn(local=2, nodes=nodes)
@@ -106,7 +106,7 @@ def test_the_node_rank_comes_from_the_launcher_if_not_given():
         ({"max_restarts": 1, "nodes": Nodes(count=2, rank=0, endpoint="a:1")}, "--rdzv-backend c10d"),
     ],
 )
-def test_nodes_that_could_not_work_are_refused(changes, words):
+def test_incomplete_or_contradictory_flags_for_nodes_are_refused(changes, words):
     with pytest.raises(UsageError, match=words):
         plan(job(**changes), ALONE)
 
@@ -125,5 +125,5 @@ def test_nodes_that_could_not_work_are_refused(changes, words):
         ),
     ],
 )
-def test_a_plan_can_be_read(decided, line):
+def test_a_plan_is_described_in_one_line(decided, line):
     assert decided.describe() == line

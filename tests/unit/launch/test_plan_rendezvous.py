@@ -1,4 +1,4 @@
-"""Where a launcher's tasks meet."""
+"""A plan for tasks of a launcher has the address of their rendezvous."""
 
 import socket
 
@@ -9,7 +9,7 @@ from samestep.launchers.detect import Detected
 ALONE = Place(launcher="slurm")
 
 
-def test_one_task_has_a_free_port_to_meet_nobody_at():
+def test_a_single_task_gets_a_free_port_on_this_host():
     with agreed_plan(
         Join(place=ALONE, master=None), Detected(place=ALONE, launcher="slurm"), given=False
     ) as plan:
@@ -17,7 +17,7 @@ def test_one_task_has_a_free_port_to_meet_nobody_at():
         socket.create_server(plan.master).close()
 
 
-def test_one_task_keeps_what_its_launcher_says():
+def test_a_single_task_keeps_the_address_of_its_launcher():
     plan = Join(place=ALONE, master=("node0", 29500))
     with agreed_plan(plan, Detected(place=ALONE, launcher="torchrun"), given=False) as settled:
         assert settled == plan

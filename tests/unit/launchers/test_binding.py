@@ -1,4 +1,4 @@
-"""Ranks share the processors of their host: evenly, whole cores, near their GPU."""
+"""Ranks get equal numbers of whole cores of their host, near their GPU."""
 
 import os
 
@@ -21,11 +21,11 @@ def shares(kind, size, here=HOST, near=()):
     return [share_of(kind, here, local_rank=rank, local_size=size, near=near) for rank in range(size)]
 
 
-def test_cores_of_their_own():
+def test_each_rank_gets_cores_of_its_own():
     assert shares("core", 4) == [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15)]
 
 
-def test_the_node_that_a_ranks_cores_are_on():
+def test_each_rank_gets_the_numa_node_of_its_cores():
     assert shares("numa", 2) == [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
 
 
@@ -35,7 +35,7 @@ def test_cores_are_on_the_node_of_the_ranks_gpu():
     assert shares("core", 2, near=(1, 1, 0, 0)) == shares("core", 2, near=(1, 1))
 
 
-def test_gpus_near_too_few_cores_do_not_count():
+def test_gpus_near_too_few_cores_are_ignored():
     assert shares("core", 2, near=(2, 2)) == shares("core", 2)
     assert shares("core", 2, near=(1,)) == shares("core", 2)
 
@@ -45,7 +45,7 @@ def test_gpus_near_too_few_cores_do_not_count():
     st.integers(1, 8),
     st.lists(st.integers(0, 3), max_size=8),
 )
-def test_all_ranks_have_as_many_cores_and_none_that_another_has(nodes, size, near):
+def test_all_ranks_get_equal_numbers_of_cores_and_no_two_the_same_core(nodes, size, near):
     here = sorted((Core(node, (cpu,)) for cpu, node in enumerate(nodes)), key=lambda c: (c.node, c.cpus))
     if len(here) < size:
         with pytest.raises(UsageError, match="cannot have a core each"):
@@ -58,7 +58,7 @@ def test_all_ranks_have_as_many_cores_and_none_that_another_has(nodes, size, nea
     assert len({cpu for share in found for cpu in share}) == sum(map(len, found))
 
 
-def test_ranks_that_slurm_shows_one_gpu_each_cannot_know_the_others_nodes(monkeypatch):
+def test_binding_is_refused_if_slurm_shows_each_rank_its_own_gpu_only(monkeypatch):
     monkeypatch.setattr(binding, "cores", lambda _: HOST)
     monkeypatch.setattr(binding, "gpu_nodes", lambda _: (1,))
     bound = []
@@ -73,7 +73,7 @@ def test_ranks_that_slurm_shows_one_gpu_each_cannot_know_the_others_nodes(monkey
     assert bound == [(4, 5, 6, 7, 12, 13, 14, 15)]
 
 
-def test_a_binding_that_there_is_not():
+def test_an_unknown_binding_is_refused():
     with pytest.raises(UsageError, match="--bind 'socket' is none of core, numa, none"):
         checked("socket")
 
@@ -82,12 +82,12 @@ def test_a_binding_that_there_is_not():
     ("variables", "processors"),
     [
         ({}, 2),
-        ({"OMP_NUM_THREADS": "1"}, 2),  # of computing, not of loading
+        ({"OMP_NUM_THREADS": "1"}, 2),  # for computing, not for loading
         ({"SAMESTEP_BOUND": "core"}, 8),
         ({"SLURM_CPUS_ON_NODE": "32"}, 8),  # the step has bound each task
     ],
 )
-def test_what_a_rank_may_load_with_is_its_share(monkeypatch, variables, processors):
+def test_a_rank_loads_data_with_its_share_of_the_cpus(monkeypatch, variables, processors):
     cpu = CpuShare(allowed=tuple(range(8)), cores=8, machine=64)
     monkeypatch.setattr(binding, "cpu_share", lambda: cpu)
     monkeypatch.setattr(env, "snapshot", lambda: variables)

@@ -1,4 +1,4 @@
-"""Every launcher's environment, as recorded, gives the place its launcher meant."""
+"""The recorded environment of every launcher gives the place of its rank."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_recorded_environment_gives_its_place(case):
 
 
 @pytest.mark.parametrize("case", RECORDINGS, ids=str)
-def test_the_evidence_alone_gives_the_same_place_again(case):
+def test_the_evidence_alone_gives_the_same_place(case):
     detected = detect(case.environment)
 
     assert all(case.environment[name] == value for name, value in detected.evidence)
@@ -39,7 +39,7 @@ def test_every_launcher_has_a_recording():
     ("procid", "localid", "node", "local_size"),
     [(0, 0, 0, 3), (1, 1, 0, 3), (2, 2, 0, 3), (3, 0, 1, 1)],
 )
-def test_uneven_tasks_per_node_are_counted_node_by_node(procid, localid, node, local_size):
+def test_uneven_tasks_per_node_give_each_rank_the_size_of_its_node(procid, localid, node, local_size):
     task = {"SLURM_PROCID": str(procid), "SLURM_LOCALID": str(localid), "SLURM_NODEID": str(node)}
     place = detect({**UNEVEN, **task}).place
 
@@ -52,7 +52,7 @@ def test_a_step_without_tasks_is_a_single_process(step):
     assert detect(environment).place == Place()
 
 
-def test_the_same_place_in_torchruns_words_is_no_launcher_around_it():
+def test_the_same_place_in_the_variables_of_torchrun_is_no_outer_launcher():
     task = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
     task |= {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
 
@@ -65,23 +65,23 @@ def test_torchrun_inside_a_worker_of_samestep_is_torchrun():
     assert detect(environment).launcher == "torchrun"
 
 
-def test_a_batch_script_with_room_for_tasks_is_told_about_srun():
+def test_a_batch_script_with_several_tasks_gets_a_note_about_srun():
     (note,) = detect(recording("slurm_sbatch_script").environment).notes
     assert "4 tasks" in note
     assert "srun" in note
 
 
-def test_an_exported_world_size_does_not_disturb_a_slurm_step():
+def test_an_exported_world_size_is_ignored_in_a_slurm_step():
     exported = {"WORLD_SIZE": "4", "MASTER_ADDR": "node0"}
     assert detect({**UNEVEN, **exported}).launcher == "slurm"
 
 
-def test_places_that_were_inferred_say_so():
+def test_an_inferred_place_gets_a_note():
     (note,) = detect(recording("environment_pods_rank2").environment).notes
     assert "host of its own" in note
 
 
-def test_a_place_given_by_the_caller_keeps_the_environments_master():
+def test_a_place_given_by_the_caller_keeps_the_master_address_of_the_environment():
     place = Place(rank=1, size=2)
     detected = given(place, {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "RANK": "7"})
 
@@ -100,7 +100,7 @@ def without(environment, *names):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "parts"),
     [
         ({"RANK": "0"}, ["WORLD_SIZE is not set", "RANK=0"]),
         ({"WORLD_SIZE": "2"}, ["RANK is not set", "WORLD_SIZE=2"]),
@@ -138,12 +138,12 @@ def without(environment, *names):
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
     ],
 )
-def test_contradictions_within_one_launcher_are_refused_with_both_values(environment, said):
+def test_missing_or_contradictory_variables_of_one_launcher_are_refused_with_their_values(environment, parts):
     with pytest.raises(DetectionError) as refused:
         detect(environment)
-    assert all(part in str(refused.value) for part in said), str(refused.value)
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
 
 
-def test_a_broken_outer_launcher_does_not_matter():
+def test_missing_variables_of_an_outer_launcher_are_ignored():
     environment = {**without(UNEVEN, "SLURM_STEP_NUM_TASKS"), **TORCHRUN}
     assert detect(environment).outer == ()

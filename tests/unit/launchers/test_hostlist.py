@@ -1,4 +1,4 @@
-"""Slurm's compressed notations, read back from any list written in them."""
+"""Slurm's hostlist notation is expanded to its hosts and counts."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ names = st.from_regex(r"[a-z][a-z-]{0,6}", fullmatch=True)
 
 @st.composite
 def bracketed(draw):
-    """A bracket of single numbers and ranges, and what it stands for."""
+    """Draw a bracket of single numbers and ranges, and the numbers in it."""
     width = draw(st.integers(1, 4))
     pieces, numbers = [], []
     for _ in range(draw(st.integers(1, 4))):
@@ -26,7 +26,7 @@ def bracketed(draw):
 
 @st.composite
 def host_lists(draw):
-    """A compressed list and its hosts: plain names, one bracket, or two, with or without an ending."""
+    """Draw a host list and its hosts: plain names, one bracket or two, with or without an ending."""
     parts, expected = [], []
     for _ in range(draw(st.integers(1, 4))):
         text, found = draw(names), [""]
@@ -47,7 +47,7 @@ def test_a_host_list_expands_to_its_hosts_in_order(case):
     assert hosts(text) == expected
 
 
-def test_a_list_as_scontrol_shows_it():
+def test_a_list_printed_by_scontrol_is_expanded():
     expected = ["node0", "node1", "node3", "gpu-08", "gpu-09", "gpu-10", "gpu-11"]
     assert hosts("node[0-1,3],gpu-[08-11]") == expected
 

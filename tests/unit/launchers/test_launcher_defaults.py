@@ -1,4 +1,4 @@
-"""What a launcher sets unasked is undone; what the user says stays."""
+"""Defaults that a launcher sets are undone; settings of the user are kept."""
 
 import os
 
@@ -17,7 +17,7 @@ def threads_of(env, *above, launcher="torchrun"):
     return found.get("OMP_NUM_THREADS")
 
 
-def test_the_one_thread_of_torchrun_is_not_the_users():
+def test_the_one_thread_that_torchrun_sets_is_removed():
     assert threads_of(RANK, {"HOME": "/"}) is None
     assert threads_of(RANK, RANK, {"HOME": "/"}) is None  # a shell between the two
 
@@ -27,19 +27,19 @@ def test_the_one_thread_of_torchrun_is_not_the_users():
     [
         (RANK, [{"OMP_NUM_THREADS": "1"}], "torchrun"),
         (RANK, [RANK, {"OMP_NUM_THREADS": "1"}], "torchrun"),
-        (RANK, [], "torchrun"),  # nobody above can be seen
+        (RANK, [], "torchrun"),  # no ancestor can be read
         (RANK | {"OMP_NUM_THREADS": "2"}, [{}], "torchrun"),
         (RANK | {"SAMESTEP_THREADS": "1 as asked"}, [{}], "torchrun"),
         (RANK, [{}], "slurm"),
     ],
 )
-def test_a_number_that_may_be_the_users_stays(env, above, launcher):
+def test_a_number_of_threads_that_the_user_may_have_set_is_kept(env, above, launcher):
     assert threads_of(env, *above, launcher=launcher) == env["OMP_NUM_THREADS"]
 
 
 @pytest.fixture
 def masks(monkeypatch):
-    """Return the masks of a rank (0), bound to one processor, and of its launcher (7); setting is noted."""
+    """Return the masks of a rank (0), bound to one CPU, and of its launcher (7); changes are recorded."""
     found = {0: {3}, 7: {2, 3, 4}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(found[pid]))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: found.update({pid: set(mask)}))
@@ -52,7 +52,7 @@ def unbound(env=None, launcher="openmpi", above=(("7", {}),)):
     return undo_default_binding(rank | (env or {}), launcher, ancestors=lambda: iter([shell, *above]))
 
 
-def test_the_one_core_of_open_mpi_is_given_up_for_the_launchers_processors(masks):
+def test_the_binding_of_open_mpi_to_one_core_is_replaced_by_the_mask_of_the_launcher(masks):
     assert unbound()
     assert masks[0] == {2, 3, 4}
 
@@ -65,15 +65,15 @@ def test_the_one_core_of_open_mpi_is_given_up_for_the_launchers_processors(masks
         {"launcher": "slurm", "above": ()},
         {"above": ()},
     ],
-    ids=["bind-to", "mapping", "another launcher", "nobody to be seen"],
+    ids=["bind-to", "mapping", "another launcher", "no ancestor"],
 )
-def test_a_binding_that_was_asked_for_stays(masks, settings):
+def test_a_requested_binding_is_kept(masks, settings):
     assert not unbound(**settings)
     assert masks[0] == {3}
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [({3}, {3}), ({3}, {0, 1}), ({2, 3}, {2, 3, 4})])
-def test_a_rank_that_has_what_there_is_stays(masks, mine, theirs):
+def test_an_affinity_that_is_not_the_default_of_open_mpi_is_kept(masks, mine, theirs):
     masks.update({0: mine, 7: theirs})
 
     assert not unbound()

@@ -1,4 +1,4 @@
-"""One process of several that does not know which is refused; a single one is not."""
+"""A process that is one of several and has lost its rank is refused; a single process is not."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def without(name, *variables):
         ),
     ],
 )
-def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher):
+def test_incomplete_variables_of_a_launcher_are_refused(environment, lacking, launcher):
     with pytest.raises(DetectionError, match=f"{lacking} is not set.* {launcher}.*its rank is unknown"):
         detect(environment)
 
@@ -49,7 +49,7 @@ def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher
         {"PALS_RANKID": "0", "PALS_LOCAL_RANKID": "0"},
     ],
 )
-def test_a_launcher_that_nobody_knows_is_refused(environment):
+def test_an_unsupported_launcher_is_refused(environment):
     with pytest.raises(DetectionError, match="a launcher that samestep does not support started"):
         detect(environment)
 
@@ -66,7 +66,7 @@ def test_a_launcher_that_nobody_knows_is_refused(environment):
         {"OMPI_COMM_WORLD_SIZE": "1"},
     ],
 )
-def test_one_process_is_one_process(environment):
+def test_a_process_without_peers_is_a_single_process(environment):
     assert detect(environment).place.size == 1
 
 
@@ -78,11 +78,11 @@ def test_one_process_is_one_process(environment):
         [Parent(name="bash", pid=7, alike=3)],
     ],
 )
-def test_a_process_alone_of_its_kind_goes_on(parents):
+def test_a_process_without_duplicates_below_a_launcher_is_accepted(parents):
     refuse_duplicates({}, lambda: parents)
 
 
-def test_processes_that_a_launcher_started_alike_are_refused():
+def test_duplicate_processes_below_a_launcher_are_refused():
     parents = [Parent(name="bash", pid=8, alike=1), Parent(name="mpirun.openmpi", pid=7, alike=4)]
     with pytest.raises(DetectionError, match=r"mpirun\.openmpi \(process 7\) started 4 processes like this"):
         refuse_duplicates({}, lambda: parents)
@@ -92,25 +92,25 @@ def test_processes_that_a_launcher_started_alike_are_refused():
     ("seen", "alike"),
     [
         ([["python", "train.py"]], True),
-        ([["env", "-i", "PATH=/bin", "python", "train.py"]], True),  # about to become it
-        ([[], [], ["python", "train.py"]], True),  # becoming it
+        ([["env", "-i", "PATH=/bin", "python", "train.py"]], True),  # before its exec
+        ([[], [], ["python", "train.py"]], True),  # during its exec
         ([["python", "other.py"]], False),
         ([["sh"]], False),
     ],
 )
-def test_who_runs_the_same_command_or_is_about_to_is_alike(seen, alike):
-    looks = iter(seen)
-    assert is_alike(lambda: next(looks), ["python", "train.py"]) == alike
+def test_processes_that_run_or_are_about_to_run_the_same_command_are_duplicates(seen, alike):
+    commands = iter(seen)
+    assert is_alike(lambda: next(commands), ["python", "train.py"]) == alike
 
 
-def test_who_runs_nothing_any_more_is_not_alike():
+def test_a_process_without_a_command_is_no_duplicate():
     assert not is_alike(list, ["python", "train.py"], patience_s=0.0)
 
 
-def test_a_jobs_script_is_one_process_whatever_started_it():
+def test_a_job_script_is_accepted_below_a_parent_with_duplicates():
     environment = recording("slurm_interactive_step").environment
     refuse_duplicates(environment, lambda: [Parent(name="slurmstepd", pid=7, alike=2)])
 
 
-def test_the_parents_of_this_process_are_no_launchers():
+def test_each_parent_of_this_process_has_at_least_one_child_of_its_command():
     assert all(parent.alike >= 1 for parent in lost_environment._parents())

@@ -1,4 +1,4 @@
-"""Ranks of an MPI job on several hosts learn where rank 0 is."""
+"""Ranks of an MPI job on several hosts find the host of rank 0."""
 
 import socket
 import threading
@@ -12,7 +12,7 @@ from samestep.ranks.rendezvous.endpoint import choose
 from support.recordings import recording
 
 
-def told_nothing(name, **changes):
+def without_master(name, **changes):
     environment = {k: v for k, v in recording(name).environment.items() if not k.startswith("MASTER_")}
     return environment | changes
 
@@ -28,28 +28,28 @@ def told_nothing(name, **changes):
         ("", 0, None),
     ],
 )
-def test_open_mpis_list_of_hosts_is_read(hosts, nodes, first):
+def test_the_first_host_is_read_from_the_list_of_open_mpi(hosts, nodes, first):
     env = {"OMPI_MCA_orte_node_regex": hosts, "OMPI_MCA_orte_num_nodes": str(nodes)}
     assert open_mpi_first(env) == first
 
 
-def test_ranks_of_open_mpi_meet_on_the_first_host():
-    environment = told_nothing("openmpi_2x2_rank3")
+def test_the_rendezvous_of_open_mpi_is_on_the_first_host():
+    environment = without_master("openmpi_2x2_rank3")
     assert choose(with_main_host(detect(environment), environment))[0] == "node0"
 
 
-def test_what_is_known_is_not_asked_for():
+def test_a_known_or_unneeded_host_of_rank_0_is_not_requested():
     for name in ("openmpi_2x2_rank3", "mpich_one_host_rank3", "slurm_step_2x2_rank3", "single"):
         environment = recording(name).environment
         assert with_main_host(detect(environment), environment) == detect(environment)
 
 
 class Hydra(threading.Thread):
-    """Answers one rank as MPICH's process manager does; `others` is what the other ranks have put."""
+    """Answers one rank as MPICH's process manager does; `others` has the values that other ranks have put."""
 
     def __init__(self, others):
         super().__init__()
-        self.values, self.heard = dict(others), []
+        self.values, self.commands = dict(others), []
         ours, self.theirs = socket.socketpair()
         self._stream = ours.makefile("rw")
         ours.close()
@@ -58,7 +58,7 @@ class Hydra(threading.Thread):
         with self._stream:
             for line in self._stream:
                 fields = dict(word.split("=", 1) for word in line.split())
-                self.heard.append(fields["cmd"])
+                self.commands.append(fields["cmd"])
                 self._stream.write(self._answer(fields) + "\n")
                 self._stream.flush()
 
@@ -92,19 +92,19 @@ def hydra():
         manager.join()
 
 
-def test_a_rank_of_mpich_asks_where_rank_0_is(hydra):
+def test_a_rank_of_mpich_gets_the_host_of_rank_0_from_hydra_once(hydra):
     manager = hydra(samestep="node7")
-    environment = told_nothing("mpich_2x2_rank3", PMI_FD=str(manager.theirs.fileno()))
+    environment = without_master("mpich_2x2_rank3", PMI_FD=str(manager.theirs.fileno()))
 
     for _ in range(2):
         found = with_main_host(detect(environment), environment)
         assert (found.master_addr, found.job) == ("node7", "kvs_17_0")
-    assert manager.heard == ["init", "get_my_kvsname", "barrier_in", "get", "finalize"]
+    assert manager.commands == ["init", "get_my_kvsname", "barrier_in", "get", "finalize"]
 
 
-def test_rank_0_of_mpich_tells_its_host(hydra):
+def test_rank_0_of_mpich_puts_its_host(hydra):
     manager = hydra()
-    environment = told_nothing(
+    environment = without_master(
         "mpich_2x2_rank3", PMI_RANK="0", MPI_LOCALRANKID="0", PMI_FD=str(manager.theirs.fileno())
     )
 
@@ -112,7 +112,7 @@ def test_rank_0_of_mpich_tells_its_host(hydra):
 
 
 @pytest.mark.parametrize("descriptor", ["9999", "0"])
-def test_a_descriptor_that_is_not_hydras_changes_nothing(descriptor):
+def test_a_descriptor_that_is_not_hydras_is_ignored(descriptor):
     mpi_hosts._exchanged.cache_clear()
-    environment = told_nothing("mpich_2x2_rank3", PMI_FD=descriptor)
+    environment = without_master("mpich_2x2_rank3", PMI_FD=descriptor)
     assert with_main_host(detect(environment), environment) == detect(environment)

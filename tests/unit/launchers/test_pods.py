@@ -1,4 +1,4 @@
-"""Pods that were set up for torchrun are refused without it; with it, or with flags, they go on."""
+"""Pods that were set up for torchrun are refused without it; with it, or with flags, they are accepted."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_one_of_several_pods_is_refused(environment):
         refuse_pods(environment, detect(environment))
 
 
-def test_a_pods_number_is_not_taken_for_a_ranks():
+def test_the_number_of_a_pod_is_not_used_as_a_rank():
     with pytest.raises(
         DetectionError, match=r"RANK=1 is the number of this pod, not of one of its 2 workers"
     ):
@@ -60,17 +60,17 @@ def test_a_pods_number_is_not_taken_for_a_ranks():
         {**PYTORCH_JOB, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
     ],
 )
-def test_what_is_explained_goes_on(environment):
+def test_complete_settings_of_torchrun_or_another_launcher_are_accepted(environment):
     refuse_pods(environment, detect(environment))
 
 
-def test_flags_that_say_how_many_nodes_there_are_count():
+def test_a_given_number_of_nodes_is_accepted():
     assert detect_task(TRAIN_JOB, nodes=2).place.size == 1
     with pytest.raises(DetectionError):
         detect_task(TRAIN_JOB)
 
 
-def test_every_way_in_refuses(monkeypatch, tmp_path, capsys):
+def test_run_doctor_and_join_refuse_one_of_several_pods(monkeypatch, tmp_path, capsys):
     script = tmp_path / "x.py"
     script.write_text("print(1)")
     monkeypatch.setattr("samestep.base.env.snapshot", lambda: dict(TRAIN_JOB))

@@ -1,4 +1,4 @@
-"""What an allocation holds, and the steps that fill it."""
+"""The capacity of an allocation is read, and steps are sized by it."""
 
 import pytest
 
@@ -16,70 +16,70 @@ TWO_BY_TWO = SlurmCapacity(job="12", nodes=2, tasks=2, processors=8, first="gpu0
 
 
 def flags(held, workers, **changes):
-    """Return what srun is told beside the layout's first node and that workers end together."""
+    """Return the flags of srun except --relative=0 and --kill-on-bad-exit=1."""
     shape = {"nodes": 1, "largest": 4} | changes
     srun, *words, last = held.step(workers, **shape)
     assert (srun, last) == ("srun", "--kill-on-bad-exit=1")
     return [word for word in words if word != "--relative=0"]
 
 
-def test_a_shell_with_an_allocation_has_room():
+def test_the_capacity_of_a_shell_with_an_allocation_is_read():
     assert slurm_capacity(SHELL) == TWO_BY_TWO
     assert slurm_capacity(SHELL | {"SLURM_CPUS_PER_TASK": "3"}).places == 4
     assert slurm_capacity(SHELL).places == 16
 
 
-def test_where_slurm_says_little_each_node_takes_a_worker():
+def test_without_further_variables_each_node_takes_one_worker():
     assert slurm_capacity({"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2"}) == SlurmCapacity(
         job="12", nodes=2, tasks=1, processors=1
     )
 
 
-def test_all_nodes_take_as_many_as_the_one_with_the_fewest():
+def test_all_nodes_take_as_many_workers_as_the_smallest_one():
     uneven = SHELL | {"SLURM_TASKS_PER_NODE": "3,1", "SLURM_JOB_CPUS_PER_NODE": "3,1"}
 
     assert slurm_capacity(uneven).places == 2
 
 
 @pytest.mark.parametrize("name", ["slurm_sbatch_script", "slurm_interactive_step"])
-def test_a_job_script_and_the_shell_of_salloc_have_room(name):
+def test_a_job_script_and_the_shell_of_salloc_have_a_capacity(name):
     assert slurm_capacity(recording(name).environment) == SlurmCapacity(
         job="5", nodes=2, tasks=2, processors=2, first="node0"
     )
 
 
 @pytest.mark.parametrize("name", ["single", "slurm_step_2x2_rank3", "torchrun_one_host_rank1"])
-def test_a_task_of_a_step_and_a_process_without_an_allocation_have_none(name):
+def test_a_task_of_a_step_and_a_process_without_an_allocation_have_no_capacity(name):
     assert slurm_capacity(recording(name).environment) is None
 
 
 @pytest.mark.parametrize(("largest", "each"), [(1, 2), (4, 2), (5, 3), (16, 8)])
-def test_nodes_take_what_was_asked_for_until_the_largest_step_needs_more(largest, each):
+def test_nodes_take_the_requested_tasks_unless_the_largest_step_needs_more(largest, each):
     assert TWO_BY_TWO.per_node(largest) == each
 
 
-def test_a_worker_has_the_same_processors_whatever_the_size():
+def test_a_worker_has_the_same_number_of_cpus_at_each_size():
     layout = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
 
     assert flags(TWO_BY_TWO, 1) == [*layout, "--cpus-per-task=4", "--exact"]
     assert flags(TWO_BY_TWO, 4, nodes=2)[-2:] == ["--cpus-per-task=4", "--exact"]
     assert flags(TWO_BY_TWO, 1, largest=16)[-2:] == ["--cpus-per-task=1", "--exact"]
-    said = SlurmCapacity(job="12", nodes=2, tasks=2, processors=8, cpus_per_task=3)
-    assert flags(said, 2)[-2:] == ["--cpus-per-task=3", "--exact"]
+    limited = SlurmCapacity(job="12", nodes=2, tasks=2, processors=8, cpus_per_task=3)
+    assert flags(limited, 2)[-2:] == ["--cpus-per-task=3", "--exact"]
 
 
-def test_one_task_of_a_node_has_the_processors_of_its_workers():
+def test_the_task_of_a_node_has_the_cpus_of_all_its_workers():
     layout = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
 
     assert flags(TWO_BY_TWO, 4, nodes=2, launched="node") == [*layout, "--cpus-per-task=8", "--exact"]
 
 
-def test_workers_that_share_processors_share_them_at_each_size():
+def test_workers_that_share_cpus_at_one_size_share_them_at_each_size():
     assert flags(TWO_BY_TWO, 32, nodes=2, largest=32)[-1] == "--overcommit"
     assert flags(TWO_BY_TWO, 1, largest=32)[-1] == "--overcommit"
 
 
-def test_what_there_is_is_said_with_both_numbers():
+def test_the_description_has_the_nodes_and_the_cpus():
     assert TWO_BY_TWO.in_words() == "Slurm allocation 12 (2 node(s) with 8 processor(s): room for 16)"
 
 
@@ -94,11 +94,11 @@ def test_what_there_is_is_said_with_both_numbers():
         ({}, None),
     ],
 )
-def test_gpus_are_those_of_a_node_however_they_were_asked_for(variables, gpus):
+def test_the_gpus_of_a_node_are_read_from_each_kind_of_request(variables, gpus):
     assert slurm_capacity(SHELL | variables).gpus == gpus
 
 
-def test_a_step_asks_for_the_gpus_of_its_workers_and_no_more():
+def test_a_step_requests_the_gpus_of_its_workers_only():
     held = SlurmCapacity(job="12", nodes=2, tasks=4, processors=16, gpus=4)
 
     assert flags(held, 1, largest=8)[-2:] == ["--gpus=1", "--gpus-per-node=1"]
@@ -109,7 +109,7 @@ def test_a_step_asks_for_the_gpus_of_its_workers_and_no_more():
     assert held.in_words() == "Slurm allocation 12 (2 node(s) with 16 processor(s) and 4 GPU(s): room for 8)"
 
 
-def test_what_was_asked_for_each_task_does_not_contradict_a_step():
+def test_requests_of_the_job_for_each_task_are_removed_for_a_step():
     asked = {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "cpu=4"}
     held = slurm_capacity(SHELL | asked)
     begins = {
@@ -122,6 +122,6 @@ def test_what_was_asked_for_each_task_does_not_contradict_a_step():
     assert begins[2][:8] == begins[64][:8] == all_of_them
 
 
-def test_one_worker_can_have_the_processors_of_several():
+def test_one_worker_can_have_the_cpus_of_several():
     assert flags(TWO_BY_TWO, 1, cores_of=2)[-2:] == ["--cpus-per-task=8", "--exact"]
     assert flags(TWO_BY_TWO, 1)[-2:] == ["--cpus-per-task=4", "--exact"]

@@ -1,4 +1,4 @@
-"""Threads follow the user, then the processors; the banner says which."""
+"""The number of threads is the user's, else follows from the CPUs; the banner prints it."""
 
 import pytest
 
@@ -39,11 +39,11 @@ def cpus(count, quota=None, machine=None):
         (cpus(4, quota=16.0), 2, 2, 2),
     ],
 )
-def test_ranks_divide_the_processors_they_share(cpu, local_size, sharing, count):
+def test_ranks_divide_the_cpus_that_they_share(cpu, local_size, sharing, count):
     assert threads_per_rank({}, cpu, local_size=local_size, sharing=sharing).count == count
 
 
-def test_the_users_number_is_respected():
+def test_the_number_of_threads_of_the_user_is_kept():
     threads = threads_per_rank({"OMP_NUM_THREADS": "3,1"}, cpus(8), local_size=2, sharing=2)
     assert threads == Threads(3, "OMP_NUM_THREADS=3,1")
     assert threads_per_rank({"OMP_NUM_THREADS": "3"}, cpus(8), local_size=2, sharing=2, asked=5).count == 5
@@ -57,8 +57,8 @@ def test_torchruns_one_thread_is_kept_and_named():
     assert "torchrun" in threads.reason
 
 
-def test_processors_that_a_task_of_slurm_was_given_are_its_own():
-    """Where the kernel does not hold a job to its processors, all ranks see the whole machine."""
+def test_cpus_that_slurm_granted_to_a_task_are_not_shared():
+    """If no mask limits the job, all ranks see all CPUs of the machine."""
     machine = CpuShare(allowed=tuple(range(32)), cores=16, machine=32, granted=16)
     env = {"SLURM_CPUS_PER_TASK": "4"}
 
@@ -70,20 +70,20 @@ def test_processors_that_a_task_of_slurm_was_given_are_its_own():
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1", "1.5"])
-def test_a_number_of_threads_that_is_none_is_refused(text):
+def test_an_invalid_number_of_threads_is_refused(text):
     with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
         threads_per_rank({"OMP_NUM_THREADS": text}, cpus(8), local_size=1, sharing=1)
 
 
-def test_no_threads_at_all_are_refused():
+def test_zero_threads_are_refused():
     with pytest.raises(UsageError, match="threads=0"):
         threads_per_rank({}, cpus(8), local_size=1, sharing=1, asked=0)
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [(None, 4), ("3", 3), ("3,1", 3)], ids=["shared out", "the user's", "nested"]
+    ("text", "count"), [(None, 4), ("3", 3), ("3,1", 3)], ids=["divided", "the user's", "nested"]
 )
-def test_a_worker_is_told_whose_number_of_threads_it_has(text, count):
+def test_a_worker_gets_the_number_of_threads_and_its_reason(text, count):
     env = {} if text is None else {"OMP_NUM_THREADS": text}
     settled = threads_per_rank(env, cpus(8), local_size=2, sharing=2)
     env |= thread_variables(settled)
@@ -93,14 +93,14 @@ def test_a_worker_is_told_whose_number_of_threads_it_has(text, count):
     assert threads_per_rank(env, cpus(8), local_size=2, sharing=2) == settled == passed_threads(env)
 
 
-def test_a_number_of_threads_that_the_script_sets_is_not_the_launchers():
+def test_a_number_of_threads_that_the_script_sets_replaces_that_of_the_launcher():
     env = thread_variables(Threads(4, "8 usable cores for 2 ranks")) | {"OMP_NUM_THREADS": "2"}
     threads = threads_per_rank(env, cpus(8), local_size=2, sharing=2, launcher="samestep")
     assert threads == Threads(2, "OMP_NUM_THREADS=2")
 
 
 @pytest.mark.parametrize(("cpus_of_job", "sharing"), [(None, 4), ("8", 4), ("32", 1)])
-def test_ranks_share_unless_their_launcher_gave_each_a_part(cpus_of_job, sharing):
+def test_ranks_share_cpus_unless_their_launcher_divided_them(cpus_of_job, sharing):
     env = {} if cpus_of_job is None else {"SLURM_CPUS_ON_NODE": cpus_of_job}
     assert guess_sharing(env, cpus(8, machine=64), local_size=4) == sharing
 
@@ -129,16 +129,16 @@ EIGHT = Threads(8, "64 usable cores for 8 ranks")
         ),
     ],
 )
-def test_the_banner_says_what_was_found_and_decided(place, more, line):
+def test_the_banner_has_the_workers_the_launcher_the_device_and_the_threads(place, more, line):
     detected = Detected(place=place, **more)
     assert describe(detected, device="cpu", backend="gloo", threads=EIGHT) == line
 
 
-def test_the_banner_says_whose_number_of_threads_it_is():
+def test_the_banner_has_the_variable_that_set_the_threads():
     line = describe(detect({}), device="cpu", backend=None, threads=Threads(1, "OMP_NUM_THREADS=1"))
     assert line == "1 worker, cpu, 1 thread (OMP_NUM_THREADS=1)"
 
 
-def test_under_samesteps_launcher_only_the_rest_is_said():
+def test_the_short_banner_has_the_device_the_backend_and_the_threads():
     assert describe_rest(device="cpu", backend="gloo", threads=None) == "cpu, gloo"
     assert describe_rest(device="cpu", backend="gloo", threads=EIGHT) == "cpu, gloo, 8 threads each"

@@ -1,4 +1,4 @@
-"""Decisions of ``samestep run`` about a job, and the lines that describe them."""
+"""``samestep run`` decides about the workers, threads and checks of a job, and prints its decision."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_the_banner_names_the_source_of_the_number_of_threads(settled):
     assert first == "2 workers on this node, 4 threads each"
 
 
-def test_a_failure_that_may_follow_from_another_nodes_is_logged_with_its_message(settled, capsys):
+def test_a_failure_that_may_be_a_consequence_of_another_node_is_logged_with_its_message(settled, capsys):
     nodes = Nodes(count=2, rank=0, endpoint="node0:29500")
     lost = Failure(
         rank=1,
@@ -93,7 +93,7 @@ def test_a_failure_that_may_follow_from_another_nodes_is_logged_with_its_message
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
-def test_a_wrong_time_limit_is_refused(settled, seconds):
+def test_an_invalid_hang_timeout_is_refused(settled, seconds):
     with pytest.raises(UsageError, match="--hang-timeout"):
         with_checks(settled(NATIVE, TASKS), hang_timeout=seconds, sanitize=False)
 
@@ -104,7 +104,7 @@ def test_sanitize_needs_two_workers(settled):
         with_checks(settled(NATIVE, {}, workers=1), hang_timeout=60.0, sanitize=True)
 
 
-def test_a_number_of_workers_after_a_serial_script_is_pointed_out(tmp_path):
+def test_a_number_of_workers_after_a_serial_script_gets_a_note(tmp_path):
     (tmp_path / "train.py").write_text("print(1)")
     job = Job(program=Program(target=str(tmp_path / "train.py"), args=("-n", "2")))
 
@@ -123,21 +123,21 @@ def several(**values):
     [
         (Nodes(), ("--gpus=4", "--nodes", "1", "0", "4", "{other}")),
         (several(rank=1), ("--gpus=2", "--nodes", "2", "1", "4", "{other}")),
-        (several(), ("--gpus=2", "--nodes", "2", "{node_rank}", "4", "{other}")),  # known once the nodes meet
+        (several(), ("--gpus=2", "--nodes", "2", "{node_rank}", "4", "{other}")),  # known after rendezvous
     ],
 )
-def test_the_numbers_of_workers_and_nodes_are_in_the_arguments(settled, nodes, filled):
+def test_templates_in_the_arguments_are_replaced_by_the_numbers_of_workers_and_nodes(settled, nodes, filled):
     decision = settled(SPAWNS, {}, workers=4, nodes=nodes, arguments=TEMPLATES)
 
     assert decision.job.program.args == filled
     assert decision.forks_workers
 
 
-def test_without_a_number_the_arguments_stay_as_they_are(settled):
+def test_templates_are_kept_without_a_number_of_workers(settled):
     assert settled(SPAWNS, {}, arguments=TEMPLATES).job.program.args == TEMPLATES
 
 
-def test_processes_started_by_hand_are_workers_if_their_number_is_given(settled):
+def test_processes_that_the_script_starts_are_workers_if_their_number_is_given(settled):
     assert settled(BY_HAND, {}, workers=2).forks_workers
     assert not settled(BY_HAND, {}).forks_workers
 

@@ -1,4 +1,4 @@
-"""`samestep run` names once the command that compares workers with one process, only where that applies."""
+"""`samestep run` prints the command of `scale` for its script once, if `scale` can run it."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def decision(*, workers=2, nodes=1, target="train.py", kind="script", plan=None,
     )
 
 
-def test_the_line_is_printed_once(cache):
+def test_the_hint_is_printed_once(cache):
     first = scale_hint(decision())
 
     assert "samestep scale -n 1,2 -- train.py --lr 0.1 " in first
@@ -45,7 +45,7 @@ def test_the_line_is_printed_once(cache):
     assert scale_hint(decision()) == ""
 
 
-def test_a_module_is_named_as_scale_takes_it():
+def test_the_hint_for_a_module_has_the_flag_of_scale():
     assert "samestep scale -n 1,4 -m -- train --lr 0.1 " in scale_hint(
         decision(workers=4, target="train", kind="module")
     )
@@ -62,12 +62,12 @@ def test_a_module_is_named_as_scale_takes_it():
         {"script": "spawns"},
     ],
 )
-def test_there_is_no_line_and_no_record_where_scale_does_not_apply(cache, changes):
+def test_a_run_that_scale_does_not_support_has_no_hint_and_no_record(cache, changes):
     assert scale_hint(decision(**changes)) == ""
     assert not cache.exists()
 
 
-def test_there_is_no_line_for_gpus_unless_the_cpu_was_asked_for(cache, monkeypatch):
+def test_a_machine_with_gpus_has_no_hint_unless_the_cpu_was_requested(cache, monkeypatch):
     monkeypatch.setattr(module, "can_have_accelerators", lambda: True)
 
     assert scale_hint(decision()) == ""
@@ -75,14 +75,14 @@ def test_there_is_no_line_for_gpus_unless_the_cpu_was_asked_for(cache, monkeypat
     assert scale_hint(decision(device="cpu"))
 
 
-def test_there_is_no_line_without_a_terminal(cache, monkeypatch):
+def test_there_is_no_hint_without_a_terminal(cache, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
 
     assert scale_hint(decision()) == ""
     assert not cache.exists()
 
 
-def test_there_is_no_line_if_it_cannot_be_recorded(cache):
+def test_there_is_no_hint_if_it_cannot_be_recorded(cache):
     Path(cache).write_text("a file where the folder would be")
 
     assert scale_hint(decision()) == ""

@@ -1,4 +1,4 @@
-"""The last line that a worker's program printed is stored in its clock file, and write errors are logged."""
+"""The last line that a worker printed is kept for its clock file, and errors of that file are reported."""
 
 import errno
 import io
@@ -10,7 +10,7 @@ from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.run.worker_clock import _checked, _last_line
 
 
-def test_the_last_line_on_stderr_is_kept_and_the_stream_is_restored(capsys):
+def test_the_last_line_on_stderr_is_stored_and_the_stream_is_restored(capsys):
     written = sys.stderr.write
     with _last_line(sys.stderr) as last_line:
         print("usage: t.py", file=sys.stderr)
@@ -26,7 +26,7 @@ def test_without_output_the_last_line_is_empty():
         assert last_line() == ""
 
 
-def test_a_stream_that_cannot_be_patched_is_left_alone():
+def test_a_stream_that_cannot_be_patched_has_an_empty_last_line():
     class Fixed:
         __slots__ = ()
 
@@ -37,7 +37,7 @@ def test_a_stream_that_cannot_be_patched_is_left_alone():
         assert last_line() == ""
 
 
-def test_a_full_disk_is_reported_at_the_end_and_not_in_the_script(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_reported_at_the_end_and_raises_no_error_in_the_script(tmp_path, monkeypatch, capsys):
     def full(fd, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,4 +1,4 @@
-"""A process's share of the machine, from the kernel's files."""
+"""The CPUs and the memory that a process may use are read from the kernel's files."""
 
 import pytest
 
@@ -31,7 +31,7 @@ V2 = [("/", "cg", "cgroup2", "rw,nsdelegate")]
 V1 = [("/", "cpu", "cgroup", "rw,cpu,cpuacct"), ("/", "mem", "cgroup", "rw,memory")]
 
 
-def test_version_2_takes_the_tightest_quota_on_the_way_up(kernel, tmp_path):
+def test_version_2_applies_the_smallest_quota_of_a_group_and_those_above(kernel, tmp_path):
     files = {
         "cg/job/cpu.max": "200000 100000\n",
         "cg/job/step/cpu.max": "max 100000\n",
@@ -67,13 +67,13 @@ def test_a_group_that_is_not_visible_falls_back_to_those_above(kernel):
     assert cpu_limit(kernel("0::/hidden/group\n", V2, {"cg/cpu.max": "300000 100000\n"})).value == 3.0
 
 
-def test_memory_limits_of_both_versions(kernel):
+def test_the_smallest_memory_limit_of_both_versions_applies(kernel):
     files = {"cg/job/memory.max": "1073741824\n", "mem/job/memory.limit_in_bytes": "536870912\n"}
     limit = memory_limit(kernel("4:memory:/job\n0::/job\n", [*V1, *V2], files))
     assert limit.value == 2**29
 
 
-def test_version_1s_no_limit_is_no_limit(kernel):
+def test_the_largest_number_of_version_1_is_no_memory_limit(kernel):
     files = {"mem/job/memory.limit_in_bytes": "9223372036854771712\n"}
     assert memory_limit(kernel("4:memory:/job\n", V1, files)) is None
 
@@ -83,7 +83,7 @@ def test_without_the_kernels_files_nothing_is_limited(tmp_path):
     assert memory_limit(tmp_path) is None
 
 
-def test_hardware_threads_of_one_core_count_once(tmp_path):
+def test_hardware_threads_of_one_core_count_as_one_cpu(tmp_path):
     for cpu in range(8):
         folder = tmp_path / f"cpu{cpu}/topology"
         folder.mkdir(parents=True)
@@ -98,19 +98,19 @@ def test_hardware_threads_of_one_core_count_once(tmp_path):
     assert share(*range(8)).limited_by == "the machine itself"
 
 
-def test_a_quota_below_the_mask_is_what_limits(kernel, tmp_path):
+def test_a_quota_below_the_affinity_mask_limits_the_cpus(kernel, tmp_path):
     proc = kernel("0::/job\n", V2, {"cg/job/cpu.max": "250000 100000\n"})
     share = cpu_share(allowed=range(8), machine_cpus=8, proc=proc, sys_cpu=tmp_path)
     assert share.usable == 2
     assert share.limited_by == f"cgroup quota of 2.5 CPUs in {tmp_path / 'cg/job/cpu.max'}"
 
 
-def test_less_than_one_cpu_still_computes(kernel, tmp_path):
+def test_a_quota_below_one_cpu_counts_as_one(kernel, tmp_path):
     proc = kernel("0::/job\n", V2, {"cg/job/cpu.max": "50000 100000\n"})
     assert cpu_share(allowed=[0], machine_cpus=8, proc=proc, sys_cpu=tmp_path).usable == 1
 
 
-def test_this_machine_has_processors_memory_and_versions():
+def test_the_description_of_this_machine_has_cpus_memory_and_versions():
     here = machine()
     assert here.cpu.usable >= 1
     assert here.memory_bytes > 0
@@ -120,7 +120,7 @@ def test_this_machine_has_processors_memory_and_versions():
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Return the share of a process on a machine of 8 cores with 2 threads each, of a job of Slurm."""
+    """Return a function that computes the CPU share of a Slurm task on 8 cores with 2 threads each."""
     for cpu in range(16):
         folder = tmp_path / f"cpu{cpu}/topology"
         folder.mkdir(parents=True)
@@ -134,7 +134,7 @@ def slurm(tmp_path):
     return share
 
 
-def test_a_job_has_the_processors_that_slurm_gave_it_even_where_nothing_holds_it_to_them(slurm):
+def test_a_job_uses_the_cpus_that_slurm_granted_even_without_an_affinity_mask_or_quota(slurm):
     share = slurm(SLURM_CPUS_ON_NODE="6", SLURMD_NODENAME="node0")
 
     assert (share.usable, share.granted_cores) == (3, 3)
@@ -150,7 +150,7 @@ def test_a_job_has_the_processors_that_slurm_gave_it_even_where_nothing_holds_it
         {"SLURM_CPUS_ON_NODE": "", "SLURMD_NODENAME": "node0"},
     ],
 )
-def test_what_slurm_does_not_limit_is_the_machines(slurm, variables):
+def test_without_a_valid_grant_of_slurm_all_cores_of_the_machine_are_usable(slurm, variables):
     share = slurm(**variables)
 
     assert (share.usable, share.limited_by) == (8, "the machine itself")
@@ -165,12 +165,12 @@ def share(*allowed, **limits):
     [
         ([share(0, 1), share(0, 1)], True),
         ([share(0), share(0)], False),
-        ([share(0), share(1)], True),  # bound apart: one each is enough
+        ([share(0), share(1)], True),  # bound to different CPUs: one each is enough
         ([share(0), share(0, 1)], False),
         ([share(0, quota=1.5), share(1, quota=1.5)], False),
         ([share(0, granted=1), share(1, granted=1)], False),
         ([share(0, granted=2), share(1, granted=2)], True),
     ],
 )
-def test_processes_can_all_compute_if_there_is_a_processor_for_each(shares, enough):
+def test_cpus_are_enough_if_each_process_has_one_of_its_own(shares, enough):
     assert enough_for_all(shares) == enough

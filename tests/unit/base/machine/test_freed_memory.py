@@ -1,4 +1,4 @@
-"""Memory that a process frees stays with it, so that its pages are not zeroed again."""
+"""A process keeps the memory that it frees, so that the kernel does not zero its pages again."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Which interfaces a host has, and which carries the messages."""
+"""The interfaces of a host are listed, and the one that carries the messages is found."""
 
 import socket
 
@@ -25,12 +25,12 @@ def test_interfaces_are_read_from_sysfs(tmp_path):
     assert interfaces(given, root=root) == [eth0, eth1, lo]
 
 
-def test_a_machine_without_sysfs_has_none(tmp_path):
+def test_a_machine_without_sysfs_has_no_interfaces(tmp_path):
     assert interfaces({}, root=tmp_path) == []
     assert default_interface(root=tmp_path) is None
 
 
-def test_the_default_route_is_that_of_the_least_metric(tmp_path):
+def test_the_default_route_is_the_one_with_the_smallest_metric(tmp_path):
     head = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"
     slow, fast = ("wlan0 00000000 0 3 0 0 600 0 0 0 0", "eth0 00000000 0 3 0 0 100 0 0 0 0")
     root = trees.planted(
@@ -39,7 +39,7 @@ def test_the_default_route_is_that_of_the_least_metric(tmp_path):
     assert default_interface(root=root) == "eth0"
 
 
-def test_what_gloo_is_told_carries_before_the_route_and_the_route_before_name_and_default():
+def test_the_carrier_is_that_of_gloos_variable_else_of_the_route_else_of_the_name_else_the_default():
     among, default = [ETH, IB, LO], "eth0"
     assert carrier(among, named="ib0,eth0", source="10.0.0.2", own=None, default=default)[0] == IB
     by_route = carrier(among, named="", source="10.1.0.2", own="10.0.0.2", default=default)
@@ -52,7 +52,7 @@ def test_what_gloo_is_told_carries_before_the_route_and_the_route_before_name_an
     assert carrier([LO], named="", source=None, own=None, default=None)[0] is None
 
 
-def test_the_source_towards_an_address_is_found_without_sending():
+def test_the_source_address_towards_a_host_is_found_without_sending():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind(("127.0.0.1", 0))
         receiver.setblocking(False)

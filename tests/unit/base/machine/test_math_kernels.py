@@ -1,4 +1,4 @@
-"""Which functions race at their first call is torch's choice; a race itself is no test."""
+"""The functions that torch computes with MKL are called once, by one thread, before they can race."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from samestep.base.machine.math_kernels import FUNCTIONS, settle_math_kernels
 
 
 class Calls(TorchDispatchMode):
-    """Notes each function that is called on a tensor, with the tensor's type and size."""
+    """Records each function that is called on a tensor, with the tensor's type and size."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_they_are_those_that_torch_leaves_to_mkl():
+def test_the_functions_are_those_that_torch_computes_with_mkl():
     header = Path(torch.__file__).parent / "include/ATen/cpu/vml.h"
     if not header.exists():
         pytest.skip("this torch has no headers")
@@ -32,7 +32,7 @@ def test_they_are_those_that_torch_leaves_to_mkl():
     assert sorted(FUNCTIONS) == sorted(left)
 
 
-def test_each_is_called_once_on_what_one_thread_computes():
+def test_each_function_is_called_on_one_element_of_each_float_type():
     with Calls() as calls:
         settle_math_kernels()
     assert calls.seen == {(name, dtype, 1) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)}

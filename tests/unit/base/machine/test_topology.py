@@ -1,4 +1,4 @@
-"""Cores, nodes and GPUs from the kernel's files, as other machines have them."""
+"""Cores, NUMA nodes and GPUs are read from the kernel's files."""
 
 import pytest
 
@@ -19,23 +19,23 @@ def machine(tmp_path):
 
 
 def two_nodes():
-    """A machine of two nodes with four cores each; processors 8 to 15 are the second threads."""
+    """Return the files of two nodes with four cores each; CPUs 8 to 15 are the second threads."""
     files = {f"cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)}
     return files | {"node/node0/cpulist": "0-3,8-11\n", "node/node1/cpulist": "4-7,12-15\n"}
 
 
-def test_hardware_threads_of_a_core_belong_together(machine):
+def test_hardware_threads_are_grouped_by_core(machine):
     found = cores(range(16), system=machine(two_nodes()))
 
     assert found[0] == Core(0, (0, 8))
     assert [core.node for core in found] == [0] * 4 + [1] * 4
 
 
-def test_only_what_is_allowed_counts(machine):
+def test_only_allowed_cpus_are_listed(machine):
     assert cores({1, 12, 4}, system=machine(two_nodes())) == (Core(0, (1,)), Core(1, (4, 12)))
 
 
-def test_nodes_whose_processors_are_numbered_in_turn_are_kept_together(machine):
+def test_cores_are_ordered_by_node_if_cpu_numbers_alternate_between_nodes(machine):
     files = {"node/node0/cpulist": "0,2\n", "node/node1/cpulist": "1,3\n"}
 
     assert cores(range(4), system=machine(files)) == (
@@ -46,7 +46,7 @@ def test_nodes_whose_processors_are_numbered_in_turn_are_kept_together(machine):
     )
 
 
-def test_a_machine_that_says_nothing_has_a_core_for_each_processor(tmp_path):
+def test_without_kernel_files_each_cpu_is_a_core(tmp_path):
     assert cores({0, 1}, system=tmp_path) == (Core(0, (0,)), Core(0, (1,)))
 
 
@@ -73,7 +73,7 @@ def gpus(*nodes):
         ("", ()),
     ],
 )
-def test_the_nodes_of_the_gpus_that_are_visible(machine, visible, nodes):
+def test_the_nodes_of_visible_gpus_are_read(machine, visible, nodes):
     assert gpu_nodes(visible, root=machine(gpus(0, 0, 1, 1)), opens=lambda _: True) == nodes
 
 
@@ -83,6 +83,6 @@ def test_gpus_of_other_jobs_are_not_counted(machine):
     assert gpu_nodes("0,1", root=root, opens=lambda path: path.name in ("nvidia2", "nvidia3")) == (1, 1)
 
 
-def test_where_the_kernel_knows_no_node_there_is_none(machine, tmp_path):
+def test_gpus_without_a_numa_node_have_no_nodes(machine, tmp_path):
     assert gpu_nodes(None, root=machine(gpus(-1, -1)), opens=lambda _: True) == ()
     assert gpu_nodes(None, root=tmp_path / "none") == ()

@@ -1,4 +1,4 @@
-"""Shared memory of ended workers is freed, and nobody else's."""
+"""Shared memory of ended workers is freed; that of other processes is kept."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from samestep.base.machine import torch_segments
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    """Have a folder for /dev/shm, with a piece of a worker and of another process in it."""
+    """Return a folder for /dev/shm that has a segment of a worker and one of another process."""
     monkeypatch.setattr(torch_segments, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(torch_segments, "memory_is_numbered_apart", lambda: False)
     for name in ("torch_12_1_0", "torch_13_1_0"):
@@ -27,12 +27,12 @@ def test_an_ended_workers_memory_is_freed(memory):
     assert left(memory) == ["torch_13_1_0"]
 
 
-def test_memory_that_is_older_than_the_workers_is_anothers(memory):
+def test_memory_that_is_older_than_the_workers_is_kept(memory):
     torch_segments.free_segments({12, 13}, since_s=time.time() + 60)
     assert left(memory) == ["torch_12_1_0", "torch_13_1_0"]
 
 
-def test_memory_of_another_user_stays(memory, monkeypatch):
+def test_memory_of_another_user_is_kept(memory, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: -1)
     torch_segments.free_segments({12, 13}, since_s=time.time() - 60)
     assert left(memory) == ["torch_12_1_0", "torch_13_1_0"]

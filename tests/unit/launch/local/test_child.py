@@ -1,4 +1,4 @@
-"""The process of a worker: exceptions of its finalizers."""
+"""Exceptions of finalizers in the process of a worker are reported."""
 
 import sys
 

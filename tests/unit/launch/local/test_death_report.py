@@ -1,4 +1,4 @@
-"""The report of a worker that a signal killed."""
+"""The report of a worker that a signal ended has its line, and what the other ranks did."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -50,7 +50,7 @@ def test_without_a_stack_the_last_known_line_is_reported_as_such():
     assert "last seen at train.py:4" in found.describe(2)
 
 
-def test_a_worker_of_which_nothing_is_known_is_reported_as_before():
+def test_a_failure_without_a_stack_or_a_status_is_unchanged():
     failure = Failure(rank=0, local_rank=0, pid=7, exit_code=-9)
 
     assert explain_death(failure, [], {}, size=1) == failure

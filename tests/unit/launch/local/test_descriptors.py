@@ -21,7 +21,7 @@ INFINITY = resource.RLIM_INFINITY
         ((256, INFINITY), 100, 700),
     ],
 )
-def test_the_soft_limit_rises_to_what_the_workers_need_and_the_hard_one_allows(
+def test_the_soft_limit_is_raised_for_the_workers_up_to_the_hard_one_and_restored(
     monkeypatch, now, workers, then
 ):
     limits = [now]
@@ -40,7 +40,7 @@ def test_the_soft_limit_rises_to_what_the_workers_need_and_the_hard_one_allows(
     assert limits[-1] == now
 
 
-def test_closing_minds_only_what_is_open():
+def test_files_that_are_already_closed_are_skipped():
     read, write = os.pipe()
     os.close(write)
 
@@ -53,9 +53,9 @@ def test_closing_minds_only_what_is_open():
 @pytest.mark.parametrize(
     ("number", "words"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u"), (errno.EACCES, "denied")]
 )
-def test_a_worker_that_could_not_be_started_says_which_and_what_helps(number, words):
+def test_the_error_of_a_worker_that_cannot_be_started_has_its_rank_and_a_remedy(number, words):
     start = Start(place=Place(rank=3, size=4, local_rank=3, local_size=4), variables={})
-    said = not_started(start, OSError(number, os.strerror(number)))
+    message = not_started(start, OSError(number, os.strerror(number)))
 
-    assert "rank 3" in said
-    assert words in said
+    assert "rank 3" in message
+    assert words in message

@@ -19,22 +19,22 @@ EXITED = failure(1, exit_code=3)
 
 @pytest.mark.parametrize("consequence", [GONE, REFUSED, ABORTED, ASKED, CTRL_C])
 @pytest.mark.parametrize("cause", [KILLED, RAISED, EXITED])
-def test_a_cause_is_told_before_its_consequence_in_whatever_order_they_come(consequence, cause):
+def test_a_cause_is_preferred_to_its_consequence_in_any_order(consequence, cause):
     assert root_cause([consequence, cause]) is cause
     assert root_cause([cause, consequence]) is cause
 
 
-def test_among_causes_the_first_is_told():
+def test_the_first_of_several_causes_is_returned():
     assert root_cause([RAISED, KILLED]) is RAISED
     assert root_cause([KILLED, RAISED]) is KILLED
 
 
-def test_a_consequence_alone_is_told():
+def test_a_consequence_without_a_cause_is_returned():
     assert root_cause([GONE]) is GONE
 
 
 @pytest.mark.parametrize(("which", "code"), [(KILLED, 137), (ABORTED, 134), (EXITED, 3), (RAISED, 1)])
-def test_exit_codes_are_a_shells(which, code):
+def test_exit_codes_are_those_that_a_shell_returns(which, code):
     assert which.code == code
 
 
@@ -42,6 +42,6 @@ def test_exit_codes_are_a_shells(which, code):
     ("which", "words"),
     [(KILLED, "signal 9 (SIGKILL)"), (RAISED, "failed with ValueError"), (EXITED, "exit code 3")],
 )
-def test_a_failure_says_who_and_how(which, words):
+def test_the_message_of_a_failure_has_the_rank_and_the_kind_of_end(which, words):
     assert words in which.describe(2)
     assert which.describe(2).startswith("rank 1 of 2 (local rank 1, pid 7) ")

@@ -6,7 +6,7 @@ LINE = "7f0000000000-7f0000001000 r-xp 00000000 fe:01 4242                      
 
 
 @pytest.mark.parametrize("suffix", ["", " (deleted)"])
-def test_a_library_that_cannot_be_asked_says_do_not_fork(tmp_path, suffix):
+def test_threads_of_a_library_that_cannot_be_loaded_are_not_released(tmp_path, suffix):
     maps = tmp_path / "maps"
     library = tmp_path / "a folder" / "libgomp.so.1"
     maps.write_text(LINE.format("[heap]") + LINE.format(f"{library}{suffix}"))
@@ -14,7 +14,7 @@ def test_a_library_that_cannot_be_asked_says_do_not_fork(tmp_path, suffix):
     assert release_compute_threads(maps) is False
 
 
-def test_only_the_name_tells_a_compute_library(tmp_path):
+def test_compute_libraries_are_recognized_by_their_file_name_only(tmp_path):
     maps = tmp_path / "maps"
     maps.write_text(LINE.format("/no such/comp folder.so/libc.so.6") + "7f00-7f01 rw-p 0 0:0 0\n")
 

@@ -10,11 +10,11 @@ from samestep.launch.local.hosting import Ending, _in_its_own_words, ending_of, 
 @pytest.mark.parametrize(
     ("asked", "code"), [(None, 0), (0, 0), (7, 7), (-1, 255), (256, 0), (257, 1), (True, 1)]
 )
-def test_an_exit_code_is_what_the_system_keeps_of_it(asked, code):
+def test_an_exit_code_is_the_last_eight_bits_of_the_number(asked, code):
     assert exited(SystemExit(asked)) == Ending(exit_code=code)
 
 
-def test_any_other_exit_value_is_told_and_a_failure():
+def test_any_other_exit_value_is_printed_and_is_a_failure():
     ending = exited(SystemExit("no data"))
     assert (ending.exit_code, ending.traceback) == (1, "no data\n")
 
@@ -28,13 +28,13 @@ def error():
 
 
 def words(error, monkeypatch, hook):
-    """Return what a program that ended by `error` says through its hook, and what was told before."""
+    """Return the ending with the report of the program's hook, and the provisional endings."""
     monkeypatch.setattr(sys, "excepthook", hook)
     before = []
     return _in_its_own_words(error, ending_of(error), before.append), before
 
 
-def test_an_error_is_told_in_pythons_words(error, monkeypatch, capsys):
+def test_an_error_is_reported_as_python_prints_it(error, monkeypatch, capsys):
     ending, before = words(error, monkeypatch, sys.__excepthook__)
 
     assert ending == ending_of(error)
@@ -42,7 +42,7 @@ def test_an_error_is_told_in_pythons_words(error, monkeypatch, capsys):
     assert (before, capsys.readouterr().err) == ([], "")
 
 
-def test_the_programs_hook_may_choose_the_words(error, monkeypatch, capsys):
+def test_the_excepthook_of_the_program_writes_the_report(error, monkeypatch, capsys):
     def hook(kind, value, trace):
         sys.stderr.buffer.write(b"[mine] ")
         print("it was", value, file=sys.stderr)
@@ -54,7 +54,7 @@ def test_the_programs_hook_may_choose_the_words(error, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_broken_hook_hides_nothing(error, monkeypatch):
+def test_errors_of_the_excepthook_and_of_the_program_are_both_reported(error, monkeypatch):
     def hook(*_):
         print("begun", file=sys.stderr)
         raise RuntimeError("no hook")
@@ -66,27 +66,27 @@ def test_a_broken_hook_hides_nothing(error, monkeypatch):
     assert (ending.error, ending.exit_code) == ("ValueError", 1)
 
 
-def test_without_a_launcher_to_tell_the_hook_speaks_for_itself(error, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "excepthook", lambda *told: traceback.print_exception(*told))
+def test_without_a_launcher_the_excepthook_prints_the_error(error, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", lambda *error: traceback.print_exception(*error))
     ending = _in_its_own_words(error, ending_of(error), None)
 
     assert ending.traceback == ""
     assert capsys.readouterr().err.endswith("ValueError: the cause\n")
 
 
-def test_an_error_that_cannot_be_put_in_words_is_told_all_the_same():
-    class Mute(Exception):
+def test_an_error_with_a_message_that_cannot_be_formatted_is_reported_by_its_type():
+    class Unprintable(Exception):
         def __str__(self):
             raise RuntimeError
 
-    assert (ending_of(Mute()).error, ending_of(Mute()).message) == ("Mute", "")
+    assert (ending_of(Unprintable()).error, ending_of(Unprintable()).message) == ("Unprintable", "")
 
 
-def test_a_wrong_use_that_no_line_of_the_program_leads_to_is_told_without_a_place():
+def test_a_usage_error_without_a_line_of_the_program_is_one_line():
     assert ending_of(UsageError("no such folder.")).traceback == "samestep: error: no such folder.\n"
 
 
-def test_the_line_of_an_error_in_a_loaders_process_is_that_of_the_data_set():
+def test_an_error_in_a_loader_process_has_the_line_of_the_data_set():
     text = (
         "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
         '  File "/env/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch\n    data\n'
@@ -96,7 +96,7 @@ def test_the_line_of_an_error_in_a_loaders_process_is_that_of_the_data_set():
     assert ending_of(OSError(text)).line == "train.py:19"
 
 
-def test_the_line_that_called_sys_exit_is_known():
+def test_an_exit_has_the_line_that_called_sys_exit():
     with pytest.raises(SystemExit) as stop:
         sys.exit(3)
 

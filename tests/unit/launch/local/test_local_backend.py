@@ -6,7 +6,7 @@ PLACE = Place(rank=3, size=4, local_rank=1, local_size=2, node=1, nodes=2)
 ROUND = Round(run_id="abc", restarts=1, max_restarts=2, master=("host", 1234))
 
 
-def test_workers_find_torchruns_variables():
+def test_workers_get_the_variables_of_torchrun():
     assert worker_variables(PLACE, ROUND) == {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -27,14 +27,14 @@ def test_workers_find_torchruns_variables():
     }
 
 
-def test_what_a_worker_is_told_is_what_it_detects():
+def test_a_worker_detects_its_place_from_its_variables():
     found = detect(worker_variables(PLACE, ROUND))
 
     assert (found.place.rank, found.place.size, found.place.local_rank) == (3, 4, 1)
     assert found.master == ("host", 1234)
 
 
-def test_a_joined_task_gets_what_a_torchrun_script_reads_but_no_agent():
+def test_a_joined_task_gets_the_variables_of_torchrun_without_those_of_its_agent():
     variables = place_variables(PLACE, ("host", 1))
 
     assert variables["RANK"] == "3"

@@ -1,4 +1,4 @@
-"""What workers fork ends with a launcher that is killed, and outlives one that ends by itself."""
+"""Processes that workers fork are ended if their launcher is killed, and kept if it ends by itself."""
 
 import multiprocessing.util
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux onl
 
 
 def launcher(folder, *, kill, own_session=False):
-    """Run a launcher, its worker, and what that forks; return whether the latter lives when all is over."""
+    """Run a launcher, its worker and a fork of that; return whether the fork outlives the launcher."""
     read, write = os.pipe()
     first = os.fork()
     if first == 0:
@@ -67,13 +67,13 @@ def _launch(folder, write, *, kill, own_session):
 
 
 @pytest.mark.parametrize(
-    ("kill", "own_session", "lives"), [(True, False, False), (False, False, True), (True, True, True)]
+    ("kill", "own_session", "survives"), [(True, False, False), (False, False, True), (True, True, True)]
 )
-def test_what_a_worker_forks_ends_with_a_killed_launcher(tmp_path, kill, own_session, lives):
-    assert launcher(tmp_path, kill=kill, own_session=own_session) is lives
+def test_processes_that_a_worker_forks_end_with_a_killed_launcher(tmp_path, kill, own_session, survives):
+    assert launcher(tmp_path, kill=kill, own_session=own_session) is survives
 
 
-def test_it_works_without_a_folder():
+def test_forked_processes_end_without_a_folder_for_their_records_too():
     assert launcher(None, kill=True) is False
 
 
@@ -87,7 +87,7 @@ def test_each_worker_has_its_own_folder_for_sockets_of_multiprocessing(tmp_path)
 
 
 def _sockets_folder(line):
-    """Return where a worker, and what it starts by multiprocessing, creates sockets."""
+    """Return the folder in which multiprocessing creates the sockets of a worker."""
     read, write = os.pipe()
     worker = os.fork()
     if worker == 0:

@@ -13,16 +13,16 @@ def way(logs, stream=STDOUT, folder=FOLDER):
     return route(logs, folder, stream=stream, rank=5, local_rank=1)
 
 
-def test_output_is_left_alone_unless_asked_for():
+def test_output_has_no_file_and_no_prefix_by_default():
     assert way(Logs(), folder=None) == Route()
     assert not Route().passes_through
 
 
-def test_a_folder_alone_keeps_the_console_and_a_copy():
+def test_with_a_folder_output_is_printed_and_copied_to_a_file():
     assert way(Logs(folder=Path("logs"))) == Route(file=FOLDER / "stdout.log")
 
 
-def test_redirected_output_leaves_the_console():
+def test_redirected_output_is_not_printed():
     logs = Logs(folder=Path("logs"), redirects=Std.parse("-r", "2"))
 
     assert way(logs, STDERR) == Route(console=False, file=FOLDER / "stderr.log")
@@ -30,12 +30,12 @@ def test_redirected_output_leaves_the_console():
     assert way(logs, STDOUT) == Route()
 
 
-def test_teed_output_is_marked_with_its_rank():
+def test_teed_output_gets_the_rank_as_prefix():
     assert way(Logs(tee=Std.parse("-t", "1")), folder=None) == Route(prefix="[rank5]: ")
     assert way(Logs(tee=Std.parse("-t", "0:1")), folder=None) == Route()
 
 
-def test_each_round_has_its_own_folder():
+def test_each_restart_has_its_own_log_folder():
     logs = Logs(folder=Path("logs"))
 
     assert log_folder(logs, "r", restarts=2, local_rank=1) == Path("logs/r/attempt_2/1")
@@ -49,7 +49,7 @@ def opened(route):
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: "])
-def test_a_stream_shows_whole_lines_and_keeps_every_byte(tmp_path, capfdbinary, prefix):
+def test_a_stream_prints_complete_lines_and_writes_every_byte_to_the_file(tmp_path, capfdbinary, prefix):
     stream = opened(Route(file=tmp_path / "a" / "stdout.log", prefix=prefix))
     worker = os.dup(stream.write)
     stream.after_fork()
@@ -67,19 +67,19 @@ def test_a_stream_shows_whole_lines_and_keeps_every_byte(tmp_path, capfdbinary, 
     assert (tmp_path / "a" / "stdout.log").read_bytes() == b"one\ntwo\r50%\rlast"
 
 
-def test_closing_does_not_wait_for_who_still_holds_the_stream(tmp_path, capfdbinary):
+def test_closing_does_not_wait_for_another_process_that_has_the_stream_open(tmp_path, capfdbinary):
     stream = opened(Route(file=tmp_path / "out.log"))
-    left_behind = os.dup(stream.write)
+    still_open = os.dup(stream.write)
     stream.after_fork()
-    os.write(left_behind, b"said")
+    os.write(still_open, b"text")
 
     stream.close()
 
-    assert capfdbinary.readouterr().out == b"said"
-    os.close(left_behind)
+    assert capfdbinary.readouterr().out == b"text"
+    os.close(still_open)
 
 
-def test_a_line_in_many_pieces_is_shown_as_one(tmp_path, capfdbinary):
+def test_a_line_that_arrives_in_parts_is_printed_as_one(tmp_path, capfdbinary):
     stream = opened(Route(file=tmp_path / "out.log", prefix="[rank0]: "))
     for piece in (b"a", b"b", b"c\nd"):
         os.write(stream.write, piece)
@@ -91,17 +91,17 @@ def test_a_line_in_many_pieces_is_shown_as_one(tmp_path, capfdbinary):
     assert capfdbinary.readouterr().out == b"[rank0]: d\n"
 
 
-def test_a_closed_console_shows_nothing_and_the_file_has_it(tmp_path, monkeypatch):
+def test_with_a_closed_console_the_output_is_still_written_to_the_file(tmp_path, monkeypatch):
     stream = opened(Route(file=tmp_path / "out.log", prefix="[rank0]: "))
-    os.write(stream.write, b"said\n")
+    os.write(stream.write, b"text\n")
     monkeypatch.setattr("sys.stdout", None)
 
     stream.close()
 
-    assert (tmp_path / "out.log").read_bytes() == b"said\n"
+    assert (tmp_path / "out.log").read_bytes() == b"text\n"
 
 
-def test_a_stream_knows_its_descriptors_and_closes_them_all(tmp_path):
+def test_a_stream_lists_its_descriptors_and_closes_them_all(tmp_path):
     stream = opened(Route(file=tmp_path / "out.log", prefix="[rank0]: "))
     files = stream.files
     assert len(files) == 3
@@ -114,7 +114,7 @@ def test_a_stream_knows_its_descriptors_and_closes_them_all(tmp_path):
             os.fstat(fd)
 
 
-def test_a_full_disk_ends_the_file_and_not_the_output(capfdbinary):
+def test_on_a_full_disk_output_is_still_printed_and_the_error_is_reported_once(capfdbinary):
     stream = opened(Route(file=Path("/dev/full"), prefix="[rank0]: "))
     for piece in (b"a\n", b"b\n"):
         os.write(stream.write, piece)

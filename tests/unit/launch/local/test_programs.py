@@ -17,7 +17,7 @@ C10D = "torch.distributed.distributed_c10d"
 
 @pytest.fixture
 def traces(monkeypatch):
-    """Set what is left of torch.distributed in this process."""
+    """Return a function that sets the state of torch.distributed in this process."""
 
     def leave(method, *, initialised=False, hook=sys.__excepthook__):
         state = SimpleNamespace(_default_pg_init_method=method, is_initialized=lambda: initialised)
@@ -29,7 +29,7 @@ def traces(monkeypatch):
     return leave
 
 
-def test_a_worker_without_any_trace_has_not_met(traces):
+def test_a_worker_without_a_trace_of_a_group_has_not_joined_its_peers(traces):
     traces(None)
     assert not has_met(2)
     assert has_met(1)
@@ -44,12 +44,12 @@ def test_a_worker_without_any_trace_has_not_met(traces):
         {"method": None, "hook": lambda *_: None},
     ],
 )
-def test_any_trace_of_a_group_is_believed(traces, trace):
+def test_a_worker_with_any_trace_of_a_group_has_joined_its_peers(traces, trace):
     traces(**trace)
     assert has_met(2)
 
 
-def test_a_worker_begins_its_program_once_the_kernels_are_settled(monkeypatch):
+def test_math_kernels_are_settled_before_the_program_starts(monkeypatch):
     done = []
     monkeypatch.setattr(programs, "seed_generators", lambda: None)
     monkeypatch.setattr(programs, "settle_math_kernels", lambda: done.append("settled"))

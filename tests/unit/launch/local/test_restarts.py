@@ -1,4 +1,4 @@
-"""Restarts pause ever longer without progress, and stop where the same failure returns."""
+"""Pauses before restarts grow without progress; the same failure at the same step ends the restarts."""
 
 import pytest
 
@@ -19,11 +19,11 @@ def paused(steps, **changes):
     return found
 
 
-def test_pauses_double_up_to_half_a_minute_where_no_progress_is_known():
+def test_pauses_double_up_to_half_a_minute_if_the_progress_is_unknown():
     assert paused([None] * 7) == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_workers_that_get_on_are_started_again_after_a_second():
+def test_workers_that_made_progress_are_restarted_after_a_second():
     assert paused([3, 9, 20, 18, 18, 30], exit_code=-9) == [1, 1, 1, 2, 4, 1]
 
 
@@ -39,7 +39,7 @@ def test_workers_that_get_on_are_started_again_after_a_second():
         (({"exit_code": -11}, 4), ({"exit_code": -11}, 4), True),
     ],
 )
-def test_the_same_failure_at_the_same_step_is_the_last(first, second, stops):
+def test_the_same_failure_at_the_same_step_ends_the_restarts(first, second, stops):
     restarts = Restarts(5)
     restarts.fail(failure(**first[0]), first[1])
     assert restarts.left == 5

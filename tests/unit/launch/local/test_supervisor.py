@@ -13,13 +13,15 @@ from samestep.launch.local.workers import Workers
 @pytest.mark.parametrize(
     ("number", "foreground", "shared"),
     [
-        (signal.SIGINT, True, True),  # the keyboard tells the whole group
+        (signal.SIGINT, True, True),  # the terminal sends it to the whole group
         (signal.SIGINT, False, False),
         (signal.SIGTERM, True, False),
         (signal.SIGHUP, True, False),
     ],
 )
-def test_only_ctrl_c_of_the_foreground_is_left_to_the_keyboard(monkeypatch, number, foreground, shared):
+def test_only_ctrl_c_in_the_foreground_is_sent_to_the_workers_by_the_terminal(
+    monkeypatch, number, foreground, shared
+):
     monkeypatch.setattr(supervisor, "in_foreground", lambda: foreground)
     signals = Signals(wakeup=-1)
     signals.take(number, None)

@@ -15,7 +15,7 @@ def through_a_pipe(report):
         return bytearray(pipe.read())
 
 
-def test_a_report_is_there_once_it_is_whole():
+def test_a_report_is_returned_once_all_its_bytes_have_arrived():
     report = Report(ending=Ending(exit_code=3, error="ValueError", message="no"), result=[1, 2])
     data = through_a_pipe(report)
 
@@ -24,31 +24,33 @@ def test_a_report_is_there_once_it_is_whole():
     assert (data, received(data)) == (b"", None)
 
 
-def test_a_result_that_cannot_travel_is_told_as_a_failure():
+def test_a_result_that_cannot_be_pickled_is_reported_as_a_failure():
     report = received(through_a_pipe(Report(ending=Ending(), result=lambda: None)))
 
     assert report.ending.exit_code == 1
     assert "type function cannot be pickled" in report.ending.message
 
 
-class Fussy:
-    """Travels, but does not arrive: as an exception whose __init__ wants more than its message."""
+class CannotBeUnpickled:
+    """A value that can be pickled but not unpickled, like an exception whose __init__ has more arguments."""
 
     def __reduce__(self):
         return int, ("not a number",)
 
 
-def test_a_result_that_cannot_arrive_is_told_as_a_failure_that_names_its_type():
-    report = received(through_a_pipe(Report(ending=Ending(), result=Fussy())))
+def test_a_result_that_cannot_be_unpickled_is_reported_as_a_failure_with_its_type():
+    report = received(through_a_pipe(Report(ending=Ending(), result=CannotBeUnpickled())))
 
     assert report.ending.exit_code == 1
-    assert "type Fussy cannot be unpickled: ValueError: invalid literal" in report.ending.traceback
+    assert (
+        "type CannotBeUnpickled cannot be unpickled: ValueError: invalid literal" in report.ending.traceback
+    )
 
 
 FAILED = Ending(exit_code=1, error="ValueError", message="no", traceback="Traceback: no\n")
 
 
-def test_what_is_foretold_comes_before_the_last_word():
+def test_a_provisional_report_is_received_before_the_final_one():
     read, write = os.pipe()
     pipe = ReportPipe.of(write)
     pipe.send_provisional(FAILED)
@@ -60,7 +62,7 @@ def test_what_is_foretold_comes_before_the_last_word():
     assert received(data) == Report(ending=FAILED, result=3)
 
 
-def test_a_program_that_closed_the_pipe_tells_its_error_itself(capsys):
+def test_a_program_that_closed_the_pipe_prints_its_error(capsys):
     read, write = os.pipe()
     pipe = ReportPipe.of(write)
     os.close(write)
@@ -73,7 +75,7 @@ def test_a_program_that_closed_the_pipe_tells_its_error_itself(capsys):
     os.close(read)
 
 
-def test_a_file_that_took_the_pipes_number_is_not_written_to(tmp_path, capsys):
+def test_a_file_that_reuses_the_descriptor_of_the_pipe_is_not_written_to(tmp_path, capsys):
     read, write = os.pipe()
     pipe = ReportPipe.of(write)
     theirs = tmp_path / "theirs"
@@ -88,7 +90,7 @@ def test_a_file_that_took_the_pipes_number_is_not_written_to(tmp_path, capsys):
     os.close(write)
 
 
-def test_a_copy_forked_by_the_program_does_not_speak_for_the_worker(monkeypatch, capsys):
+def test_a_process_forked_by_the_program_does_not_report_for_the_worker(monkeypatch, capsys):
     read, write = os.pipe()
     pipe = ReportPipe.of(write)
     with monkeypatch.context() as elsewhere:
@@ -101,11 +103,11 @@ def test_a_copy_forked_by_the_program_does_not_speak_for_the_worker(monkeypatch,
     assert capsys.readouterr().err == "Traceback: no\n"
 
 
-def test_a_reserved_port_is_free_for_who_shares_and_for_nobody_else():
+def test_a_reserved_port_can_be_bound_only_by_a_socket_that_shares_it():
     with reserved_port() as holder:
         _, port = holder.getsockname()
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind(("127.0.0.1", port))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
         with socket.socket() as store:
             store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             store.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""What could not be written is named, and why."""
+"""The report of a failed write has the file and the reason."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ def error_of(act):
     return caught.value
 
 
-def test_a_full_disk_is_named_with_the_file(tmp_path):
+def test_the_report_of_a_full_disk_has_the_file(tmp_path):
     with small_file_system(tmp_path / "disk", "64k"):
         weights, lines = tmp_path / "disk" / "weights.pt", tmp_path / "disk" / "lines.txt"
 
@@ -39,7 +39,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
             assert ending_of(error).unwritten == write_failure(error)
 
 
-def test_what_an_error_came_from_counts_and_other_errors_do_not():
+def test_a_failed_write_is_found_as_the_cause_of_another_error_and_other_errors_are_none():
     def chained():
         try:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/data/file")

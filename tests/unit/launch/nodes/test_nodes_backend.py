@@ -23,5 +23,5 @@ NODES = Nodes(count=2, endpoint="node0:1234")
         (PermissionError(errno.EACCES, "no"), "could not take part"),
     ],
 )
-def test_nodes_that_did_not_meet_are_told_apart_from_one_that_cannot(error, words):
+def test_the_message_distinguishes_a_failed_rendezvous_from_a_local_error(error, words):
     assert words in _not_met(error, NODES)

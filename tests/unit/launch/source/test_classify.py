@@ -1,4 +1,4 @@
-"""The kind of a script follows from its source."""
+"""The kind of a script is found in its source."""
 
 import sys
 
@@ -58,8 +58,8 @@ WITH_HELPERS = {
 }
 GROUPS = {
     "by the launcher": "d.init_process_group('nccl')",
-    "rank as told": "d.init_process_group('nccl', rank=int(os.environ['RANK']), world_size=2)",
-    "rank as told before": "rank = int(os.getenv('RANK', 0))\nd.init_process_group('nccl', rank=rank)",
+    "rank of a variable": "d.init_process_group('nccl', rank=int(os.environ['RANK']), world_size=2)",
+    "rank assigned before": "rank = int(os.getenv('RANK', 0))\nd.init_process_group('nccl', rank=rank)",
     "translated": "os.environ['RANK'] = os.environ['SLURM_PROCID']\nd.init_process_group('nccl')",
     "default port": "os.environ.setdefault('MASTER_PORT', '29500')\nd.init_process_group('nccl')",
 }
@@ -184,7 +184,7 @@ def test_an_editable_install_is_followed_to_its_source(tmp_path, monkeypatch):
     assert classify(written(tmp_path, "import mine")).kind == "native"
 
 
-def test_modules_that_import_each_other_are_read_once(tmp_path):
+def test_modules_that_import_each_other_are_read(tmp_path):
     written(tmp_path, "import b", "a.py")
     written(tmp_path, "import a", "b.py")
 
@@ -198,7 +198,7 @@ def test_the_main_block_of_an_imported_module_does_not_count(tmp_path):
     assert classify(written(tmp_path, "import tool")).kind == "serial"
 
 
-def test_an_imported_module_that_is_not_python_is_left_to_python(tmp_path):
+def test_an_imported_module_that_is_not_python_is_skipped(tmp_path):
     written(tmp_path, "def f(:", "broken.py")
     assert classify(written(tmp_path, "import broken")).kind == "serial"
 

@@ -33,11 +33,11 @@ def reads(folder, read):
         ("os.environ['PMI_SIZE']", "4"),
     ],
 )
-def test_a_variable_has_the_value_of_its_launcher(tmp_path, read, value):
+def test_a_variable_gets_the_value_that_its_launcher_would_set(tmp_path, read, value):
     assert list(values_at(reads(tmp_path, read), PLACE).values()) == [value]
 
 
-def test_the_nodes_have_a_value_on_one_node_only(tmp_path):
+def test_the_list_of_nodes_has_a_value_on_a_single_node_only(tmp_path):
     found = reads(tmp_path, "os.environ['SLURM_JOB_NODELIST']")
 
     assert list(values_at(found, ALONE)) == ["SLURM_JOB_NODELIST"]
@@ -58,7 +58,7 @@ def test_a_script_that_reads_torchruns_variables_needs_no_others(tmp_path, read)
     assert reads(tmp_path, read) == ()
 
 
-def test_a_variable_that_is_set_is_not_read(tmp_path):
+def test_a_variable_that_the_script_sets_does_not_count_as_read(tmp_path):
     assert reads(tmp_path, "0))\nos.environ['SLURM_PROCID'] = str((1") == ()
 
 
@@ -67,25 +67,25 @@ def beside(folder, launcher, environment, read="0"):
     return values_beside(reads(folder, read), place, dict.fromkeys(environment, "0"))
 
 
-def test_a_launchers_task_gets_the_place_that_the_script_reads_from_another_launcher(tmp_path):
+def test_a_task_gets_its_place_in_the_variables_of_another_launcher_that_the_script_reads(tmp_path):
     values = beside(tmp_path, "openmpi", [], READS_RANK_OF_SLURM)
 
     assert {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}.items() <= values.items()
 
 
-def test_the_variables_of_a_launcher_around_that_of_the_task_get_its_place(tmp_path):
+def test_the_variables_of_an_outer_launcher_are_replaced_by_the_place_of_the_task(tmp_path):
     values = beside(tmp_path, "torchrun", ["SLURM_NTASKS", "SLURM_CONF"])
 
     assert (values["SLURM_PROCID"], values["SLURM_NTASKS"]) == ("3", "4")
     assert not [name for name in values if not name.startswith("SLURM")]
 
 
-def test_the_launchers_own_variables_stay_and_missing_ones_are_added(tmp_path):
+def test_variables_of_the_tasks_own_launcher_are_kept_and_missing_ones_added(tmp_path):
     every = [name for name in beside(tmp_path, "torchrun", ["SLURM_NTASKS"]) if name.startswith("SLURM")]
     found = set(every) - {"SLURM_NTASKS_PER_NODE"}
 
     assert beside(tmp_path, "slurm", found, READS_RANK_OF_SLURM) == {"SLURM_NTASKS_PER_NODE": "2"}
 
 
-def test_no_variable_of_a_launcher_is_set_that_is_neither_there_nor_read(tmp_path):
+def test_variables_of_a_launcher_that_is_neither_present_nor_read_are_not_set(tmp_path):
     assert beside(tmp_path, "torchrun", ["PATH", "SLURM_CONF"]) == {}

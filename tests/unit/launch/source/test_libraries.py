@@ -1,4 +1,4 @@
-"""A training library on one device is serial; one that is asked for several is native."""
+"""A script with a training library is serial on one device, and native if it requests several."""
 
 import pytest
 
@@ -43,7 +43,7 @@ SEVERAL_DEVICES = {
 
 
 @pytest.mark.parametrize("text", ONE_DEVICE.values(), ids=ONE_DEVICE)
-def test_a_library_that_is_not_asked_for_several_devices_trains_serially(tmp_path, text):
+def test_a_script_that_does_not_request_several_devices_of_a_library_is_serial(tmp_path, text):
     found = classify(written(tmp_path, text))
 
     assert found.kind == "serial"
@@ -51,7 +51,7 @@ def test_a_library_that_is_not_asked_for_several_devices_trains_serially(tmp_pat
 
 
 @pytest.mark.parametrize("text", SEVERAL_DEVICES.values(), ids=SEVERAL_DEVICES)
-def test_a_library_that_is_asked_for_several_devices_is_native(tmp_path, text):
+def test_a_script_that_requests_several_devices_of_a_library_is_native(tmp_path, text):
     assert classify(written(tmp_path, text)).kind == "native"
 
 
@@ -72,7 +72,7 @@ def test_a_library_that_is_asked_for_several_devices_is_native(tmp_path, text):
         (["--strategy", "no"], "serial"),
     ],
 )
-def test_flags_of_the_script_can_ask_for_several_devices(tmp_path, arguments, kind):
+def test_flags_of_the_script_can_request_several_devices(tmp_path, arguments, kind):
     script = written(tmp_path, "import lightning as L\nL.Trainer(devices=args.devices)")
 
     assert classify(script, arguments=arguments).kind == kind

@@ -1,4 +1,4 @@
-"""Only code that can be called shows the kind of a script."""
+"""Only code that can be called determines the kind of a script."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Following a job: its states in words, its log as it grows, and its exit code."""
+"""Following a job logs its states, prints its output, and returns its exit code."""
 
 import os
 from functools import partial
@@ -31,7 +31,7 @@ def answer(state, *, reason="None", code="0:0", nodes="(null)", restarts=0, limi
 
 
 def answers(*given):
-    """Return a function in the place of Slurm that returns one answer after the other."""
+    """Return a function that returns the given answers of Slurm one after the other."""
     left = list(given)
     return lambda words: left.pop(0)
 
@@ -82,7 +82,7 @@ def test_a_job_that_ended_has_the_exit_code_of_its_script(state, code, ends_with
     assert (f"exit code {ends_with}" in found.words) == bool(ends_with)
 
 
-def test_a_scheduler_that_does_not_answer_ends_nothing():
+def test_a_job_is_followed_on_if_the_scheduler_does_not_answer():
     found = status_after(
         answer("RUNNING"), Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller")
     )
@@ -91,7 +91,7 @@ def test_a_scheduler_that_does_not_answer_ends_nothing():
     assert (found.exit_code, str(found.log)) == (None, "/my jobs/train-7.log")
 
 
-def test_a_forgotten_job_is_looked_up_in_the_accounting():
+def test_the_exit_code_of_a_purged_job_comes_from_the_accounting():
     gone = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
 
     job = FollowedSlurmJob("7", ask=answers(gone, Answer(0, "CANCELLED by 0|0:15\n", "")))
@@ -108,7 +108,7 @@ def test_the_number_of_a_job_comes_from_sbatch(tmp_path):
         submit(tmp_path, ask=answers(refused))
 
 
-def test_without_an_answer_of_sbatch_the_job_may_be_in_the_queue(tmp_path, monkeypatch):
+def test_without_an_answer_of_sbatch_the_error_suggests_squeue(tmp_path, monkeypatch):
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 10\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -135,7 +135,7 @@ def test_without_an_answer_of_sbatch_the_job_may_be_in_the_queue(tmp_path, monke
         ),
     ],
 )
-def test_a_slurm_that_cannot_be_reached_differs_from_one_that_rejects(tmp_path, answer, why):
+def test_the_error_of_an_unreachable_slurm_has_the_reason(tmp_path, answer, why):
     with pytest.raises(UsageError) as refused:
         submit(tmp_path, ask=answers(answer))
 

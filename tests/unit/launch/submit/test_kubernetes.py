@@ -1,4 +1,4 @@
-"""Manifests of Kubernetes jobs: valid by the published schemas, and pods that find their place from them."""
+"""Manifests of Kubernetes jobs are valid by the published schemas, and give each pod its place."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_the_schemas_find_a_misspelled_field_and_a_wrong_type(operator):
     assert any("value" in one for one in wrong(made))
 
 
-def test_an_indexed_job_names_its_first_pod_and_its_secret():
+def test_an_indexed_job_has_its_service_resources_mounts_and_secret():
     service, made = documents(manifest(job()))
     spec = made["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
@@ -81,7 +81,7 @@ def test_an_indexed_job_names_its_first_pod_and_its_secret():
 
 
 @pytest.mark.parametrize("operator", ["none", "jobset"])
-def test_a_pod_finds_its_place_from_what_the_manifest_sets(operator):
+def test_a_pod_detects_its_place_from_the_variables_of_the_manifest(operator):
     (*_, made) = documents(manifest(job(operator=operator)))
     (container,) = containers(made)
     variables = {one["name"]: one["value"] for one in container["env"]} | {"JOB_COMPLETION_INDEX": "1"}
@@ -96,7 +96,7 @@ def test_a_pod_of_an_indexed_job_without_a_number_of_workers_is_a_single_process
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), max_size=6))
-def test_arguments_arrive_as_they_are(arguments):
+def test_kubernetes_passes_arguments_on_unchanged(arguments):
     made = documents(manifest(job("train", "digits", "--x", *arguments, per_node=1, gpus_per_node=0)))
     words = containers(made)[0]["command"]
     given_words = [word.replace("$$", "$") for word in words]  # as Kubernetes does
@@ -122,12 +122,12 @@ def test_a_job_that_cannot_be_created_is_refused(changes):
 
 
 @given(st.text())
-def test_each_program_has_a_name_of_a_service(text):
+def test_any_program_name_becomes_a_valid_service_name(text):
     job(name=service_name(text))
 
 
 class Cluster:
-    """Answers in the place of kubectl."""
+    """A replacement of kubectl with given answers."""
 
     def __init__(self, *states, secret=True):
         self.states, self.secret, self.asked = list(states), secret, []
@@ -189,6 +189,6 @@ def test_a_job_is_followed_to_its_end(tmp_path, condition, codes, exit_code):
     assert "2 running" in sentences[2]
 
 
-def test_a_cluster_that_does_not_answer_does_not_end_the_following(tmp_path):
+def test_a_job_is_followed_on_if_the_cluster_does_not_answer(tmp_path):
     followed = FollowedKubernetesJob(job(), tmp_path / "x.yaml", ask=lambda _: Answer(1, err="refused"))
     assert followed.status().exit_code is None

@@ -1,4 +1,4 @@
-"""The script of an MPI job, and its hosts."""
+"""The script of an MPI job explains its flags, and its hosts are parsed."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def test_the_script_for_mpich_explains_each_flag():
     assert [line.split() for line in made.splitlines()] == [line.split() for line in MPICH.splitlines()]
 
 
-def test_a_recipe_gets_the_rendezvous_from_hydra():
+def test_the_script_of_a_recipe_under_mpich_sets_no_rendezvous_address():
     assert "MASTER" not in script(job(flavor="mpich", command=parse_command(["train", "digits"])))
 
 
@@ -87,7 +87,7 @@ def test_the_user_of_ssh_is_not_part_of_the_address(flavor):
     assert "al@a:2,al@b:2" in made
 
 
-def test_rank_0_is_not_localhost_for_other_hosts():
+def test_localhost_cannot_be_the_first_of_several_hosts():
     with pytest.raises(UsageError, match=r"localhost.* b "):
         job(hosts=hosts_of("localhost:2,b:2"))
     assert "MASTER" not in script(job(hosts=hosts_of("localhost:4")))
@@ -107,7 +107,7 @@ def test_more_workers_than_slots_are_refused():
         job(workers=5)
 
 
-def test_the_flavor_of_mpirun_is_in_its_version():
+def test_the_flavor_of_mpirun_is_found_in_its_version():
     versions = {"mpirun": "mpirun (Open MPI) 4.1.4", "mpirun.mpich": "HYDRA build details:\n Version: 4.0.2"}
 
     assert find("", version_of=versions.get) == ("openmpi", "mpirun")
@@ -120,14 +120,14 @@ def test_the_flavor_of_mpirun_is_in_its_version():
         find("lam", version_of=versions.get)
 
 
-def test_a_hostfile_of_either_kind(tmp_path):
+def test_hostfiles_of_open_mpi_and_mpich_are_read(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2 max_slots=4\nb:3  # big\n\nc\n")
 
     assert hosts_in(file) == (Host("a", 2), Host("b", 3), Host("c", 1))
 
 
-def test_a_line_for_each_worker_as_pbs_writes_it(tmp_path):
+def test_a_hostfile_of_pbs_with_a_line_for_each_worker_is_read(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("a\nb\na\nb\nb\n")
     assert hosts_in(file) == (Host("a", 2), Host("b", 3))

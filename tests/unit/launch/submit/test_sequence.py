@@ -1,4 +1,4 @@
-"""A job that runs several commands: its whole script, and its run by bash."""
+"""The script of a job with several commands has the expected text, and bash runs it."""
 
 import shutil
 import subprocess
@@ -56,7 +56,7 @@ def asked(**changes):
     return SlurmRequest(**plain | changes)
 
 
-def test_commands_follow_each_other_and_common_variables_are_exported_once(tmp_path):
+def test_the_script_runs_all_commands_and_exports_common_variables_once(tmp_path):
     off = {"WANDB_MODE": "disabled"}
     first = RecordedCommand(
         words=("run", "train.py", "--text=a b"), folder="/study/trials/1 a", variables=off
@@ -70,7 +70,7 @@ def test_commands_follow_each_other_and_common_variables_are_exported_once(tmp_p
     assert script(asked(), [first, second], by="samestep scale") == SCRIPT
 
 
-def test_each_command_leaves_its_exit_code_and_the_next_one_runs(tmp_path):
+def test_each_command_records_its_exit_code_and_the_next_one_runs(tmp_path):
     """Run the script with bash, and an srun that only starts its command, as one task."""
     (tmp_path / "bin").mkdir()
     srun = tmp_path / "bin" / "srun"

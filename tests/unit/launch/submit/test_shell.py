@@ -14,7 +14,7 @@ LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, ma
 
 
 @given(LINES)
-def test_a_directive_is_one_line_that_reads_as_it_was_meant(name):
+def test_a_directive_is_one_line_that_is_parsed_to_the_given_text(name):
     line = directive("--job-name", name)
 
     assert line.startswith("#SBATCH --job-name=")
@@ -26,7 +26,7 @@ def test_a_line_break_in_a_directive_is_refused():
         directive("--job-name", "a\n#SBATCH --uid=0")
 
 
-def test_bash_reads_a_line_break_back_from_one_line():
+def test_bash_reads_quoted_line_breaks_back_from_one_line():
     odd = ["it's\n\\n\\", "\n", '$(x)\n"`', "a b"]
 
     words = " ".join(quoted(odd))
@@ -39,6 +39,6 @@ def test_bash_reads_a_line_break_back_from_one_line():
 
 
 @given(LINES)
-def test_a_name_in_a_file_name_holds_nothing_that_slurm_or_a_shell_reads(name):
+def test_a_slug_has_no_special_characters_of_slurm_or_a_shell(name):
     assert not set(slug(name)) & set("%/\\'\" ;$*?")
     assert slug(name) not in ("", ".", "..")

@@ -1,4 +1,4 @@
-"""The whole script of a Slurm job."""
+"""The script of a Slurm job has the expected text, and wrong jobs are refused."""
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_workers_are_tasks_of_slurm():
     assert script(job(words, site=site, gpus_per_node=4, output="jobs/train-%j.log")) == TASKS
 
 
-def test_workers_are_children_of_one_samestep_on_each_node_and_are_requeued():
+def test_workers_are_started_by_one_samestep_on_each_node_and_the_job_is_requeued():
     site = SlurmSite(container="image.sif", cpus_per_task=8)
     made = job(site=site, launch="node", warning_s=90, name='a "name"')
 
@@ -117,7 +117,7 @@ def test_workers_are_children_of_one_samestep_on_each_node_and_are_requeued():
         ({"workers": 6, "nproc_per_node": 3, "in_command": 6}, 3),
     ],
 )
-def test_workers_of_each_node(asked, each):
+def test_the_workers_per_node_follow_from_the_numbers_given(asked, each):
     none = {"gpus_per_node": 0, "workers": None, "nproc_per_node": None, "in_command": None}
 
     assert per_node(nodes=2, **none | asked) == each
@@ -161,18 +161,18 @@ def test_a_warning_shorter_than_the_time_limit_is_accepted():
         assert job(warning_s=120, site=SlurmSite(time=limit)).site.time == limit
 
 
-def test_a_new_folder_does_not_go_with_requeue():
+def test_out_and_requeue_are_refused_together():
     with pytest.raises(UsageError, match=r"--requeue .*--out .*--resume DIR"):
         script(job(("train", "digits", "--out", "runs/a"), warning_s=60))
 
 
-def test_a_given_folder_is_kept():
+def test_a_given_folder_to_resume_is_kept():
     text = script(job(("train", "digits", "--resume=runs/a"), warning_s=60))
 
     assert text.count("--resume") == 1
 
 
-def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
+def test_a_number_of_workers_before_the_script_is_that_of_the_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
 
@@ -211,7 +211,7 @@ def test_workers_for_which_the_job_has_no_resources_are_refused(flags, tmp_path,
     assert parse_command(["run", "train.py", *flags]).workers is None
 
 
-def test_a_flag_overrides_the_default_of_the_site_and_the_other_kind_of_python():
+def test_a_flag_overrides_the_default_of_the_site_and_a_container_its_venv():
     site = SlurmSite(partition="cpu", account="a", venv="/v", modules=("gcc",))
 
     changed = with_flags(site, {"partition": "gpu", "container": "x.sif", "modules": None, "lines": []})

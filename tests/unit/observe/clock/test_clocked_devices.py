@@ -1,4 +1,4 @@
-"""The step clock uses the instants of the training device, and does not disturb graph captures."""
+"""The step clock takes its instants from the training device, and records none during graph captures."""
 
 import _thread
 import json
@@ -22,7 +22,7 @@ from samestep.observe.clock.step_clock import ScriptClock
 from support.clocked_scripts import loader
 
 DEVICE = "meta"
-"""Stands for an accelerator: models can be trained on it."""
+"""A device in the place of an accelerator: models can be trained on it."""
 
 
 def run(folder, script):
@@ -82,7 +82,7 @@ def of_autograd(wait):
 
 @pytest.mark.usefixtures("accelerator")
 @pytest.mark.parametrize(("in_a_thread", "counts"), [(of_python, False), (of_autograd, True)])
-def test_waits_in_backward_count_only_on_autograds_threads(tmp_path, in_a_thread, counts):
+def test_waits_in_backward_count_only_on_threads_of_autograd(tmp_path, in_a_thread, counts):
     done = torch.futures.Future()
     done.set_result(None)
     model = nn.Linear(3, 1, device=DEVICE)
@@ -94,7 +94,7 @@ def test_waits_in_backward_count_only_on_autograds_threads(tmp_path, in_a_thread
 
 @pytest.mark.usefixtures("accelerator")
 @pytest.mark.parametrize("mode", [nn.Module.train, nn.Module.eval])
-def test_a_model_on_the_cpu_that_is_called_first_does_not_decide_the_device(tmp_path, mode):
+def test_the_device_is_that_of_the_trained_model_if_a_cpu_model_is_called_first(tmp_path, mode):
     def script():
         encoder = nn.Linear(3, 3)
         with torch.no_grad():
@@ -106,7 +106,7 @@ def test_a_model_on_the_cpu_that_is_called_first_does_not_decide_the_device(tmp_
     assert [line["samples"] for line in lines] == [4] * 3
 
 
-def test_a_meta_model_that_is_called_first_does_not_decide_the_device(tmp_path):
+def test_the_device_is_that_of_the_trained_model_if_a_meta_model_is_called_first(tmp_path):
     def script():
         nn.Linear(3, 3, device="meta")(torch.ones(2, 3, device="meta"))
         train(nn.Linear(3, 1))
@@ -117,7 +117,7 @@ def test_a_meta_model_that_is_called_first_does_not_decide_the_device(tmp_path):
 
 
 @pytest.mark.usefixtures("accelerator")
-def test_calls_during_a_graph_capture_are_no_step(tmp_path, monkeypatch):
+def test_calls_during_a_graph_capture_do_not_count_as_a_step(tmp_path, monkeypatch):
     captured = False
     monkeypatch.setattr(step_clock, "is_captured", lambda device: device.type == DEVICE and captured)
 
@@ -130,7 +130,7 @@ def test_calls_during_a_graph_capture_are_no_step(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("accelerator")
-def test_device_instants_are_read_on_the_scripts_own_thread(tmp_path, monkeypatch):
+def test_device_instants_are_read_by_the_thread_of_the_script(tmp_path, monkeypatch):
     asked = set()
 
     class Asked(Queue):
@@ -151,7 +151,7 @@ def test_device_instants_are_read_on_the_scripts_own_thread(tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("accelerator")
 def test_a_step_that_never_ends_has_bounded_memory(tmp_path, monkeypatch):
-    """As when each step is the replay of a graph."""
+    """If each step is the replay of a graph, no step ends for the clock."""
     monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)
     file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     clock = ScriptClock(file, ClockOptions(folder=tmp_path), stop=lambda: None)
@@ -225,14 +225,14 @@ class Event:
         pass
 
 
-def test_an_instant_is_on_the_models_device_whatever_device_is_current(monkeypatch):
+def test_an_instant_is_recorded_on_the_device_of_the_model_if_another_is_current(monkeypatch):
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: f"stream of {device}")
     instants = DeviceInstants(torch.device("xpu:1"))
     assert instants.now().stream == "stream of xpu:1"
 
 
-def test_no_step_waits_for_its_device(tmp_path, monkeypatch):
+def test_the_clock_does_not_wait_for_the_device_during_steps(tmp_path, monkeypatch):
     waited = []
 
     class Late(Event):
@@ -287,12 +287,12 @@ def test_an_accelerator_has_a_unique_id(tmp_path, monkeypatch):
     for number, device in enumerate(("cuda:3", "cpu", "meta")):
         file = ClockFile(ClockOptions(folder=tmp_path / str(number)), Place(), "serial")
         file.header(device=torch.device(device), backend="", sync="")
-    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/rank-0.jsonl"))]
-    assert [header["device_id"] for header in told] == ["3", "", ""]
+    headers = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/rank-0.jsonl"))]
+    assert [header["device_id"] for header in headers] == ["3", "", ""]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_graph_is_captured_under_the_clock_and_later_steps_are_clocked(tmp_path):
+def test_a_cuda_graph_is_captured_under_the_clock_and_later_steps_are_clocked(tmp_path):
     seen: dict[str, Any] = {}
 
     def script():

@@ -1,4 +1,4 @@
-"""Delays of backward are communication, except for the share of other processes; sleeping is not."""
+"""CPU delays of backward are communication, except for the share of other processes; sleep is none."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_delays_of_backward_are_communication_if_forward_has_none():
     assert ContentionEstimator().of(step, had((10.0, 0.0), (24.0, 6.0))) == 6.0
 
 
-def test_sleeping_and_reading_are_no_communication():
+def test_sleep_and_reads_are_not_communication():
     step = seconds(forward=10.0, backward=30.0, exposed_sync=5.0)
     assert ContentionEstimator().of(step, had((10.0, 0.0), (1.0, 0.0))) == 0.0  # 29 s asleep
     assert ContentionEstimator().of(step, had((1.0, 0.0), (30.0, 0.0))) == 0.0
@@ -63,7 +63,7 @@ def test_communication_is_at_most_backward():
     assert ContentionEstimator().of(step, had((10.0, 0.0), (0.0, 40.0))) == 30.0
 
 
-def test_running_time_of_backward_is_no_communication_though_its_delay_was_longer():
+def test_the_running_time_of_backward_is_not_communication_if_its_delay_is_longer():
     step = seconds(forward=100.0, backward=30.0, exposed_sync=40.0)  # copies within, with half of the delay
     assert ContentionEstimator().of(step, had((10.0, 0.0), (10.0, 50.0))) == pytest.approx(25.0)
 
@@ -86,13 +86,13 @@ def test_measured_waits_stay_communication_if_the_estimate_is_negative():
 
 def test_a_negative_estimate_is_subtracted_from_the_next_steps():
     estimator, step = ContentionEstimator(), seconds(forward=100.0, backward=100.0)
-    assert estimator.of(step, had((10.0, 5.0), (10.0, 1.0))) == 0.0  # 4 less than nothing
+    assert estimator.of(step, had((10.0, 5.0), (10.0, 1.0))) == 0.0  # the estimate is -4
     assert estimator.of(step, had((1000.0, 0.0), (0.0, 3.0))) == 0.0
     assert estimator.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(2.0)
     assert estimator.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(3.0)
 
 
-def test_phases_still_add_up_to_the_step():
+def test_phases_with_estimated_communication_add_up_to_the_step():
     marks = ["other", 0.0, FORWARD, 10.0, BACKWARD, 40.0, EXCHANGE, 45.0]
     read = readings((10.0, 0.0), (24.0, 6.0))
     step = ClockedStep(3, marks, 8, evaluated=False, overlaps=True, readings=read)
@@ -140,7 +140,7 @@ def test_readings_of_a_step_that_never_ends_are_dropped(monkeypatch):
     assert len(phases.cut()[1]) <= 22
 
 
-def test_a_step_that_is_not_sampled_has_the_share_of_sampled_steps():
+def test_a_step_without_readings_gets_the_share_of_sampled_steps():
     estimator, step = ContentionEstimator(), seconds(forward=10.0, backward=30.0)
     assert estimator.of(step, None) == 0.0
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_the_first_steps_and_then_every_sixteenth_are_sampled():
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system has no such count")
-def test_the_delay_is_the_systems_count_for_this_thread():
+def test_the_delay_is_read_from_schedstat_of_this_thread():
     def counted():
         return int(module._SCHEDSTAT.read_text().split()[1]) / 1e9
 
@@ -163,7 +163,7 @@ def test_the_delay_is_the_systems_count_for_this_thread():
     assert reading.ran > 0
 
 
-def test_without_the_systems_count_only_measured_waits_are_communication(clock, monkeypatch, tmp_path):
+def test_without_schedstat_only_measured_waits_are_communication(clock, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_SCHEDSTAT", tmp_path / "none")
     assert thread_cpu_clock() is None
 
@@ -181,7 +181,7 @@ def test_without_the_systems_count_only_measured_waits_are_communication(clock, 
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system has no such count")
-def test_the_clocks_file_is_closed_with_it():
+def test_schedstat_is_closed_with_the_clock():
     clock = ThreadCpuClock()
     file = Path(f"/proc/self/fd/{clock._file}")
     assert file.readlink().name == "schedstat"

@@ -54,7 +54,7 @@ def test_dropped_samples_are_not_part_of_an_epoch(read):
     assert read(loader(drop_last=True)) == ([4, 4], 8)
 
 
-def test_an_epoch_of_a_sharding_batch_sampler_is_its_shard(read):
+def test_an_epoch_of_a_batch_sampler_with_a_shard_has_the_samples_of_the_shard(read):
     class Own(BatchSampler):
         def __iter__(self):
             return iter(list(super().__iter__())[::2])
@@ -71,7 +71,7 @@ def test_batches_of_prefetching_workers_are_counted(read, workers):
     assert read(loader(num_workers=workers)) == ([4, 4, 2], 10)
 
 
-def test_an_iterable_data_set_may_end_within_a_batch(read):
+def test_the_last_partial_batch_of_an_iterable_data_set_is_counted(read):
     assert read(DataLoader(Numbers(), batch_size=4)) == ([4, 4, 2], None)
 
 
@@ -84,7 +84,7 @@ def test_a_step_with_two_data_sets_counts_both_and_has_no_epoch(read):
     assert read(loader(), loader()) == ([8, 8, 4], None)
 
 
-def test_batches_of_a_nested_loader_count_once(read):
+def test_batches_of_a_nested_loader_are_counted_once(read):
     class Batches(IterableDataset):
         def __iter__(self):
             return iter(loader())
@@ -93,7 +93,7 @@ def test_batches_of_a_nested_loader_count_once(read):
     assert steps == [2, 1]
 
 
-def test_batches_of_another_thread_do_not_count():
+def test_batches_of_another_thread_are_not_counted():
     loaded = LoadedSamples()
     with LoaderHook(loaded.add).attached():
         thread = Thread(target=list, args=(loader(),))
@@ -102,7 +102,7 @@ def test_batches_of_another_thread_do_not_count():
     assert loaded.next_step() == 0
 
 
-def test_batches_of_a_thread_that_begins_to_train_count():
+def test_batches_of_a_thread_that_begins_to_train_are_counted():
     loaded, steps = LoadedSamples(), []
     batches = LoaderHook(loaded.add)
     with batches.attached():
@@ -126,7 +126,7 @@ def test_batches_of_a_thread_that_begins_to_train_count():
 
 @pytest.mark.parametrize("uses", [False, True])
 def test_batches_beyond_the_maximum_are_dropped(monkeypatch, uses):
-    """As when each step is the replay of a graph."""
+    """If each step is the replay of a graph, no step ends for the clock."""
     monkeypatch.setattr(module, "MAX_BATCHES", 2)
     loaded, batches = LoadedSamples(), loader()
     with LoaderHook(loaded.add).attached():
@@ -139,7 +139,7 @@ def test_batches_beyond_the_maximum_are_dropped(monkeypatch, uses):
         assert loaded.next_step() == (None if uses else 0)
 
 
-def test_batches_of_an_evaluation_count_for_no_step_and_no_epoch():
+def test_batches_of_an_evaluation_are_not_counted():
     loaded = LoadedSamples()
     with LoaderHook(loaded.add).attached():
         train = loader()

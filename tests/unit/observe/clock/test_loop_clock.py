@@ -5,7 +5,7 @@ from samestep.observe.clock.instants import HostInstants
 from samestep.observe.clock.loop_clock import LoopClock
 
 
-def test_phases_of_a_step_add_up_and_the_next_step_begins_where_it_ended():
+def test_phases_of_a_step_add_up_and_the_next_step_begins_at_its_end():
     times = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 21.0])
     clock = LoopClock(HostInstants(lambda: next(times)))
 

@@ -24,7 +24,7 @@ def ends(order):
         ("AAABBB", "|||.||"),
     ],
 )
-def test_a_cycle_is_known_after_it_has_occurred_twice(order, marks):
+def test_a_cycle_is_inferred_after_it_has_occurred_twice(order, marks):
     assert ends(order) == marks
 
 
@@ -35,9 +35,9 @@ def test_a_cycle_is_known_after_it_has_occurred_twice(order, marks):
         ("DGDGDDDDD", "|..|..|||"),
         ("ABABABBBB", "|..|.||||"),  # A stops
         ("ABCABCABABABAB", "|....|.....|.|"),  # C stops
-        ("AAABBBAAABBB", "|||.||.||.||"),  # in the place of each other
+        ("AAABBBAAABBB", "|||.||.||.||"),  # they replace each other
         ("DDDGDDDGDDDDDDDDD", "|||....|......|||"),
-        ("ABABAAAAABABAB", "|..|..|||..|.|"),  # B comes again
+        ("ABABAAAAABABAB", "|..|..|||..|.|"),  # B returns
         ("ABABCABCABC", "|..|...|..|"),  # C joins
     ],
 )
@@ -45,7 +45,7 @@ def test_the_cycle_is_inferred_again_when_an_optimizer_stops_or_returns(order, m
     assert ends(order) == marks
 
 
-def test_no_cycle_is_endless():
+def test_a_cycle_ends_after_a_maximum_of_steps_and_with_each_freed_optimizer():
     assert "|" in ends("A" * 5 * MAX_CYCLE + "B" + "A" * (MAX_CYCLE + 1))[5 * MAX_CYCLE :]
     alone = OptimizerCycle()
     assert all(alone.ends_cycle(torch.optim.SGD([torch.zeros(1)])) for _ in range(5))  # each is gone
@@ -63,9 +63,9 @@ def restarts(order):
     return found
 
 
-def test_cycles_that_were_only_parts_are_reported():
+def test_earlier_cycles_that_were_parts_of_a_longer_one_are_reported():
     assert restarts("AAAA") == restarts("AAABBB") == []
     assert restarts("DGDGDG") == [2]
     assert restarts("DDDGDDDG") == [4]
     assert restarts("ABABABAAAAA") == [2]
-    assert restarts("A" * (MAX_CYCLE + 1) + "BABAB") == []  # a training of its own came first
+    assert restarts("A" * (MAX_CYCLE + 1) + "BABAB") == []  # a separate training ran before

@@ -1,4 +1,4 @@
-"""The phases of a step that never ends have bounded memory."""
+"""The marks of a step that never ends have bounded memory."""
 
 from samestep.base.step_phases import BACKWARD, DATA, OTHER, TO_DEVICE
 from samestep.observe.clock import phase_instants
@@ -12,7 +12,7 @@ def line(marks):
     return ClockedStep(0, marks, 4, evaluated=False).line(HostInstants(), ContentionEstimator())
 
 
-def test_marks_of_a_step_that_never_ends_are_dropped_but_not_its_time(monkeypatch):
+def test_marks_of_a_step_that_never_ends_are_dropped_and_its_time_is_kept(monkeypatch):
     monkeypatch.setattr(phase_instants, "MAX_MARKS", 20)
     seen = ticking_phases()(0.0)
     for _ in range(100):
@@ -22,7 +22,7 @@ def test_marks_of_a_step_that_never_ends_are_dropped_but_not_its_time(monkeypatc
     seen.switch(BACKWARD)
     marks, _ = seen.cut()
     assert len(marks) <= 22
-    told = line(marks)
-    assert (marks[1], told["seconds"], told[BACKWARD]) == (0.0, 302.0, 1.0)
+    written = line(marks)
+    assert (marks[1], written["seconds"], written[BACKWARD]) == (0.0, 302.0, 1.0)
     seen.switch(DATA)
     assert line(seen.cut()[0])[DATA] == 1.0

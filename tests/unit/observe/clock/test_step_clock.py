@@ -21,7 +21,7 @@ def test_each_phase_of_a_plain_loop_occurs_once(clock):
         train(*plain(), loader())
 
     header, lines, last = clock(script, warm_up=1)
-    # What is none of the phases lies before a batch, before its forward, and before the optimizer.
+    # Time of no phase passes before a batch, before its forward, and before the optimizer.
     phases = {"data": 1, "forward": 1, "backward": 1, "optimizer": 1, "other": 3}
     assert [spent(line) for line in lines] == [phases, phases]
     assert [(line["step"], line["samples"], line["seconds"]) for line in lines] == [(1, 4, 7), (2, 4, 7)]
@@ -36,7 +36,7 @@ def test_each_phase_of_a_plain_loop_occurs_once(clock):
     assert last["peak_memory_bytes"] > 1 << 20
 
 
-def test_a_loader_inside_another_is_loading_too(clock):
+def test_the_time_of_a_loader_inside_another_is_loading(clock):
     class Pairs(IterableDataset):
         def __iter__(self):
             return zip(loader(), loader(), strict=True)
@@ -49,8 +49,8 @@ def test_a_loader_inside_another_is_loading_too(clock):
     assert [spent(line) for line in lines] == [phases, phases]
 
 
-def test_loading_inside_a_loader_is_loading_before_and_after_the_first_model_call(clock):
-    class Looked(IterableDataset):
+def test_the_time_of_a_nested_loader_is_loading_before_and_after_the_first_model_call(clock):
+    class Evaluated(IterableDataset):
         def __iter__(self):
             for _ in range(3):
                 for (batch,) in loader():
@@ -58,7 +58,7 @@ def test_loading_inside_a_loader_is_loading_before_and_after_the_first_model_cal
                 yield batch
 
     def script():
-        train(*plain(), ((batch,) for batch in DataLoader(Looked(), batch_size=None)))
+        train(*plain(), ((batch,) for batch in DataLoader(Evaluated(), batch_size=None)))
 
     _, lines, _ = clock(script, warm_up=1)
     phases = {"data": 4, "forward": 5, "backward": 1, "optimizer": 1, "other": 3}
@@ -116,7 +116,7 @@ def test_batches_of_an_evaluation_are_not_counted(clock):
         for _ in range(3):
             for batch in loader(samples=4):
                 with torch.no_grad():
-                    model.eval()(*batch)  # an agent acts, and learns from that
+                    model.eval()(*batch)  # an agent acts, then learns from its action
                 train(model.train(), optimizer, [batch])
             with torch.no_grad():
                 for (batch,) in loader(samples=40, batch_size=5):
@@ -127,7 +127,7 @@ def test_batches_of_an_evaluation_are_not_counted(clock):
     assert last["samples_per_epoch"] == 4
 
 
-def test_calls_of_a_teacher_without_gradients_are_no_evaluation(clock):
+def test_calls_of_a_teacher_without_gradients_do_not_count_as_evaluation(clock):
     def script():
         teacher = nn.Linear(3, 1).eval()
         student, optimizer = plain()
@@ -141,7 +141,7 @@ def test_calls_of_a_teacher_without_gradients_are_no_evaluation(clock):
     assert [(line["samples"], line.get("evaluated")) for line in lines] == [(4, None)] * 3
 
 
-def test_a_call_in_evaluation_mode_with_a_backward_is_training(clock):
+def test_a_call_in_evaluation_mode_with_a_backward_counts_as_training(clock):
     def script():
         model, optimizer = plain()
         train(model.eval(), optimizer, loader())
@@ -182,7 +182,7 @@ def test_samples_are_the_rows_of_the_first_tensor(clock, given, samples, is_trai
     assert line["samples"] == samples
 
 
-def test_loaded_samples_are_recorded_beside_the_rows_of_calls(clock):
+def test_loaded_samples_and_the_rows_of_calls_are_both_recorded(clock):
     """The first dimension is time, and the model is called twice: neither is the batch size."""
 
     def script():
@@ -231,7 +231,7 @@ def test_a_script_without_a_step_has_a_file_without_steps(clock):
 
 
 @pytest.mark.parametrize("asked", ["gloo", None, "cpu:gloo"])
-def test_the_back_end_is_recorded_though_the_script_destroys_its_group(clock, asked):
+def test_the_back_end_is_recorded_if_the_script_destroys_its_group(clock, asked):
     def script():
         dist.init_process_group(asked, store=dist.HashStore(), rank=0, world_size=1)
         try:

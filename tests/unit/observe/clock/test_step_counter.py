@@ -1,4 +1,4 @@
-"""Steps, samples and times of a script are counted with any kind of step."""
+"""Steps, samples and times of a script are counted for any kind of optimizer step."""
 
 import pytest
 import torch
@@ -87,9 +87,9 @@ def test_steps_without_a_call_of_a_model_are_counted(count):
     assert (counts.steps, counts.timed["steps"], counts.timed["backward"]) == (4, 3, 3)
 
 
-def test_times_begin_with_the_end_of_the_first_step(count):
+def test_times_are_measured_from_the_end_of_the_first_step(count):
     counts, samples = count(lambda: train(with_sgd))
-    # Two steps, each of four phases and of three times between them.
+    # Two steps of seven seconds: four phases and three times between them.
     each = dict.fromkeys(("data", "forward", "backward", "optimizer"), 2)
     assert counts.timed == {**each, "exposed_sync": 0, "seconds": 14, "steps": 2}
     words = counts.summary(samples, is_sharded=False)

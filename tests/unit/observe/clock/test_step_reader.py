@@ -1,4 +1,4 @@
-"""The log of the clock gives the same steps, in whatever parts it is processed."""
+"""The log of the clock gives the same steps when it is read in any parts."""
 
 import json
 import time
@@ -81,7 +81,7 @@ def test_a_sampled_step_has_cpu_readings_at_each_instant():
     assert [one.ran for one in last.readings[1::2]] == [2.1, 2.2, 2.3]
 
 
-def test_the_end_of_communication_that_began_before_the_log_is_ignored():
+def test_an_end_of_communication_without_its_begin_is_ignored():
     log = [StepReader.begin, 0.0, (HostInstants(), "other"), StepReader.communicate_end, 1.0, ()]
     log += StepReader.end_step, 2.0, (0,)
     (step,) = StepReader(log).read()

@@ -1,4 +1,4 @@
-"""The identity contains what decides the bits of operations, and digests of such bits."""
+"""The identity has the properties on which the bits of operations depend, and digests of such bits."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from samestep.parallel.exact.identity import _probed, check_resumable, identity,
 CPU = torch.device("cpu")
 
 
-def test_the_processor_and_digests_of_operations_are_part_of_the_identity():
+def test_the_cpu_model_and_digests_of_operations_are_part_of_the_identity():
     known = identity(CPU)
 
     assert known["processor"] == machine().processor
@@ -18,7 +18,7 @@ def test_the_processor_and_digests_of_operations_are_part_of_the_identity():
         assert known[f"the bits of {kind} in fp32"] != known[f"the bits of {kind} in bf16"]
 
 
-def test_the_probe_has_the_same_bits_each_time_and_draws_nothing():
+def test_the_probe_has_the_same_bits_each_time_and_draws_no_random_numbers():
     first = probe(CPU)
     _probed.cache_clear()
     torch.manual_seed(1)
@@ -30,12 +30,12 @@ def test_the_probe_has_the_same_bits_each_time_and_draws_nothing():
 
 
 @pytest.mark.parametrize("name", ["capability", "device", "processor", "the bits of a batch norm in bf16"])
-def test_what_differs_is_named(name):
+def test_a_different_property_is_named(name):
     with pytest.raises(CheckpointError, match=f"{name} was other "):
         check_resumable({**identity(CPU), name: "other"}, CPU)
 
 
-def test_other_bits_on_the_same_processor_name_the_settings_of_its_libraries():
+def test_the_error_about_other_bits_on_the_same_cpu_names_the_setting_of_onednn():
     with pytest.raises(CheckpointError, match="ONEDNN_MAX_CPU_ISA"):
         check_resumable({**identity(CPU), "the bits of a convolution in fp32": "other"}, CPU)
 

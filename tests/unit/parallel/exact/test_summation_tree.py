@@ -1,4 +1,4 @@
-"""The order of a sum is that of the tree, whichever worker computes which part."""
+"""A sum is computed in the order of the tree at any number of workers."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def symbolic(monkeypatch):
 
 
 @pytest.mark.parametrize("leaves", range(1, 18))
-def test_any_number_of_workers_makes_the_sum_of_one(symbolic, leaves):
+def test_any_number_of_workers_computes_the_sum_of_one(symbolic, leaves):
     for size in range(1, leaves + 1):
         whole = TreeSum(leaves)
         for rank in range(size):

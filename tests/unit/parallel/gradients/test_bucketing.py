@@ -1,4 +1,4 @@
-"""Laws of bucket planning."""
+"""The plan of buckets covers each item once, within the limit, in the order of backward."""
 
 import itertools
 
@@ -11,7 +11,7 @@ items = st.lists(st.builds(Item, st.integers(0, 100), st.sampled_from(["a", "b"]
 limits = st.integers(1, 150)
 
 
-def test_the_plan_is_the_one_drawn():
+def test_the_plan_of_five_items_has_the_expected_buckets():
     kinds = ["a", "a", "b", "a", "a"]
     assert plan_buckets([Item(1, kind) for kind in kinds], bucket_bytes=2) == [[4, 3], [2], [1, 0]]
 
@@ -31,7 +31,7 @@ def test_a_bucket_is_of_one_kind_and_within_the_limit_or_a_single_item(items, li
 
 
 @given(items, limits)
-def test_items_and_buckets_stand_in_the_order_in_which_backward_reaches_them(items, limit):
+def test_items_and_buckets_are_in_the_order_of_backward(items, limit):
     plan = plan_buckets(items, bucket_bytes=limit)
     assert all(bucket == sorted(bucket, reverse=True) for bucket in plan)
     ready = [bucket[-1] for bucket in plan]
@@ -39,7 +39,7 @@ def test_items_and_buckets_stand_in_the_order_in_which_backward_reaches_them(ite
 
 
 @given(items, limits)
-def test_no_two_neighbours_of_a_kind_would_have_fitted_together(items, limit):
+def test_the_next_item_of_a_kind_does_not_fit_into_the_bucket_before(items, limit):
     plan = plan_buckets(items, bucket_bytes=limit)
     for kind in ("a", "b"):
         ours = [bucket for bucket in plan if items[bucket[0]].kind == kind]

@@ -1,4 +1,4 @@
-"""The choice of all-reduce algorithms by size: parsing, and the stored file."""
+"""The choice of all-reduce algorithms by size is parsed, and stored per machine."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_names_equal_the_registry():
+def test_the_names_of_algorithms_equal_the_registry():
     assert set(ALGORITHMS) == set(ALL_REDUCE)
 
 
@@ -64,7 +64,7 @@ def test_a_measurement_is_loaded_for_the_same_ranks_and_hosts(tmp_path):
     assert other.load().text == "native"
 
 
-def test_a_measurement_is_not_used_on_another_processor():
+def test_a_measurement_is_not_used_on_another_cpu_model():
     here, there = (
         Measured(ranks=2, hosts=1, device="cpu", processor=f"Xeon(R) Gold {model} CPU @ 2.10GHz/x")
         for model in (6130, 6230)
@@ -76,7 +76,7 @@ def test_a_measurement_is_not_used_on_another_processor():
         there.load()
 
 
-def test_the_processor_is_by_default_this_machines():
+def test_the_default_processor_is_that_of_this_machine():
     assert MEASURED.processor == machine().processor
 
 
@@ -109,5 +109,5 @@ def test_a_folder_that_is_not_writable_is_refused(tmp_path):
         MEASURED.save([(4, "tree")])
 
 
-def test_the_users_cache_follows_the_platform(tmp_path):
+def test_measurements_are_stored_in_the_cache_folder_of_the_user(tmp_path):
     assert MEASURED.path().is_relative_to(tmp_path / "samestep")

@@ -1,4 +1,4 @@
-"""Ranks exchange messages of any size by connections, also where none of them receives first."""
+"""Ranks send each other messages of any size over connections, even if no rank receives first."""
 
 import socket
 import threading
@@ -50,7 +50,7 @@ def closed(ranks):
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from([0, 1, 1000, 70_000, LARGE]), min_size=2, max_size=5))
-def test_every_rank_receives_what_each_other_one_has_sent_to_it(counts):
+def test_every_rank_receives_the_bytes_that_each_other_rank_sent(counts):
     ranks = connected(len(counts))
 
     for _ in range(3):  # one exchange after another, without a pause between them
@@ -61,7 +61,7 @@ def test_every_rank_receives_what_each_other_one_has_sent_to_it(counts):
     closed(ranks)
 
 
-def test_the_first_bytes_are_checked_before_the_rest_is_there():
+def test_the_first_bytes_are_checked_before_the_rest_arrives():
     first, second = connected(2)
     into = memoryview(bytearray(1000))
 
@@ -94,7 +94,7 @@ def test_a_rank_that_does_not_send_is_named_after_the_timeout():
     closed([first, second])
 
 
-def test_a_rank_that_waits_is_woken_where_another_thread_ends_the_connections():
+def test_a_waiting_rank_gets_an_error_when_another_thread_ends_the_connections():
     first, second = connected(2)
     errors = []
 

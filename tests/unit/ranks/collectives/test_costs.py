@@ -1,4 +1,4 @@
-"""The costs of the page equal the steps and volumes counted in the schedules."""
+"""The documented costs equal the steps and volumes counted in the schedules."""
 
 import re
 from collections import defaultdict, deque
@@ -98,7 +98,7 @@ def test_all_ranks_of_an_all_reduce_together_send_the_minimum(size):
             assert total == 2 * (size - 1) * chunks(size)
 
 
-def test_the_ring_equals_its_picture():
+def test_the_ring_sends_the_chunks_of_its_diagram():
     sent = [[hop.send[0] for hop in both(RING)(rank, 4)] for rank in range(4)]
 
     assert list(zip(*sent, strict=True)) == [

@@ -1,4 +1,4 @@
-"""How the calls differ in which all ranks wait for each other."""
+"""The difference between the calls in which all ranks wait for each other is found."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def kind_and_words(*statuses):
 EARLIER = (4, "all_reduce", "9 float32")
 
 
-def test_other_collectives_of_one_number():
+def test_different_collectives_of_one_number_are_reported():
     kind, words = kind_and_words(
         status("all_reduce", 5, EARLIER, (5, "all_reduce", "1 float32")),
         status("broadcast", 5, EARLIER, (5, "broadcast", "3 int32")),
@@ -41,7 +41,7 @@ def test_other_collectives_of_one_number():
     assert "rank 0 calls all_reduce #5 of 1 float32, rank 1 calls broadcast #5 of 3 int32" in words
 
 
-def test_other_data_in_an_earlier_collective():
+def test_different_data_in_an_earlier_collective_is_reported():
     later = (5, "all_reduce", "3 float32"), (6, "broadcast", "3 int32")
     kind, words = kind_and_words(
         status("broadcast", 6, EARLIER, *later),
@@ -53,7 +53,7 @@ def test_other_data_in_an_earlier_collective():
     assert "rank 0 gives 3 float32, rank 1 gives 4 float32" in words
 
 
-def test_other_roots():
+def test_different_roots_are_reported():
     call = (5, "broadcast", "1 float32")
     kind, words = kind_and_words(status("broadcast", 5, call, root=0), status("broadcast", 5, call, root=1))
 
@@ -62,14 +62,14 @@ def test_other_roots():
 
 
 @pytest.mark.parametrize("op", ["send", "recv"])
-def test_messages_that_do_not_match(op):
+def test_messages_that_do_not_match_are_reported(op):
     kind, words = kind_and_words(status(op, None, peer=1), status(op, None, peer=0))
 
     assert kind == "messages"
     assert words.count("rank 0") == words.count("rank 1") == 2
 
 
-def test_no_difference_is_known_without_records():
+def test_without_records_no_difference_is_found():
     wait = status("all_reduce", 5).wait
     known = {0: status("all_reduce", 5), 1: status("broadcast", 5)}
 

@@ -35,7 +35,7 @@ def test_no_rank_is_missing_before_the_timeout():
     assert hang_of({0: status(5, wait(5, age_s=59.0)), 1: status(4), 2: status(4)}) is None
 
 
-def test_a_rank_whose_script_has_ended_is_missing_after_a_shorter_time():
+def test_a_rank_with_an_ended_script_is_missing_after_a_shorter_time():
     short = wait(5, age_s=2.0)
 
     assert hang_of({0: status(5, short), 1: status(4), 2: status(5, short)}) is None
@@ -43,14 +43,14 @@ def test_a_rank_whose_script_has_ended_is_missing_after_a_shorter_time():
     assert hang.missing == (1,)
 
 
-def test_ranks_that_wait_themselves_are_not_the_cause():
+def test_ranks_that_wait_in_another_group_are_not_missing():
     elsewhere = Wait(op="broadcast", seq=3, group="1", ranks=(1, 2), age_s=70.0)
     hang = hang_of({0: status(5, wait(5)), 1: status(4, elsewhere), 2: status(4)})
 
     assert hang.missing == (2,)
 
 
-def test_a_collective_that_all_ranks_have_called_may_only_be_slow():
+def test_a_collective_or_rendezvous_that_all_ranks_have_called_is_no_hang():
     slow = wait(5, age_s=600.0)
 
     rendezvous = Wait(op="init_process_group", seq=None, group="", ranks=(), age_s=600.0)
@@ -69,7 +69,7 @@ def test_different_collectives_with_one_number_are_a_hang():
     assert text.splitlines()[-1] == ADVICE.diverged
 
 
-def test_when_ranks_wait_for_each_other_in_two_groups_no_rank_is_missing():
+def test_a_hang_of_ranks_that_wait_for_each_other_in_two_groups_has_no_missing_rank():
     other = Wait(op="barrier", seq=3, group="1", ranks=(0, 1, 2), age_s=2.0)
     hang = hang_of({0: status(5, wait(5)), 1: status(4, other), 2: status(4, other)})
 
@@ -80,13 +80,13 @@ def test_a_rank_without_a_status_is_missing():
     assert hang_of({0: status(5, wait(5)), 2: status(5, wait(5))}).missing == (1,)
 
 
-def test_a_rank_outside_of_the_group_is_not_waited_for():
+def test_a_rank_outside_of_the_group_is_not_missing():
     pair = wait(5, ranks=(0, 1))
 
     assert hang_of({0: status(5, pair), 1: status(5, pair), 2: status(1)}) is None
 
 
-def test_ranks_in_the_same_state_share_a_line_and_a_quiet_rank_is_marked():
+def test_the_report_has_a_line_for_ranks_in_the_same_state_and_marks_a_stopped_rank():
     statuses = {
         0: status(5, wait(5), line="train.py:8: reduce()"),
         1: status(4),
@@ -126,7 +126,7 @@ def test_a_chain_of_waits_that_ends_at_a_running_rank_is_no_cycle(op):
     assert (hang.missing, hang.wait.ranks) == ((2,), (2,))
 
 
-def test_a_cycle_of_messages_is_a_hang_and_exchanges_may_be_slow():
+def test_a_cycle_of_sends_and_receives_is_a_hang_and_one_of_send_receive_pairs_is_none():
     assert hang_of({0: message("send", 2), 1: message("send", 0), 2: message("recv", 1)}).missing == ()
     assert hang_of({0: message("exchange", 2), 1: message("exchange", 0), 2: message("exchange", 1)}) is None
 
@@ -135,7 +135,7 @@ def alone(peer, *, op="send", is_alone=True):
     return Wait(op=op, seq=None, group="", ranks=() if peer is None else (peer,), age_s=1.0, alone=is_alone)
 
 
-def test_a_circle_consists_of_ranks_that_do_nothing_else():
+def test_a_cycle_consists_of_ranks_that_wait_for_one_message_only():
     def circle(rank, waits):
         return find_circle(rank, waits, lambda wait: wait.alone)
 
@@ -147,7 +147,7 @@ def test_a_circle_consists_of_ranks_that_do_nothing_else():
     assert circle(0, {**waits, 1: alone(None, op="barrier")}) == []
 
 
-def test_a_rank_that_does_not_respond_is_missing_also_after_it_has_called():
+def test_a_rank_that_does_not_respond_is_missing_even_after_its_call():
     waiting, stopped = status(5, wait(5)), status(5, wait(5))
 
     assert hang_of({0: waiting, 1: stopped, 2: waiting}) is None
@@ -155,7 +155,7 @@ def test_a_rank_that_does_not_respond_is_missing_also_after_it_has_called():
     assert (hang.missing, hang.waiting) == ((1,), (0, 2))
 
 
-def test_an_old_wait_of_a_rank_that_does_not_respond_is_no_other_call():
+def test_an_old_wait_of_a_rank_that_does_not_respond_is_ignored():
     elsewhere = Wait(op="barrier", seq=3, group="1", ranks=(0, 1, 2), age_s=70.0)
     known = {0: status(5, wait(5)), 1: status(4, elsewhere), 2: status(5, wait(5))}
 

@@ -1,4 +1,4 @@
-"""A single worker that neither computes nor goes on is ended."""
+"""A single worker that neither computes nor changes its line is reported as idle."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ from samestep.ranks.hang.idle_watch import IdleWatch
 
 @pytest.fixture
 def watched():
-    """Run a function under the watch; return the lines at which it was idle."""
+    """Return a function that runs another one under the watch, and returns the lines at which it was idle."""
 
     def run(work):
         lines = []
@@ -42,7 +42,7 @@ def test_a_worker_that_computes_is_not_idle(watched):
     assert watched(compute) == []
 
 
-def test_a_worker_whose_other_thread_computes_is_not_idle(watched):
+def test_a_worker_is_not_idle_while_another_thread_computes(watched):
     end = time.monotonic() + 2
 
     def compute():

@@ -1,4 +1,4 @@
-"""Lines of a script show whether a rank has left the training loop in which another one is."""
+"""The lines of two ranks show whether one has left the training loop of the other."""
 
 import pytest
 
@@ -41,22 +41,22 @@ def at(tmp_path):
 
 
 @pytest.mark.parametrize("line", [BEHIND, AT_END, IN_EVALUATION])
-def test_a_line_behind_the_loop_or_the_call_of_its_function_has_left_it(at, line):
+def test_a_line_behind_the_loop_or_its_function_has_left_the_loop(at, line):
     assert has_left_loop(at(line), at(IN_STEP))
 
 
 @pytest.mark.parametrize("line", [IN_STEP, OTHER_IN_STEP, ON_RANK_0, AFTER_EPOCH])
-def test_a_line_in_the_loop_or_of_some_ranks_only_proves_nothing(at, line):
+def test_a_line_in_the_loop_or_of_some_ranks_only_has_not_left_the_loop(at, line):
     assert not has_left_loop(at(line), at(IN_STEP))
 
 
-def test_only_loops_that_take_steps_count(at):
+def test_only_loops_with_optimizer_steps_are_training_loops(at):
     assert is_in_training_loop(at(IN_STEP))
     assert not is_in_training_loop(at(IN_EVALUATION))
     assert not has_left_loop(at(AT_END), at(IN_EVALUATION))
 
 
-def test_lines_without_a_readable_script_prove_nothing(at, tmp_path):
+def test_lines_without_a_readable_script_have_not_left_the_loop(at, tmp_path):
     gone = f"{tmp_path / 'gone.py'}:3: text"
     assert not has_left_loop(gone, gone)
     assert not has_left_loop(at(BEHIND), gone)
@@ -71,7 +71,7 @@ def test_lines_without_a_readable_script_prove_nothing(at, tmp_path):
         "if gpu:\n        return\n    barrier()",
     ],
 )
-def test_a_line_that_a_condition_decides_proves_nothing(tmp_path, behind):
+def test_a_conditional_line_behind_the_loop_has_not_left_the_loop(tmp_path, behind):
     loop = "    for batch in loader:\n        if done: break\n        optimizer.step()\n"
     file = tmp_path / "train.py"
     file.write_text(f"def train():\n{loop}    {behind}\n")
@@ -84,7 +84,7 @@ def test_a_line_that_a_condition_decides_proves_nothing(tmp_path, behind):
     assert has_left_loop(f"{other}:5: barrier()", f"{other}:4: step")
 
 
-def test_a_step_is_in_the_loop_that_takes_it_and_not_between_two_such_loops(at, tmp_path):
+def test_a_step_is_inside_the_loop_with_the_optimizer_step_and_not_between_its_runs(at, tmp_path):
     file = tmp_path / "flat.py"
     file.write_text(
         "for epoch in range(4):\n    for batch in loader:\n        model(batch)\n        optimizer.step()\n"

@@ -1,4 +1,4 @@
-"""Lost ranks are found from what the other ranks wait for."""
+"""Lost ranks are found from the waits of the other ranks."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 
 def wait(peer, op="exchange"):
-    """Return the wait for a rank, or in a collective for all."""
+    """Return a wait for one rank, or for all in a collective."""
     if peer is None:
         return Wait(op="all_reduce", seq=4, group="0", ranks=(0, 1, 2), age_s=1.0)
     return Wait(op=op, seq=None, group="", ranks=(peer,), age_s=1.0)
@@ -17,7 +17,7 @@ def status(peer, beat=1, **fields):
     return RankStatus(generation=0, beat=beat, wait=wait(peer), **fields)
 
 
-def test_a_rank_that_waits_for_a_waiting_rank_finds_the_one_that_does_not_wait():
+def test_the_rank_at_the_end_of_a_chain_of_waits_is_lost():
     found = find_lost(3, 4, {0: wait(1), 2: wait(1), 3: wait(2)})
 
     assert found == Loss(missing=(1,), way=(3, 2, 1))
@@ -32,7 +32,7 @@ def test_a_neighbor_that_does_not_wait_is_lost():
     assert describe_loss(found, {}, "Connection closed") == "rank 1 is lost to rank 0: Connection closed"
 
 
-def test_the_last_line_of_a_lost_rank_is_stated():
+def test_the_last_line_of_a_lost_rank_is_reported():
     found = find_lost(0, 2, {0: wait(1)})
     statuses = {1: RankStatus(generation=0, beat=1, line="train.py:7: sleep(9)")}
 
@@ -41,26 +41,26 @@ def test_the_last_line_of_a_lost_rank_is_stated():
     )
 
 
-def test_in_a_collective_all_ranks_are_lost_that_do_not_wait():
+def test_all_ranks_that_do_not_wait_in_a_collective_are_lost():
     found = find_lost(0, 5, {0: wait(None), 2: wait(None)})
 
     assert found.missing == (1, 3, 4)
     assert describe_loss(found, {}, "closed") == "ranks 1, 3-4 are lost to rank 0: closed"
 
 
-def test_a_rank_that_waits_for_one_in_a_collective_finds_those_missing_there():
+def test_ranks_missing_in_the_collective_of_the_awaited_rank_are_lost():
     assert find_lost(0, 3, {0: wait(1), 1: wait(None)}).missing == (2,)
 
 
 @pytest.mark.parametrize("waits", [{0: wait(1), 1: wait(0)}, {0: wait(None), 1: wait(None)}])
-def test_where_all_ranks_wait_none_is_lost(waits):
+def test_no_rank_is_lost_if_all_ranks_wait(waits):
     found = find_lost(0, 2, waits)
 
     assert found.missing == ()
     assert "though no rank is missing" in describe_loss(found, {}, "timed out")
 
 
-def test_a_rank_that_posts_no_more_is_not_alive_unless_it_has_given_up():
+def test_a_rank_counts_as_waiting_if_its_status_changes_or_it_has_given_up():
     before = {0: status(1, 3), 1: status(2, 5), 2: status(0, 2, gave_up=True)}
     running = RankStatus(generation=0, beat=9)
     after = {
@@ -74,7 +74,7 @@ def test_a_rank_that_posts_no_more_is_not_alive_unless_it_has_given_up():
     assert sorted(waiting_ranks(before, after)) == [0, 2, 3]
 
 
-def test_a_circle_is_described_by_its_messages():
+def test_a_cycle_of_waits_is_described_by_its_messages():
     waits = {0: wait(1, "send"), 1: wait(0, "recv")}
 
     assert describe_circle([0, 1], waits) == "rank 0 sends to rank 1, rank 1 receives from rank 0"

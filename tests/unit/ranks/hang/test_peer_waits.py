@@ -1,4 +1,4 @@
-"""A failed wait is explained, also where the store does not answer."""
+"""The error of a failed wait names its cause, even if the store does not answer."""
 
 import pytest
 
@@ -13,7 +13,7 @@ PLACE = Place(rank=1, size=2, launcher="test")
 
 
 class Monitor:
-    """A monitor whose store answers, or does not."""
+    """A monitor with given statuses, whose store answers or does not."""
 
     def __init__(self, statuses, *, answers):
         self._statuses, self._answers = statuses, answers
@@ -49,7 +49,7 @@ def waiting(monkeypatch):
     return made
 
 
-def test_a_rank_whose_store_does_not_answer_names_the_rank_it_waited_for(waiting):
+def test_without_an_answer_of_the_store_the_error_names_the_awaited_rank(waiting):
     waits = waiting(answers=False)
     call = waits.begin("recv", 0)
 
@@ -57,7 +57,7 @@ def test_a_rank_whose_store_does_not_answer_names_the_rank_it_waited_for(waiting
         waits.explain(call, RuntimeError("Timed out waiting 3000ms for recv operation to complete"))
 
 
-def test_an_error_that_no_other_rank_has_caused_is_not_explained(waiting):
+def test_an_error_that_no_other_rank_has_caused_is_not_replaced(waiting):
     waits = waiting()
     waits.explain(waits.begin("all_reduce"), RuntimeError("Invalid scalar type"))
 

@@ -1,4 +1,4 @@
-"""The call in which a thread waits is found from its frames, or from the record of messages."""
+"""The call in which a thread waits is found in its frames, or in the record of messages."""
 
 import gc
 import weakref
@@ -16,7 +16,7 @@ from samestep.ranks.hang.status_sampling import StatusSampler
 
 
 def barrier(wait):
-    """Call `wait` within a function that looks like torch's ``barrier``."""
+    """Call `wait` within a function that has the name and the file of torch's ``barrier``."""
     file = Path(torch.__file__).parent / "distributed" / "distributed_c10d.py"
     names = {}
     exec(compile("def barrier(wait):\n    wait()", file, "exec"), names)
@@ -65,7 +65,7 @@ def sampler(monkeypatch):
 
 
 def sampled(times, seconds, sampler):
-    """Return what another thread samples."""
+    """Return the last wait that another thread samples."""
     seen = []
     for _ in range(times):
         beside = Thread(target=lambda: seen.append(sampler.sample(seconds)))
@@ -94,7 +94,7 @@ def test_the_age_of_a_wait_is_the_time_between_its_samples(sampler):
     assert (wait.op, wait.ranks, wait.age_s) == ("barrier", (), 1.2)
 
 
-def test_a_message_is_a_wait_from_its_second_sample_on(sampler):
+def test_a_message_counts_as_a_wait_from_its_second_sample(sampler):
     record = CallRecord()
     record.begin("recv", 1, True)
     assert sampled(1, 0.6, sampler) is None
@@ -107,7 +107,7 @@ def test_a_message_is_a_wait_from_its_second_sample_on(sampler):
     assert again is None
 
 
-def test_a_failed_call_is_posted_until_the_rank_waits_again(sampler):
+def test_a_failed_call_is_in_the_status_until_the_rank_waits_again(sampler):
     record = CallRecord()
     sampler.circle = "rank 0 sends to rank 1, ..."
     sampler.give_up(record.begin("recv", 1, False))
@@ -120,7 +120,7 @@ def test_a_failed_call_is_posted_until_the_rank_waits_again(sampler):
     record.end()
 
 
-def test_a_wait_of_another_thread_is_no_wait_of_the_script(sampler):
+def test_a_wait_of_another_thread_is_not_reported(sampler):
     record, begun, over = CallRecord(), Event(), Event()
 
     def wait():
@@ -139,7 +139,7 @@ def test_a_wait_of_another_thread_is_no_wait_of_the_script(sampler):
         beside.join()
 
 
-def test_calls_whose_frames_have_the_same_address_are_different_waits(sampler, monkeypatch):
+def test_calls_with_frames_at_the_same_address_are_different_waits(sampler, monkeypatch):
     monkeypatch.setattr(script_position, "id", lambda _: 1, raising=False)
     assert [waited(1, 0.6, sampler)[0] for _ in range(5)] == [None] * 5
 

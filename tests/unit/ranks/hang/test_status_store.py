@@ -1,4 +1,4 @@
-"""Messages in a status store in shared memory."""
+"""A status store in shared memory returns the last complete message of each rank."""
 
 from samestep.ranks.hang.status_store import SharedMemoryStore
 

@@ -1,4 +1,4 @@
-"""The watchdog knows which other ranks wait."""
+"""The watchdog reads which other ranks wait."""
 
 from samestep.base.place import Place
 from samestep.ranks.hang.rank_status import RankStatus, Wait

@@ -1,4 +1,4 @@
-"""Two ends prove to each other that they have the secret; whatever else arrives is refused."""
+"""Client and server prove to each other that they have the secret; any other input is refused."""
 
 import socket
 import struct
@@ -47,7 +47,7 @@ def asked(server, message=b"hello", key=KEY):
         return connection.ask(message, timeout_s=5)
 
 
-def shaken():
+def both_ends():
     """Return a client's and a server's end of one connection."""
     client, server = ClientSide(KEY), ServerSide(KEY)
     proof, channel = client.proved(server.fed(client.greeting))
@@ -55,19 +55,19 @@ def shaken():
     return channel, server.channel
 
 
-def test_both_ends_exchange_messages(server):
+def test_a_client_with_the_secret_gets_an_answer(server):
     assert asked(server) == b"hello"
     assert asked(server, b"") == b""
     assert asked(server, bytes(1 << 20)) == bytes(1 << 20)
 
 
-def test_a_client_without_the_secret_sees_that_the_server_has_another(server):
+def test_a_client_with_another_secret_raises_an_error(server):
     with pytest.raises(AuthenticationError):
         asked(server, key=OTHER)
     assert asked(server) == b"hello"
 
 
-def test_a_server_refuses_a_client_without_the_secret():
+def test_a_server_refuses_a_wrong_proof():
     client, server = ClientSide(OTHER), ServerSide(KEY)
     server.fed(client.greeting)
     with pytest.raises(AuthenticationError):
@@ -75,8 +75,8 @@ def test_a_server_refuses_a_client_without_the_secret():
     assert server.channel is None
 
 
-def test_a_recorded_handshake_and_its_messages_prove_nothing(server):
-    """A proxy records what a client sends; the same bytes later get a handshake's answer and no more."""
+def test_a_replayed_handshake_is_refused(server):
+    """A proxy records the bytes of a client; sent again, they get the answer to the greeting and no more."""
     recorded = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 
@@ -106,7 +106,7 @@ def test_a_recorded_handshake_and_its_messages_prove_nothing(server):
 
     greeting, proof, message = recorded[:42], recorded[42:74], recorded[74:]
     assert message
-    # One after the other: a proof with a message behind it is refused, whatever it proves.
+    # One after the other: a proof with a message behind it is always refused.
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as again:
         again.sendall(greeting)
         assert len(again.recv(4096)) == 64
@@ -122,38 +122,38 @@ def ended(peer):
 
 
 def test_a_message_cannot_be_replayed_reordered_or_changed():
-    client, server = shaken()
+    client, server = both_ends()
     first, second = client.sealed(b"first"), client.sealed(b"second")
 
     with pytest.raises(AuthenticationError):
-        list(shaken()[1].opened(first))
+        list(both_ends()[1].opened(first))
     assert list(server.opened(first)) == [b"first"]
     with pytest.raises(AuthenticationError):
         list(server.opened(first))
 
-    client, server = shaken()
+    client, server = both_ends()
     first, second = client.sealed(b"first"), client.sealed(b"second")
     with pytest.raises(AuthenticationError):
         list(server.opened(second))
-    client, server = shaken()
+    client, server = both_ends()
     with pytest.raises(AuthenticationError):
         list(server.opened(client.sealed(b"first")[:-1] + b"x"))
 
 
-def test_a_message_cannot_be_sent_back():
-    client, _ = shaken()
+def test_a_message_that_is_sent_back_to_its_sender_is_refused():
+    client, _ = both_ends()
     with pytest.raises(AuthenticationError):
         list(client.opened(client.sealed(b"first")))
 
 
-def test_a_length_beyond_the_limit_is_refused_before_it_has_arrived():
-    _, server = shaken()
+def test_a_length_beyond_the_limit_is_refused_before_the_message_arrives():
+    _, server = both_ends()
     with pytest.raises(AuthenticationError):
         list(server.opened(struct.pack("!I", 1 << 31)))
 
 
 @given(data=st.binary(max_size=300), pieces=st.integers(1, 40))
-def test_whatever_arrives_is_a_handshake_or_refused(data, pieces):
+def test_arbitrary_bytes_do_not_complete_a_handshake(data, pieces):
     server = ServerSide(KEY)
     try:
         sent = b"".join(server.fed(data[i : i + pieces]) for i in range(0, len(data), pieces))
@@ -164,7 +164,7 @@ def test_whatever_arrives_is_a_handshake_or_refused(data, pieces):
 
 
 @given(data=st.binary(max_size=200))
-def test_whatever_arrives_on_a_channel_is_waited_for_or_refused(data):
+def test_arbitrary_bytes_on_a_channel_are_refused_or_an_incomplete_message(data):
     channel = Channel(KEY, OTHER, longest=100)
     try:
         assert list(channel.opened(data)) == []
@@ -173,16 +173,16 @@ def test_whatever_arrives_on_a_channel_is_waited_for_or_refused(data):
     assert len(data) < 4 + 32 + 100
 
 
-@given(cut=st.integers(0, 90), message=st.binary(max_size=40))
-def test_a_message_that_is_cut_off_is_waited_for(cut, message):
-    client, server = shaken()
+@given(length=st.integers(0, 90), message=st.binary(max_size=40))
+def test_a_message_that_arrives_in_two_parts_is_opened_once_complete(length, message):
+    client, server = both_ends()
     sealed = client.sealed(message)
-    assert list(server.opened(sealed[:cut])) == ([message] if cut >= len(sealed) else [])
-    assert list(server.opened(sealed[cut:])) == ([] if cut >= len(sealed) else [message])
+    assert list(server.opened(sealed[:length])) == ([message] if length >= len(sealed) else [])
+    assert list(server.opened(sealed[length:])) == ([] if length >= len(sealed) else [message])
 
 
 @given(message=st.binary(max_size=60))
-def test_a_request_is_read_or_refused(message):
+def test_a_request_that_can_be_unpacked_is_packed_to_the_same_bytes(message):
     try:
         code, limit_ms, parts = table.unpacked(message)
     except ValueError:
@@ -190,7 +190,7 @@ def test_a_request_is_read_or_refused(message):
     assert table.packed(code, parts, limit_ms=limit_ms) == message
 
 
-def test_garbage_closes_its_connection_and_the_server_lives(server):
+def test_invalid_data_closes_its_connection_and_the_server_continues(server):
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, GREETING + bytes(32) + bytes(31) + b"xy"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:
             peer.sendall(data)
@@ -199,7 +199,7 @@ def test_garbage_closes_its_connection_and_the_server_lives(server):
     assert asked(server) == b"hello"
 
 
-def test_a_peer_that_drips_is_cut_off_in_time(server):
+def test_a_peer_that_sends_too_slowly_is_disconnected_in_time(server):
     begin = time.monotonic()
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:
         with suppress(OSError):  # a pipe that is broken, or a connection reset
@@ -209,7 +209,7 @@ def test_a_peer_that_drips_is_cut_off_in_time(server):
         assert time.monotonic() - begin < HANDSHAKE_S + 1.5
 
 
-def test_many_silent_peers_keep_no_one_out(server):
+def test_many_silent_peers_do_not_delay_a_client(server):
     with ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))

@@ -1,4 +1,4 @@
-"""Ranks find the same meeting point without talking, or say what they lack."""
+"""Ranks find the same rendezvous endpoint without communication, or report which variable is missing."""
 
 import socket
 import threading
@@ -14,21 +14,21 @@ from samestep.ranks.rendezvous.endpoint import PORTS, choose, resolve
 from support.recordings import recording
 
 
-def nobody():
+def no_ancestors():
     return iter(())
 
 
-def test_what_is_given_wins():
+def test_a_given_endpoint_is_used():
     assert choose(detect(recording("openmpi_2x2_rank3").environment)) == ("node0", 29511)
     assert choose(detect(recording("torchrun_one_host_rank1").environment)) == ("localhost", 40227)
 
 
-def test_the_callers_master_wins_over_the_environments():
+def test_the_endpoint_of_the_caller_is_preferred_to_that_of_the_environment():
     detected = detect(recording("openmpi_2x2_rank3").environment)
     assert choose(detected, master=("other", 1234)) == ("other", 1234)
 
 
-def test_tasks_of_a_slurm_step_meet_on_its_first_node_and_agree_on_a_port():
+def test_tasks_of_a_slurm_step_use_its_first_node_and_one_port():
     step = recording("slurm_step_2x2_rank3").environment
     points = set()
     for rank in range(4):
@@ -40,12 +40,12 @@ def test_tasks_of_a_slurm_step_meet_on_its_first_node_and_agree_on_a_port():
     assert port in PORTS
 
 
-def test_two_steps_of_one_job_meet_at_different_ports():
+def test_two_steps_of_one_job_use_different_ports():
     step = recording("slurm_step_2x2_rank3").environment
     assert choose(detect(step)) != choose(detect({**step, "SLURM_STEP_ID": "1"}))
 
 
-def test_half_a_master_is_completed_where_the_launcher_knows_the_other_half():
+def test_a_missing_address_or_port_is_completed_from_the_launcher():
     step = recording("slurm_step_2x2_rank3").environment
     derived = choose(detect(step))
 
@@ -53,7 +53,7 @@ def test_half_a_master_is_completed_where_the_launcher_knows_the_other_half():
     assert choose(detect({**step, "MASTER_ADDR": "10.0.0.1"})) == ("10.0.0.1", derived[1])
 
 
-def test_ranks_of_one_mpi_job_on_one_host_meet_on_loopback():
+def test_ranks_of_one_mpi_job_on_one_host_use_loopback():
     environment = recording("openmpi_one_host_rank3").environment
     other = {**environment, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_RANK": "0"}
 
@@ -61,7 +61,7 @@ def test_ranks_of_one_mpi_job_on_one_host_meet_on_loopback():
     assert choose(detect(environment))[0] == "127.0.0.1"
 
 
-def test_a_job_without_a_name_is_named_after_the_process_that_started_its_ranks():
+def test_the_port_of_a_job_without_a_name_follows_from_its_launcher_process():
     environment = recording("mpich_one_host_rank3").environment
     detected = detect(environment)
 
@@ -87,27 +87,27 @@ def test_this_process_has_ancestors():
         ("environment_full_rank3", "export MASTER_ADDR="),
     ],
 )
-def test_several_hosts_without_an_address_are_told_how_to_give_it(name, flag):
+def test_several_hosts_without_an_address_are_refused_with_the_flag_that_sets_it(name, flag):
     environment = {k: v for k, v in recording(name).environment.items() if not k.startswith("MASTER_")}
     with pytest.raises(DetectionError) as refused:
-        choose(detect(environment), ancestors=nobody)
+        choose(detect(environment), ancestors=no_ancestors)
     assert flag in str(refused.value)
 
 
-def test_ranks_set_by_hand_must_name_a_port():
+def test_ranks_set_by_hand_need_a_port():
     detected = detect({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"})
     with pytest.raises(DetectionError, match="Set MASTER_PORT"):
         choose(detected)
 
 
-def test_a_place_given_by_the_caller_must_come_with_a_port():
+def test_a_place_given_by_the_caller_needs_a_port():
     detected = Detected(place=Place(rank=0, size=2, local_size=2), launcher="arguments")
     with pytest.raises(DetectionError, match="MASTER_PORT"):
-        choose(detected, ancestors=nobody)
+        choose(detected, ancestors=no_ancestors)
     assert choose(replace(detected, master_port=1234)) == ("127.0.0.1", 1234)
 
 
-def test_an_address_resolves():
+def test_an_address_resolves_to_itself():
     assert resolve("127.0.0.1") == "127.0.0.1"
 
 
@@ -120,7 +120,7 @@ def test_an_unknown_host_is_refused(monkeypatch):
         resolve("nowhere")
 
 
-def test_a_silent_name_server_is_not_waited_for(monkeypatch):
+def test_a_name_server_that_does_not_answer_is_an_error_after_the_timeout(monkeypatch):
     answered = threading.Event()
 
     def silent(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Ranks that were given no port agree on one: in their own job's name, whoever else listens."""
+"""Ranks without a given port agree on one of their job, even if other processes listen on some."""
 
 import os
 import socket
@@ -21,16 +21,17 @@ def found(rank, size=3, *, job="7.0", **more):
     return Detected(place=place, launcher="slurm", job=job, **more)
 
 
-def meet(detected, **options):
+def endpoint_of(detected, **options):
     with rendezvous_endpoint(detected, **options) as point:
         return point
 
 
-def meet_all(jobs, size=3, **options):
-    """Return where each rank of each job meets, all at once."""
+def endpoints_of(jobs, size=3, **options):
+    """Return the endpoint of each rank of each job, found at the same time."""
     with ThreadPoolExecutor(len(jobs) * size) as pool:
         pending = [
-            [pool.submit(meet, found(rank, size, job=job), **options) for rank in range(size)] for job in jobs
+            [pool.submit(endpoint_of, found(rank, size, job=job), **options) for rank in range(size)]
+            for job in jobs
         ]
         return [[one.result() for one in ranks] for ranks in pending]
 
@@ -42,7 +43,7 @@ def listeners():
 
 
 def test_the_ranks_of_a_job_agree_on_a_free_port():
-    (points,) = meet_all(["1.0"])
+    (points,) = endpoints_of(["1.0"])
 
     ((address, port),) = set(points)
     assert address == "127.0.0.1"
@@ -50,13 +51,13 @@ def test_the_ranks_of_a_job_agree_on_a_free_port():
         pass
 
 
-def test_a_port_that_another_listens_at_is_passed_over(listeners):
-    silent, talkative = (listeners(port) for port in ports_of("slurm 2.0")[:2])
+def test_ports_that_other_processes_use_are_skipped(listeners):
+    silent, answering = (listeners(port) for port in ports_of("slurm 2.0")[:2])
 
     def answer():
         with suppress(OSError):
             while True:
-                connection, _ = talkative.accept()
+                connection, _ = answering.accept()
                 with connection:
                     connection.recv(100)
                     connection.sendall(b"220 mail.example.org ESMTP\n")
@@ -64,95 +65,95 @@ def test_a_port_that_another_listens_at_is_passed_over(listeners):
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        (points,) = meet_all(["2.0"])
+        (points,) = endpoints_of(["2.0"])
     finally:
-        talkative.shutdown(socket.SHUT_RDWR)
+        answering.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert len(set(points)) == 1
     assert silent.fileno() >= 0
 
 
 @pytest.mark.parametrize("own", ["127.0.0.1", "::1"])
-def test_rank_0_of_several_nodes_is_reached_from_outside_by_either_family(monkeypatch, own):
-    """Whatever its own name leads to on its own host."""
+def test_rank_0_of_several_nodes_accepts_connections_over_ipv4_and_ipv6(monkeypatch, own):
+    """Its own name may resolve to an address of loopback on its host."""
     place = Place(rank=0, size=2, nodes=2, launcher="slurm")
     monkeypatch.setattr(free_port, "resolve", lambda _: own)
     seen = []
 
-    def tell(listener, *_):
+    def send(listener, *_):
         address, port, *_ = listener.getsockname()
         for loopback in ("127.0.0.1", "::1"):
             socket.create_connection((loopback, port), timeout=5).close()
         seen.append(address)
 
-    monkeypatch.setattr(free_port, "_send_port", tell)
-    meet(Detected(place=place, launcher="slurm", job="2.5", hosts="localhost"))
+    monkeypatch.setattr(free_port, "_send_port", send)
+    endpoint_of(Detected(place=place, launcher="slurm", job="2.5", hosts="localhost"))
 
     assert seen == ["::"]
 
 
-def test_two_jobs_whose_ports_are_the_same_do_not_meet(monkeypatch):
-    monkeypatch.setattr(free_port, "ports_of", lambda _: ports_of("one row for all"))
+def test_two_jobs_with_the_same_candidate_ports_use_different_ones(monkeypatch):
+    monkeypatch.setattr(free_port, "ports_of", lambda _: ports_of("one list for all"))
 
-    first, second = meet_all(["3.0", "4.0"])
+    first, second = endpoints_of(["3.0", "4.0"])
 
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
 
 
-def test_jobs_have_rows_of_ports_of_their_own():
+def test_each_job_has_its_own_candidate_ports():
     assert len(set(ports_of("slurm 1.0"))) == len(ports_of("slurm 1.0")) > 1
     assert set(ports_of("slurm 1.0")) <= set(PORTS)
     assert ports_of("slurm 1.0") != ports_of("slurm 1.1")
 
 
-def test_rank_0_names_who_did_not_come():
+def test_rank_0_names_the_ranks_that_did_not_arrive():
     with ThreadPoolExecutor(2) as pool:
-        main = pool.submit(meet, found(0, 4, job="5.0"), timeout_s=1)
-        assert pool.submit(meet, found(2, 4, job="5.0"), timeout_s=30).result()
+        main = pool.submit(endpoint_of, found(0, 4, job="5.0"), timeout_s=1)
+        assert pool.submit(endpoint_of, found(2, 4, job="5.0"), timeout_s=30).result()
         with pytest.raises(PeerLost, match="rank 1, 3 of 4 did not come within 1 s"):
             main.result()
 
 
-def test_rank_0_in_a_shell_of_slurm_says_that_the_other_shells_may_have_ended(monkeypatch):
+def test_the_error_of_rank_0_in_a_shell_of_slurm_mentions_srun_pty(monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda _: True)
     with pytest.raises(PeerLost, match=r"Is this a shell that `srun --pty` has started"):
-        meet(found(0), timeout_s=0.01)
+        endpoint_of(found(0), timeout_s=0.01)
 
 
-def test_the_others_say_where_they_looked_for_rank_0():
+def test_the_error_of_another_rank_has_the_address_of_rank_0():
     with pytest.raises(PeerLost, match=r"rank 0 did not answer on 127\.0\.0\.1 within 0 s"):
-        meet(found(1, job="6.0"), timeout_s=0)
+        endpoint_of(found(1, job="6.0"), timeout_s=0)
 
 
-def test_a_job_without_a_free_port_is_told(listeners):
+def test_a_job_without_a_free_port_is_refused(listeners):
     for port in ports_of("slurm 8.0"):
         listeners(port)
     with pytest.raises(DetectionError, match=r"none of the ports .* is free on .* Set MASTER_PORT"):
-        meet(found(0, job="8.0"))
+        endpoint_of(found(0, job="8.0"))
 
 
 def test_rank_0_refuses_an_address_that_is_not_its_own(monkeypatch):
-    monkeypatch.setattr(free_port, "resolve", lambda _: "192.0.2.1")  # nobody's, by RFC 5737
+    monkeypatch.setattr(free_port, "resolve", lambda _: "192.0.2.1")  # of no host, by RFC 5737
     elsewhere = Detected(
         place=Place(rank=0, size=2, nodes=2, launcher="openmpi"), launcher="openmpi", job="9", hosts="other"
     )
     with pytest.raises(DetectionError, match=r"other \(192\.0\.2\.1\), which is another host"):
-        meet(elsewhere)
+        endpoint_of(elsewhere)
 
 
-def test_a_port_that_was_given_is_not_discussed():
-    assert meet(found(0, master_port=1234)) == ("127.0.0.1", 1234)
-    assert meet(found(1), master=("localhost", 99)) == ("localhost", 99)
+def test_a_given_port_is_used_without_communication():
+    assert endpoint_of(found(0, master_port=1234)) == ("127.0.0.1", 1234)
+    assert endpoint_of(found(1), master=("localhost", 99)) == ("localhost", 99)
 
 
-def test_the_port_stays_reserved_and_can_be_listened_at():
+def test_the_port_stays_reserved_and_only_a_socket_that_shares_it_can_bind_it():
     ranks = ThreadPoolExecutor(1)
     with ranks, ExitStack() as stack:
-        other = ranks.submit(meet, found(1, 2, job="10.0"))
+        other = ranks.submit(endpoint_of, found(1, 2, job="10.0"))
         address, port = stack.enter_context(rendezvous_endpoint(found(0, 2, job="10.0")))
         assert other.result() == (address, port)
         with socket.create_server((address, port)):
             pass
-        with socket.socket() as rude, pytest.raises(OSError, match="in use"):
-            rude.bind((address, port))
+        with socket.socket() as unshared, pytest.raises(OSError, match="in use"):
+            unshared.bind((address, port))

@@ -1,4 +1,4 @@
-"""Gloo is told which interface to use where it would take another than the one on the way to rank 0."""
+"""The interface of Gloo is set if its default is not the one of the route to rank 0."""
 
 import pytest
 
@@ -21,20 +21,20 @@ LO = Interface(name="lo", up=True, loopback=True, addresses=("127.0.0.1", "::1")
 
 @pytest.fixture
 def host(monkeypatch):
-    """Stand on a host whose name has an address, and from which a route leads to rank 0."""
+    """Return a function that sets the address of this host's name and the source of the route to rank 0."""
 
-    def stand(*, own, source):
+    def set_addresses(*, own, source):
         monkeypatch.setattr(gloo_interface, "interfaces", lambda _: [ETH, IB, LO])
         monkeypatch.setattr(gloo_interface, "own_address", lambda: own)
         monkeypatch.setattr(gloo_interface, "source_towards", lambda _: source)
         monkeypatch.setattr(gloo_interface, "default_interface", lambda: "eth0")
         monkeypatch.setattr(gloo_interface, "resolve", lambda host: host)
 
-    return stand
+    return set_addresses
 
 
 @pytest.mark.parametrize(
-    ("own", "source", "way"),
+    ("own", "source", "expected"),
     [
         ("10.0.0.2", "10.0.0.2", GlooInterface("eth0", "route to rank 0", must_set=False)),
         ("10.0.0.2", "10.1.0.2", GlooInterface("ib0", "route to rank 0", must_set=True)),
@@ -45,12 +45,12 @@ def host(monkeypatch):
         ("127.0.1.1", "127.0.0.1", GlooInterface("eth0", "default route", must_set=True)),
     ],
 )
-def test_the_way_to_rank_0_is_told_where_gloo_would_take_another(host, own, source, way):
+def test_the_interface_of_the_route_to_rank_0_is_set_if_it_is_not_gloos_default(host, own, source, expected):
     host(own=own, source=source)
-    assert interface_to("node0", {}) == way
+    assert interface_to("node0", {}) == expected
 
 
-def test_several_nodes_of_one_host_need_no_interface(host):
+def test_several_nodes_on_one_host_need_no_interface(host):
     host(own="127.0.1.1", source="127.0.0.1")
     assert not interface_to("localhost", {}).must_set
 
@@ -64,7 +64,7 @@ def test_several_nodes_of_one_host_need_no_interface(host):
         ("127.0.1.1", "127.0.0.1", "10.0.0.2"),
     ],
 )
-def test_the_others_reach_this_host_by_its_address_on_that_way(host, own, source, address):
+def test_the_address_for_other_hosts_is_that_of_the_same_interface(host, own, source, address):
     host(own=own, source=source)
     assert address_towards("node0") == address
     assert address_towards("localhost") is None
@@ -72,15 +72,15 @@ def test_the_others_reach_this_host_by_its_address_on_that_way(host, own, source
     assert not is_own("10.2.0.2")
 
 
-def test_what_the_user_says_counts(host, monkeypatch):
+def test_an_interface_set_by_the_user_is_kept(host, monkeypatch):
     host(own="127.0.1.1", source="10.0.0.2")
-    told = {}
-    monkeypatch.setattr(env, "export", told.update)
+    exported = {}
+    monkeypatch.setattr(env, "export", exported.update)
 
     monkeypatch.setattr(env, "snapshot", lambda: {IFNAME: "ib0"})
     assert use_interface_to("node0") == GlooInterface("ib0", IFNAME, must_set=False)
-    assert told == {}
+    assert exported == {}
 
     monkeypatch.setattr(env, "snapshot", dict)
     use_interface_to("node0")
-    assert told == {IFNAME: "eth0"}
+    assert exported == {IFNAME: "eth0"}

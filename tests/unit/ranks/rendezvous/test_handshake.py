@@ -1,4 +1,4 @@
-"""Ranks that fit together learn their places; ranks that do not, learn why."""
+"""Ranks that are compatible get their slots; ranks that are not get an error with the difference."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +23,7 @@ def infos(size, *, hosts=None, **fields):
 
 
 def outcomes(infos_of_all):
-    """Let every rank meet the others on one store; return its slot or its error."""
+    """Run the rendezvous of all ranks on one store; return the slot or the error of each."""
     store = Memory()
 
     def one(info):
@@ -36,8 +36,8 @@ def outcomes(infos_of_all):
         return list(pool.map(one, infos_of_all))
 
 
-def test_every_rank_keeps_the_place_its_launcher_told():
-    told = [
+def test_every_rank_keeps_the_place_of_its_launcher():
+    given = [
         PeerInfo(
             place=Place(rank=r, size=4, local_rank=r % 2, local_size=2, node=r // 2, nodes=2),
             host="same name everywhere",
@@ -45,40 +45,40 @@ def test_every_rank_keeps_the_place_its_launcher_told():
         )
         for r in range(4)
     ]
-    assert [slot.place for slot in outcomes(told)] == [info.place for info in told]
+    assert [slot.place for slot in outcomes(given)] == [info.place for info in given]
 
 
-def test_peer_information_survives_the_store():
+def test_peer_information_survives_serialization():
     info = replace(infos(1)[0], assumed=("node",), cpus=(0, 1), uuid="GPU-1", kind="cuda", backend="nccl")
     assert PeerInfo.from_json(info.to_json()) == info
 
 
 @pytest.mark.parametrize(
-    ("field", "main", "other", "said"),
+    ("field", "main", "other", "text"),
     [
         ("versions", VERSIONS, {**VERSIONS, "torch": "2.3.0"}, "version of torch: 2.13.0 .* 2.3.0 on rank 1"),
         ("kind", "cuda", "cpu", "kind of device: cuda .* cpu on rank 1"),
         ("backend", "nccl", "gloo", "back end: nccl .* gloo on rank 1"),
     ],
 )
-def test_ranks_that_differ_all_learn_how(field, main, other, said):
+def test_all_ranks_get_an_error_with_the_difference_between_them(field, main, other, text):
     first, second, third = infos(3)
     result = outcomes([replace(first, **{field: main}), replace(second, **{field: other}), third])
 
     for error in result:
         assert isinstance(error, UsageError)
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=text):
             raise error
 
 
-def test_a_rank_that_counts_another_number_of_ranks_is_found():
+def test_ranks_with_different_numbers_of_ranks_are_refused():
     first, second = infos(2)
     second = replace(second, place=Place(rank=1, size=3))
     result = outcomes([first, second])
     assert all("number of ranks: 2" in str(error) for error in result)
 
 
-def test_a_rank_that_cannot_join_tells_the_others_why():
+def test_the_error_of_a_rank_that_cannot_join_is_raised_on_the_others():
     first, second, third = infos(3)
     store = Memory()
     withdraw(store, second, UsageError("no device"))
@@ -89,7 +89,7 @@ def test_a_rank_that_cannot_join_tells_the_others_why():
             future.result()
 
 
-def test_rank_0_that_cannot_join_tells_the_others_why():
+def test_the_error_of_rank_0_that_cannot_join_is_raised_on_the_others():
     first, second = infos(2)
     store = Memory()
     with ThreadPoolExecutor(2) as pool:
@@ -100,7 +100,7 @@ def test_rank_0_that_cannot_join_tells_the_others_why():
         waiting.result()
 
 
-def test_a_rank_that_never_comes_is_named(monkeypatch):
+def test_a_rank_that_does_not_arrive_is_named(monkeypatch):
     monkeypatch.setattr(handshake, "_GRACE_S", 0.0)
     first, _ = infos(2)
     with pytest.raises(PeerLost, match="rank 1 of 2 did not come"):
@@ -113,8 +113,8 @@ def test_two_ranks_on_one_gpu_are_refused():
         assign_slots(same)
 
 
-def test_places_that_no_launcher_told_are_settled_by_host_names():
-    lonely = [
+def test_assumed_places_are_replaced_by_those_of_the_host_names():
+    assumed = [
         replace(
             info,
             place=Place(rank=r, size=3, node=r, nodes=3),
@@ -122,7 +122,7 @@ def test_places_that_no_launcher_told_are_settled_by_host_names():
         )
         for r, info in enumerate(infos(3, hosts=["a", "b", "a"]))
     ]
-    settled = [slot.place for slot in assign_slots(lonely)]
+    settled = [slot.place for slot in assign_slots(assumed)]
 
     assert [(p.local_rank, p.local_size, p.node, p.nodes) for p in settled] == [
         (0, 2, 0, 2),
@@ -131,8 +131,8 @@ def test_places_that_no_launcher_told_are_settled_by_host_names():
     ]
 
 
-def test_ranks_dealt_out_in_turns_are_settled_on_their_nodes():
-    """mpirun --map-by node: ranks 0 and 2 on one node, 1 and 3 on the other; local ranks are told."""
+def test_ranks_that_alternate_between_nodes_get_the_nodes_of_their_hosts():
+    """mpirun --map-by node: ranks 0 and 2 on one node, 1 and 3 on the other, with given local ranks."""
     dealt = [
         replace(
             info,
@@ -145,7 +145,7 @@ def test_ranks_dealt_out_in_turns_are_settled_on_their_nodes():
     assert [slot.place.local_rank for slot in assign_slots(dealt)] == [0, 0, 1, 1]
 
 
-def test_ranks_that_share_processors_are_counted_host_by_host():
+def test_ranks_that_share_cpus_are_counted_per_host():
     masks = [(0, 1), (0, 1), (2, 3), (0, 1)]
     dealt = [replace(info, cpus=mask) for info, mask in zip(infos(4, hosts=list("aaab")), masks, strict=True)]
     assert [slot.sharing for slot in assign_slots(dealt)] == [2, 2, 1, 1]

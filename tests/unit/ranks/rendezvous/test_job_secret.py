@@ -1,4 +1,4 @@
-"""Where a job's secret comes from, and what is refused as one."""
+"""The secret of a job comes from its launcher or from a file that no other user can read."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from samestep.ranks.rendezvous import job_secret
 from samestep.ranks.rendezvous.job_secret import job_key, shared_secret
 
 
-def test_children_find_the_secret_of_their_launcher_while_it_lives():
+def test_children_use_the_secret_of_their_launcher_while_it_exists():
     with shared_secret() as one, shared_secret() as another:
         own, other = one.variables, another.variables
         assert job_key(own, "store") == job_key(dict(own), "store")
@@ -22,7 +22,7 @@ def test_children_find_the_secret_of_their_launcher_while_it_lives():
         job_key(own, "store")
 
 
-def test_the_users_own_secret_is_made_once_by_any_of_many(tmp_path):
+def test_the_secret_of_the_user_is_created_once_by_concurrent_processes(tmp_path):
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     with ThreadPoolExecutor(8) as pool:
         keys = set(pool.map(lambda _: job_key(environment, "store"), range(16)))
@@ -32,14 +32,14 @@ def test_the_users_own_secret_is_made_once_by_any_of_many(tmp_path):
     assert (tmp_path / "samestep" / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_where_the_home_cannot_be_written_the_temporary_directory_does(tmp_path, monkeypatch):
+def test_without_a_writable_home_the_secret_is_in_the_temporary_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(job_secret, "gettempdir", lambda: str(tmp_path))
     assert job_key({"HOME": "/proc/nowhere"}, "store") == job_key({}, "store")
     assert [path.name for path in tmp_path.iterdir()] == [f"samestep-{os.geteuid()}"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_file_that_others_can_read_or_change_is_no_secret(tmp_path, mode):
+def test_a_secret_file_that_others_can_read_or_change_is_refused(tmp_path, mode):
     path = tmp_path / "secret"
     path.write_bytes(bytes(range(32)))
     path.chmod(mode)
@@ -49,7 +49,7 @@ def test_a_file_that_others_can_read_or_change_is_no_secret(tmp_path, mode):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root")
 @pytest.mark.parametrize(("mode", "is_secret"), [(0o440, True), (0o460, False), (0o444, False)])
-def test_in_a_pod_a_group_may_read_the_secret(tmp_path, mode, is_secret):
+def test_in_a_pod_a_secret_file_that_its_group_can_read_is_accepted(tmp_path, mode, is_secret):
     path = tmp_path / "secret"
     path.write_bytes(bytes(range(32)))
     path.chmod(mode)
@@ -59,7 +59,7 @@ def test_in_a_pod_a_group_may_read_the_secret(tmp_path, mode, is_secret):
 
 
 @pytest.mark.parametrize("size", [0, 5, 5000])
-def test_a_file_of_another_size_is_no_secret(tmp_path, size):
+def test_a_secret_file_of_a_wrong_size_is_refused(tmp_path, size):
     path = tmp_path / "secret"
     path.write_bytes(bytes(size))
     path.chmod(0o600)
@@ -67,14 +67,14 @@ def test_a_file_of_another_size_is_no_secret(tmp_path, size):
         job_key({SECRET_FILE: str(path)}, "store")
 
 
-def test_what_is_no_file_is_no_secret(tmp_path):
+def test_a_secret_file_that_is_no_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "none", "/dev/zero"):
         with pytest.raises(UsageError):
             job_key({SECRET_FILE: str(path)}, "store")
 
 
-def test_a_folder_that_others_can_change_is_no_place_for_a_secret(tmp_path):
+def test_a_secret_in_a_folder_that_others_can_change_is_refused(tmp_path):
     (tmp_path / "samestep").mkdir()
     (tmp_path / "samestep").chmod(0o777)
     with pytest.raises(UsageError, match="other users can change it"):

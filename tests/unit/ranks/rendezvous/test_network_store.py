@@ -1,4 +1,4 @@
-"""A store over authenticated connections does what torch's does, also when torch's C++ calls it."""
+"""A store over authenticated connections behaves as torch's store, also when torch's C++ calls it."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ def other(served):
     return NetworkStore("127.0.0.1", served.port, KEY)
 
 
-def test_what_one_posts_the_other_reads_below_prefixes_too(served, other):
+def test_a_posted_value_is_read_by_another_client_with_and_without_a_prefix(served, other):
     PrefixStore("a", served).set("key", "value")
 
     assert PrefixStore("a", other).get("key") == b"value"
@@ -36,22 +36,22 @@ def test_what_one_posts_the_other_reads_below_prefixes_too(served, other):
     assert not PrefixStore("b", other).check(["key"])
 
 
-def test_numbers_add_up(served, other):
+def test_add_returns_the_sum_over_all_clients(served, other):
     assert [served.add("n", 1), other.add("n", 5), PrefixStore("p", other).add("n", -2)] == [1, 6, -2]
     served.set("text", "no number")
     with pytest.raises(DistStoreError):
         other.add("text", 1)
 
 
-def test_a_value_is_replaced_where_it_is_as_expected(served):
+def test_compare_set_replaces_only_the_expected_value(served):
     store = PrefixStore("p", served)
-    assert store.compare_set("key", "x", "y") == b"x"  # none there: what was expected, as torch's does
+    assert store.compare_set("key", "x", "y") == b"x"  # no value: returns the expected one, as torch does
     assert store.compare_set("key", "", "first") == b"first"
     assert store.compare_set("key", "other", "second") == b"first"
     assert store.compare_set("key", "first", "second") == b"second"
 
 
-def test_keys_are_counted_and_removed(served):
+def test_keys_are_counted_and_deleted(served):
     store = PrefixStore("p", served)
     store.multi_set(["a", "b"], ["1", "2"])
     assert store.num_keys() == 2
@@ -59,7 +59,7 @@ def test_keys_are_counted_and_removed(served):
     assert served.num_keys() == 1
 
 
-def test_a_reader_waits_for_a_key_and_keeps_nobody_else(served, other):
+def test_a_reader_that_waits_for_a_key_does_not_block_other_requests(served, other):
     values = []
     thread = threading.Thread(target=lambda: values.append(other.get("late")))
     thread.start()
@@ -70,7 +70,7 @@ def test_a_reader_waits_for_a_key_and_keeps_nobody_else(served, other):
     assert values == [b"value"]
 
 
-def test_a_key_that_nobody_posts_is_waited_for_as_long_as_is_said(other):
+def test_a_missing_key_is_an_error_after_the_timeout(other):
     begin = time.monotonic()
     with pytest.raises(DistStoreError, match="none"):
         other.wait(["none"], timedelta(seconds=0.1))
@@ -80,7 +80,7 @@ def test_a_key_that_nobody_posts_is_waited_for_as_long_as_is_said(other):
     assert 0.2 <= time.monotonic() - begin < 5
 
 
-def test_a_store_that_is_gone_is_an_error_of_torchs_kind(served, other):
+def test_a_closed_store_raises_an_error_of_torch(served, other):
     other.set("key", "value")
     served.close()
     with pytest.raises(DistNetworkError):
@@ -99,7 +99,7 @@ def test_two_stores_of_a_process_share_a_server_until_both_are_closed(served):
     assert not third.check(["key"])
 
 
-def test_a_store_lives_as_long_as_what_it_is_kept_for(served):
+def test_a_store_is_closed_with_the_last_object_that_it_is_kept_for(served):
     class User:
         pass
 
@@ -113,7 +113,7 @@ def test_a_store_lives_as_long_as_what_it_is_kept_for(served):
         served.set("key", "value")
 
 
-def test_a_server_that_lasts_is_there_for_the_next_group(served, other):
+def test_a_kept_server_is_used_by_the_next_group(served, other):
     served.keep_server()
     served.close()
     other.set("key", "value")
@@ -121,7 +121,7 @@ def test_a_server_that_lasts_is_there_for_the_next_group(served, other):
     assert following.get("key") == b"value"
 
 
-def test_a_forked_process_does_not_hold_its_parents_connections(served, other):
+def test_a_forked_process_uses_its_own_connection(served, other):
     other.set("key", "value")
     reader, writer = os.pipe()
     pid = os.fork()
@@ -135,6 +135,6 @@ def test_a_forked_process_does_not_hold_its_parents_connections(served, other):
     os.close(writer)
 
 
-def test_our_store_is_found_below_torchs_prefixes(served):
+def test_the_base_store_is_found_below_prefixes_of_torch(served):
     assert base_of(PrefixStore("a", PrefixStore("b", served))) is served
     assert base_of(PrefixStore("a", dist.HashStore())) is None

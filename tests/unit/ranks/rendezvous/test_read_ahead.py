@@ -1,4 +1,4 @@
-"""Values are fetched together only when every rank posts its own before it waits for another rank's."""
+"""Values of several ranks are fetched together if every rank posts its own before it waits for others."""
 
 import threading
 from contextlib import closing
@@ -17,7 +17,7 @@ def served():
         yield found
 
 
-def test_values_of_several_ranks_are_fetched_together_but_not_of_all():
+def test_values_are_fetched_together_in_blocks_of_ranks():
     ahead = ReadAhead(rank=3, size=20)
     ahead.posted("a/3")
 
@@ -33,7 +33,7 @@ def test_a_series_without_a_value_of_this_rank_is_fetched_one_by_one(posted):
     assert ahead.missing(["a/1", "nonce"]) == ["a/1", "nonce"]
 
 
-def test_a_value_that_was_fetched_is_given_once():
+def test_a_fetched_value_is_returned_once():
     ahead = ReadAhead(rank=0, size=2)
     ahead.fetched(["a", "b"], [b"1", b""])
 
@@ -42,7 +42,7 @@ def test_a_value_that_was_fetched_is_given_once():
     assert ahead.missing(["a", "b"]) == ["b"]
 
 
-def test_a_store_reads_ahead_on_one_thread_and_within_the_block(served):
+def test_a_store_reads_ahead_on_one_thread_within_the_block(served):
     other = NetworkStore("127.0.0.1", served.port, KEY)
     served.set("a/1", "old")
     elsewhere = []

@@ -1,4 +1,4 @@
-"""Opening the store that all ranks reach."""
+"""The store of all ranks is opened, or the failure is reported with a remedy."""
 
 import socket
 
@@ -14,7 +14,7 @@ MAIN = Place(rank=0, size=2, local_size=2)
 OTHER = Place(rank=1, size=2, local_rank=1, local_size=2)
 
 
-def test_a_torch_built_without_libuv_connects_to_the_agents_store_all_the_same(monkeypatch):
+def test_a_torch_without_libuv_connects_to_the_store_of_the_agent(monkeypatch):
     from torch.distributed import HashStore
 
     attempts = []
@@ -37,7 +37,7 @@ def test_a_torch_built_without_libuv_connects_to_the_agents_store_all_the_same(m
     assert attempts == [True, False]
 
 
-def test_a_taken_port_is_told_with_what_to_do():
+def test_a_port_in_use_is_reported_with_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as other, shared_secret() as secret:
         port = other.getsockname()[1]
         with pytest.raises(WorldError, match=rf"port {port} is taken on .* Set MASTER_PORT to a free one"):
@@ -54,7 +54,7 @@ def test_ranks_with_one_secret_share_a_store_and_one_without_it_is_refused(monke
 
         with pytest.raises(PeerLost, match="--secret-file"):
             store.open_store(theirs.variables, given(OTHER, {}), master=at, timeout_s=5)
-        # Each joining of a process has keys of its own: this one is the third.
+        # Each join of a process has keys of its own: this one is the third.
         reader = store.base_of(store.open_store(ours.variables, given(OTHER, {}), master=at, timeout_s=5))
         assert reader.num_keys() == 1
 

@@ -1,4 +1,4 @@
-"""Ranks that meet in a store where others have met before them."""
+"""Ranks agree on a new generation in a store that earlier ranks have used."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +17,7 @@ def place(rank):
 
 
 def names(store, *ranks, timeout_s=10.0):
-    """Return what each of `ranks` comes to, all at once."""
+    """Return the generation names of `ranks`, found at the same time."""
     # Each has a client of its own, as processes have.
     with ThreadPoolExecutor(len(ranks)) as pool:
         asked = [
@@ -27,15 +27,15 @@ def names(store, *ranks, timeout_s=10.0):
         return [one.result() for one in asked]
 
 
-def test_living_ranks_agree_and_never_on_the_name_of_dead_ones():
+def test_ranks_agree_on_a_name_that_no_earlier_generation_had():
     store = HashStore()
-    lives = [names(store, *ranks) for ranks in ((0, 1, 2), (2, 1, 0), (1, 0, 2))]
+    generations = [names(store, *ranks) for ranks in ((0, 1, 2), (2, 1, 0), (1, 0, 2))]
 
-    assert all(len(set(life)) == 1 for life in lives)
-    assert len({life[0] for life in lives}) == 3
+    assert all(len(set(generation)) == 1 for generation in generations)
+    assert len({generation[0] for generation in generations}) == 3
 
 
-def test_a_word_that_a_dead_rank_has_left_is_answered_and_not_counted():
+def test_a_message_of_an_ended_rank_does_not_count_as_its_arrival():
     store = HashStore()
     with pytest.raises(PeerLost, match="rank 0 of 3 did not come"):
         names(store, 1, timeout_s=0.05)

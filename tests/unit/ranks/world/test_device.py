@@ -1,4 +1,4 @@
-"""The device and back end of a rank follow from what it sees, or are refused with the reason."""
+"""The device and the back end of a rank are chosen from its visible devices, or refused with the reason."""
 
 import pytest
 
@@ -41,14 +41,14 @@ def local(rank, size):
         (gpus(1, kind="mps"), local(0, 1), "mps", "mps:0"),
     ],
 )
-def test_a_rank_gets_the_device_it_sees_or_the_one_of_its_local_rank(facts, place, asked, device):
+def test_a_rank_gets_its_only_visible_device_or_that_of_its_local_rank(facts, place, asked, device):
     choice = choose_device(facts, place, asked=asked)
     assert choice.device == device
     assert choice.kind == device.partition(":")[0]
 
 
 @pytest.mark.parametrize(
-    ("facts", "place", "asked", "said"),
+    ("facts", "place", "asked", "parts"),
     [
         (gpus(2), local(0, 4), None, ["4 ranks", "2 visible cuda"]),
         (NONE, local(0, 2), "cuda", ["device=cuda", "0 cpu"]),
@@ -59,10 +59,10 @@ def test_a_rank_gets_the_device_it_sees_or_the_one_of_its_local_rank(facts, plac
         (NONE, local(0, 1), "tpu", ["device=tpu"]),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(facts, place, asked, said):
+def test_a_missing_device_is_refused(facts, place, asked, parts):
     with pytest.raises(UsageError) as refused:
         choose_device(facts, place, asked=asked)
-    assert all(part in str(refused.value) for part in said), str(refused.value)
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_device_that_is_not_there_is_refused(facts, place, asked, said):
         ("cuda", "NCCL", "nccl"),
     ],
 )
-def test_the_back_end_goes_with_the_device(kind, asked, backend):
+def test_the_default_back_end_is_that_of_the_device(kind, asked, backend):
     assert choose_backend(kind, asked=asked, available=lambda name: True) == backend
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "built", "said"),
+    ("kind", "asked", "built", "parts"),
     [
         ("cpu", "mpi", {"gloo"}, "no mpi back end.*backend=gloo"),
         ("cuda", None, {"gloo"}, "no nccl back end.*device=cpu"),
@@ -90,8 +90,8 @@ def test_the_back_end_goes_with_the_device(kind, asked, backend):
         ("mps", None, {"gloo"}, "no back end carries tensors of device 'mps'"),
     ],
 )
-def test_a_back_end_that_cannot_serve_is_never_replaced_in_silence(kind, asked, built, said):
-    with pytest.raises(UsageError, match=said):
+def test_an_unavailable_or_unsuitable_back_end_is_refused(kind, asked, built, parts):
+    with pytest.raises(UsageError, match=parts):
         choose_backend(kind, asked=asked, available=built.__contains__)
 
 
@@ -109,7 +109,7 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
     ("count", "environment", "place", "shown"),
     [
         (0, {}, local(1, 2), None),
-        (1, {CUDA: "3"}, local(1, 2), None),  # its launcher has shown it its own
+        (1, {CUDA: "3"}, local(1, 2), None),  # its launcher has set the variable for it
         (2, {}, local(0, 4), None),  # refused when a device is chosen
         (4, {}, local(1, 2), {CUDA: "1"}),
         (2, {CUDA: "5,7"}, local(1, 2), {CUDA: "7"}),
@@ -117,5 +117,5 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         (2, {HIP: "5,7"}, local(1, 2), {CUDA: "1", HIP: "7"}),  # ROCm then ignores the other variable
     ],
 )
-def test_a_rank_is_shown_its_own_device_alone(count, environment, place, shown):
+def test_the_visible_devices_of_a_rank_are_restricted_to_its_own(count, environment, place, shown):
     assert shown_alone(count, environment, place) == shown

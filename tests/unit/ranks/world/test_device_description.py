@@ -1,4 +1,4 @@
-"""Versions of the accelerator software are those of the device in use."""
+"""The versions of the accelerator software are those of the device in use."""
 
 import torch
 from torch.cuda import nccl

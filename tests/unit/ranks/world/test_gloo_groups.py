@@ -1,6 +1,6 @@
-"""Gloo's groups are made of this job's ranks; whoever else is quicker does not get in.
+"""Only ranks of this job join a Gloo group, even if another process connects first.
 
-Ranks are threads, and so is the stranger, who connects to each socket of Gloo's when it listens.
+Ranks are threads, and so is the other process, which connects to each socket on which Gloo listens.
 """
 
 import socket
@@ -23,11 +23,11 @@ EVERY_ATTEMPT = ("samestep/0/", "samestep/1/")
 
 
 class Attacked(NetworkStore):
-    """The store of a rank whose Gloo a stranger connects to.
+    """The store of a rank to whose Gloo sockets another process connects.
 
     Args:
-        served: the job's.
-        early: parts of keys of the attempts in which the stranger comes before the socket is guarded.
+        served: the store of the job.
+        early: parts of keys of the attempts in which the process connects before the socket is guarded.
     """
 
     def __init__(self, served, early=()):
@@ -46,7 +46,7 @@ class Attacked(NetworkStore):
 
     def attack(self, found):
         for address in found:
-            for number in range(2):  # Gloo asks for a small number and nothing else
+            for number in range(2):  # Gloo expects a small number only
                 self.refused += not self.comes_in(address, number)
 
     def comes_in(self, address, number):
@@ -63,7 +63,7 @@ class Attacked(NetworkStore):
 
 
 def addresses_in(value):
-    """Return where this process listens, if this is what Gloo posts of it."""
+    """Return the addresses at which this process listens and which are in a value that Gloo posts."""
     found = []
     for listener in own_listeners():
         with closing(listener):
@@ -100,14 +100,14 @@ def made(stores, **options):
 
 
 def sums(groups):
-    """Return what each rank has after a sum over all."""
+    """Return the result of an all-reduce on each rank."""
     values = [torch.tensor([1.0 + rank]) for rank in range(len(groups))]
     for work in [group.allreduce([value]) for group, value in zip(groups, values, strict=True)]:
         work.wait()
     return [float(value) for value in values]
 
 
-def test_a_group_works_and_takes_no_more_connections(served):
+def test_a_group_computes_a_sum_and_accepts_no_further_connections(served):
     stores = [Attacked(served) for _ in range(3)]
     groups = made(stores)
 
@@ -120,8 +120,8 @@ def test_a_group_works_and_takes_no_more_connections(served):
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_rank_makes_as_few_requests_however_many_there_are(served, monkeypatch, size):
-    """Each is a round trip to rank 0, whose one thread answers all of them."""
+def test_the_number_of_requests_per_rank_does_not_depend_on_the_number_of_ranks(served, monkeypatch, size):
+    """Each request is a round trip to rank 0, where one thread answers all."""
     asked = []
     ask = NetworkStore._ask
 
@@ -133,12 +133,12 @@ def test_a_rank_makes_as_few_requests_however_many_there_are(served, monkeypatch
     stores = [NetworkStore("127.0.0.1", served.port, KEY) for _ in range(size)]
 
     assert sums(made(stores)) == [size * (size + 1) / 2] * size
-    assert len(asked) == 6 * size + 2  # the last one to come, and to prove itself, posts a value
+    assert len(asked) == 6 * size + 2  # the last to arrive and the last to send its proof post a value
     for store in stores:
         store.close()
 
 
-def test_a_stranger_who_takes_the_place_of_a_rank_is_found_and_kept_out(served):
+def test_a_process_that_connects_in_the_place_of_a_rank_is_detected_and_refused_in_the_next_attempt(served):
     stores = [Attacked(served, early=("samestep/0/",)) for _ in range(2)]
     groups = made(stores, proofs_s=(0.3, 10.0))
 
@@ -149,7 +149,7 @@ def test_a_stranger_who_takes_the_place_of_a_rank_is_found_and_kept_out(served):
         store.close()
 
 
-def test_a_stranger_who_is_always_quicker_gets_an_error_and_nothing_else(served):
+def test_a_process_that_connects_first_in_every_attempt_makes_the_group_fail_and_reads_no_data(served):
     stores = [Attacked(served, early=EVERY_ATTEMPT) for _ in range(2)]
     groups = made(stores, proofs_s=(0.2, 0.2))
 
@@ -158,11 +158,11 @@ def test_a_stranger_who_is_always_quicker_gets_an_error_and_nothing_else(served)
         for peer in store.held:
             peer.settimeout(0.1)
             with suppress(OSError):
-                assert len(peer.recv(4096)) <= 256  # Gloo's head, and a proof that is of no other use
+                assert len(peer.recv(4096)) <= 256  # Gloo's header, and a proof for this connection only
         store.close()
 
 
-def test_what_gloo_refuses_is_its_own_error_at_once(served):
+def test_an_error_of_gloo_is_raised_unchanged(served):
     def refuses(*_, **__):
         raise RuntimeError("no such interface")
 

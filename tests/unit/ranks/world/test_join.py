@@ -1,4 +1,4 @@
-"""A world of one is joined without any process group, and left as it was found."""
+"""A world of one rank is joined without a process group, and the state before is restored."""
 
 import sys
 
@@ -17,14 +17,14 @@ from support.recordings import recording
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
-    """No launcher's variables but a test's own, and this process's threads put back."""
+    """Clear the environment, and restore the number of threads of this process."""
     monkeypatch.setattr(env, "snapshot", dict)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
 
 
-def test_a_process_that_nobody_started_gets_a_world_of_one():
+def test_a_process_without_a_launcher_gets_a_world_of_one():
     with join(device="cpu") as world:
         assert isinstance(world, SoloWorld)
         assert world.place == Place()
@@ -32,7 +32,7 @@ def test_a_process_that_nobody_started_gets_a_world_of_one():
         assert not dist.is_initialized()
 
 
-def test_the_kernels_of_functions_are_settled(monkeypatch):
+def test_join_settles_the_math_kernels(monkeypatch):
     done = []
     monkeypatch.setattr(
         sys.modules["samestep.ranks.world.join"], "settle_math_kernels", lambda: done.append(True)
@@ -41,18 +41,18 @@ def test_the_kernels_of_functions_are_settled(monkeypatch):
         assert done
 
 
-def test_the_world_is_left_after_an_error_too():
+def test_the_world_is_no_longer_current_after_an_error():
     with pytest.raises(KeyError), join(device="cpu") as world:
         raise KeyError
     assert current() is not world
 
 
-def test_threads_are_bound():
+def test_join_sets_the_number_of_threads():
     with join(device="cpu", threads=1):
         assert torch.get_num_threads() == 1
 
 
-def test_a_batch_script_that_trains_alone_is_told_so(monkeypatch, capfd):
+def test_a_batch_script_outside_of_a_step_gets_a_note_about_srun(monkeypatch, capfd):
     monkeypatch.setattr(env, "snapshot", lambda: recording("slurm_sbatch_script").environment)
     with join(device="cpu"):
         pass
@@ -64,13 +64,13 @@ def test_a_missing_device_is_refused_before_anything_starts():
         pass
 
 
-def test_a_place_of_several_ranks_needs_to_know_where_to_meet():
+def test_a_place_of_several_ranks_needs_a_rendezvous_address():
     place = Place(rank=0, size=2, local_size=2)
     with pytest.raises(DetectionError, match="MASTER_PORT"), join(device="cpu", place=place):
         pass
 
 
-def test_a_process_group_that_is_up_is_used_and_left_alone():
+def test_an_existing_process_group_is_used_and_not_destroyed():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with join() as world:

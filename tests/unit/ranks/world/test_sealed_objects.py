@@ -10,17 +10,17 @@ from samestep.ranks.world.sealed_objects import opened, sealed
 DATA = pickle.dumps({"a": [1, 2]})
 
 
-def test_what_one_seals_the_other_opens():
+def test_a_sealed_object_is_opened_with_the_same_key():
     assert opened(sealed(DATA, b"key"), b"key") == DATA
 
 
 @pytest.mark.parametrize("change", [b"", DATA, sealed(DATA, b"other"), sealed(DATA, b"key")[:-1]])
-def test_what_no_rank_has_sealed_is_refused(change):
+def test_data_without_a_valid_seal_is_refused(change):
     with pytest.raises(WorldError):
         opened(change, b"key")
 
 
-def test_every_byte_counts():
+def test_a_change_of_any_byte_is_refused():
     whole = sealed(DATA, b"key")
     for at in range(len(whole)):
         changed = bytearray(whole)

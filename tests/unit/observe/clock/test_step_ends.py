@@ -1,4 +1,4 @@
-"""An optimizer ends a step, the last of several, or a backward without an optimizer."""
+"""A step ends with its optimizer, with the last of several, or without one with its backward."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ def test_a_cycle_of_several_optimizers_is_one_step(clock):
                 others.step()
 
     _, lines, _ = clock(script, warm_up=3)
-    assert [line["step"] for line in lines] == [3]  # of five turns the first tells that there are two
+    assert [line["step"] for line in lines] == [3]  # the first of five cycles shows both optimizers
     assert [line["samples"] for line in lines] == [16]
     assert lines[0]["optimizer"] == 4
 
@@ -34,7 +34,7 @@ def test_steps_that_were_parts_of_a_cycle_are_removed(clock):
     assert last["made"] == 3
 
 
-def test_the_run_is_stopped_after_the_optimizer_that_ended_cycles_has_stopped(clock):
+def test_the_run_stops_after_the_requested_steps_if_the_last_optimizer_of_a_cycle_is_no_longer_used(clock):
     def script():
         (one, its), (other, others) = plain(), plain()
         for _ in range(4):
@@ -47,7 +47,7 @@ def test_the_run_is_stopped_after_the_optimizer_that_ended_cycles_has_stopped(cl
     assert last["ended"] == "steps"
 
 
-def test_a_second_optimizer_may_replace_the_first(clock):
+def test_all_samples_are_counted_if_a_second_optimizer_replaces_the_first(clock):
     def script():
         model, optimizer = plain()
         train(model, optimizer, loader())
@@ -57,7 +57,7 @@ def test_a_second_optimizer_may_replace_the_first(clock):
     assert sum(line["samples"] for line in lines) == 24
 
 
-def test_backward_continues_after_an_optimizer_step_inside_it(clock):
+def test_time_after_an_optimizer_step_inside_backward_is_backward(clock):
     def script():
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
         optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
@@ -71,7 +71,7 @@ def test_backward_continues_after_an_optimizer_step_inside_it(clock):
     assert [spent(line) for line in lines] == [phases] * 3
 
 
-def test_a_closure_is_forward_and_backward_within_its_step(clock):
+def test_forward_and_backward_of_a_closure_are_part_of_its_step(clock):
     def script():
         model = nn.Linear(3, 1)
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)

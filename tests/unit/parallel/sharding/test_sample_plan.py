@@ -1,4 +1,4 @@
-"""The laws of sharding, at any number of workers."""
+"""Each sample is used exactly once an epoch, at any number of workers and after resuming."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ def at(rank, size):
 
 
 def plans(count, batch_size, size, **options):
-    """Return the plan of each rank; the batch is raised to the world size where it is below."""
+    """Return the plan of each rank; a batch below the world size is raised to it."""
     batch_size = max(batch_size, size)
     return [Plan(count=count, batch_size=batch_size, place=at(rank, size), **options) for rank in range(size)]
 
@@ -48,7 +48,7 @@ def epoch(count, batch_size, size, position, **options):
     return [flat(parts) for parts in zip(*ranks, strict=True)]
 
 
-def test_shares_are_the_table():
+def test_seven_samples_are_assigned_to_the_expected_ranks():
     table = {1: "0000000", 2: "0000111", 3: "0001122", 4: "0011223", 7: "0123456", 9: "0123456"}
     for size, line in table.items():
         taken = [str(rank) for rank in range(size) for _ in share(7, rank, size)]
@@ -56,7 +56,7 @@ def test_shares_are_the_table():
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
-def test_shares_tile_the_batch_and_differ_by_one_at_most(count, size):
+def test_shares_cover_the_batch_and_differ_by_one_at_most(count, size):
     parts = [share(count, rank, size) for rank in range(size)]
     assert [i for part in parts for i in part] == list(range(count))
     lengths = [len(part) for part in parts]
@@ -75,7 +75,7 @@ def test_the_weighted_mean_of_local_means_is_the_global_mean(losses, size):
 
 
 @given(counts, seeds, st.integers(0, 1000))
-def test_an_order_is_a_permutation_and_a_pure_function(count, seed, number):
+def test_an_order_is_a_permutation_that_depends_on_its_arguments_only(count, seed, number):
     order = epoch_order(count, seed=seed, epoch=number)
     assert sorted(order.tolist()) == list(range(count))
     assert order.dtype == np.int64
@@ -92,7 +92,7 @@ def test_words_are_sorted_stably_even_if_only_their_low_bits_differ(drawn):
     np.testing.assert_array_equal(_sorting(drawn), expected)
 
 
-def test_the_order_of_many_samples_is_that_of_their_words():
+def test_many_words_with_equal_high_bits_are_sorted_stably():
     """With so many samples, the high bits of some words are equal."""
     count, seed, number = 2**20, 3, 4
     drawn = np.random.Philox(key=np.array([seed, number], dtype=np.uint64)).random_raw(count) >> np.uint64(8)
@@ -135,7 +135,9 @@ def test_each_sample_is_used_exactly_once_an_epoch(count, batch_size, size, seed
 
 
 @given(counts, st.integers(9, 80), sizes, seeds, st.booleans(), st.booleans())
-def test_the_ranks_in_order_are_the_serial_batch(count, batch_size, size, seed, shuffle, drop_last):
+def test_the_shards_in_the_order_of_ranks_are_the_serial_batch(
+    count, batch_size, size, seed, shuffle, drop_last
+):
     options = {"shuffle": shuffle, "drop_last": drop_last and count >= batch_size}
     serial = epoch(count, batch_size, 1, Position(seed), **options)
     assert epoch(count, batch_size, size, Position(seed), **options) == serial
@@ -143,7 +145,7 @@ def test_the_ranks_in_order_are_the_serial_batch(count, batch_size, size, seed, 
 
 
 @given(counts, st.integers(9, 80), sizes, sizes, st.data())
-def test_resuming_anywhere_at_another_size_uses_each_sample_once(count, batch_size, size, other, data):
+def test_resuming_after_any_step_at_another_size_uses_each_sample_once(count, batch_size, size, other, data):
     begin = Position(seed=7)
     whole = epoch(count, batch_size, size, begin)
     cut = data.draw(st.integers(1, len(whole)))
@@ -156,7 +158,7 @@ def test_resuming_anywhere_at_another_size_uses_each_sample_once(count, batch_si
 
 
 @given(counts, st.integers(9, 40), st.integers(9, 40), st.integers(0, 300))
-def test_resuming_with_another_batch_size_still_uses_each_sample_once(count, first, second, cut):
+def test_resuming_with_another_batch_size_uses_each_sample_once(count, first, second, cut):
     begin = Position(seed=3)
     steps = list(Plan(count=count, batch_size=first).parts(begin))[: cut % 8]
     used = flat(epoch(count, first, 2, begin)[: len(steps)])
@@ -172,7 +174,7 @@ def test_a_short_last_batch_has_empty_shares_on_some_ranks():
     assert [part.weight for part in plan.parts(Position())] == [0.75, 0.75, 0.0]
 
 
-def test_a_dropped_last_batch_ends_the_epoch_before_it():
+def test_the_epoch_ends_before_a_dropped_last_batch():
     plan = Plan(count=10, batch_size=4, drop_last=True)
     steps = list(plan.parts(Position(seed=5)))
     assert [(step.start, step.stop) for step in steps] == [(0, 4), (4, 8)]
@@ -201,7 +203,7 @@ def test_a_position_beyond_the_data_set_is_refused():
 
 
 @pytest.mark.parametrize("values", [{"seed": -1}, {"epoch": -1}, {"samples": -1}, {"seed": 2**64}])
-def test_a_position_is_three_natural_numbers(values):
+def test_numbers_of_a_position_that_are_negative_or_too_large_are_refused(values):
     ((name, value),) = values.items()
     with pytest.raises(UsageError, match=rf"^{name} .*{value}\b"):
         Position(**values)

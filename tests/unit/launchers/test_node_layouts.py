@@ -1,4 +1,4 @@
-"""Any number of ranks on any nodes: what each is told gives every rank its place, once."""
+"""The variables of a launcher give every rank its place, for any number of ranks on any number of nodes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ layouts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
 def places(layout):
-    """The place of every rank, nodes filled one after the other."""
+    """Yield the place of every rank, with the nodes filled one after the other."""
     size, rank = sum(layout), 0
     for node, count in enumerate(layout):
         for local_rank in range(count):
@@ -21,7 +21,7 @@ def places(layout):
             rank += 1
 
 
-def told(names, place, **more):
+def variables_of(names, place, **more):
     values = {name: str(getattr(place, field)) for field, name in names.items()}
     return {**values, **more}
 
@@ -31,7 +31,7 @@ def bare(place):
 
 
 @given(layouts)
-def test_a_slurm_step_of_any_layout(layout):
+def test_ranks_of_a_slurm_step_of_any_layout_detect_their_places(layout):
     names = {
         "rank": "SLURM_PROCID",
         "size": "SLURM_STEP_NUM_TASKS",
@@ -41,14 +41,14 @@ def test_a_slurm_step_of_any_layout(layout):
     }
     counts = ",".join(map(str, layout))
     for place in places(layout):
-        environment = told(names, place, SLURM_STEP_ID="0", SLURM_STEP_TASKS_PER_NODE=counts)
+        environment = variables_of(names, place, SLURM_STEP_ID="0", SLURM_STEP_TASKS_PER_NODE=counts)
         detected = detect(environment)
         assert bare(detected.place) == bare(place)
         assert detected.assumed == ()
 
 
 @given(layouts)
-def test_torchrun_on_any_layout(layout):
+def test_ranks_of_torchrun_on_any_layout_detect_their_places(layout):
     names = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
@@ -58,12 +58,12 @@ def test_torchrun_on_any_layout(layout):
         "nodes": "GROUP_WORLD_SIZE",
     }
     for place in places(layout):
-        assert bare(detect(told(names, place, TORCHELASTIC_RUN_ID="x")).place) == bare(place)
+        assert bare(detect(variables_of(names, place, TORCHELASTIC_RUN_ID="x")).place) == bare(place)
 
 
 @given(layouts)
-def test_mpi_on_any_layout_once_the_ranks_have_compared_their_hosts(layout):
-    """MPI does not tell a rank its node; the ranks find out from each other."""
+def test_ranks_of_mpi_on_any_layout_get_their_places_by_comparing_hosts(layout):
+    """MPI sets no variable for the node of a rank; the ranks compare their hosts."""
     names = {
         "rank": "OMPI_COMM_WORLD_RANK",
         "size": "OMPI_COMM_WORLD_SIZE",
@@ -72,7 +72,7 @@ def test_mpi_on_any_layout_once_the_ranks_have_compared_their_hosts(layout):
     }
     infos = []
     for place in places(layout):
-        detected = detect(told(names, place))
+        detected = detect(variables_of(names, place))
         infos.append(
             PeerInfo(place=detected.place, assumed=detected.assumed, host=f"node{place.node}", versions={})
         )

@@ -1,11 +1,11 @@
-"""The fingerprint of weights."""
+"""The checksum of weights depends on all bits, names and types."""
 
 import torch
 
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 
 
-def test_the_digest_sees_every_bit_every_name_and_every_dtype():
+def test_the_checksum_depends_on_every_bit_name_and_dtype_but_not_on_the_order():
     state = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
     digest = weights_sha256(state)
 

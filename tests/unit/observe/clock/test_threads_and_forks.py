@@ -1,4 +1,4 @@
-"""Threads and processes beside the thread that trains are not clocked."""
+"""Threads and processes other than the thread that trains are not clocked."""
 
 import os
 from threading import Thread
@@ -44,7 +44,7 @@ def test_work_of_other_threads_is_in_no_phase_and_not_counted(clock):
     assert [(line["samples"], line.get("evaluated")) for line in lines] == [(4, None)] * 2
 
 
-def test_a_script_may_train_in_another_thread(clock):
+def test_training_in_another_thread_is_clocked(clock):
     def script():
         model, optimizer = plain()
         model(torch.ones(4, 3))
@@ -57,8 +57,8 @@ def test_a_script_may_train_in_another_thread(clock):
     assert (last["ended"], last["made"], last["samples_per_epoch"]) == ("end", 4, 20)
 
 
-def test_a_thread_may_begin_to_train_while_the_script_waits_for_data(clock):
-    """As with a learner beside an actor that has called the model before."""
+def test_training_in_a_thread_is_clocked_while_the_main_thread_waits_for_data(clock):
+    """Reinforcement learning does so: the actor has called the model before the learner trains it."""
 
     def script():
         model, optimizer = plain()
@@ -75,7 +75,7 @@ def test_a_thread_may_begin_to_train_while_the_script_waits_for_data(clock):
     assert last["ended"] == "end"
 
 
-def test_a_fork_that_runs_to_the_end_of_the_script_writes_nothing(clock):
+def test_a_fork_that_runs_to_the_end_of_the_script_writes_no_steps(clock):
     process = os.getpid()
 
     def script():
