@@ -3,6 +3,9 @@
 import sys
 import time
 
+from support.commands import finish
+from support.launches import RUN
+
 SERVE = """
 import socket, sys
 with socket.create_server(("", 7000)) as server:
@@ -15,6 +18,12 @@ with socket.create_server(("", 7000)) as server:
     print(peer[0], size)
 """
 CALL = "import socket; socket.create_connection(('node3', 7001), timeout=0.3)"
+KIND = """
+import samestep
+from samestep.ranks.collectives.direct_world import low_latency
+with samestep.join() as world:
+    print(type(low_latency(world)).__name__)
+"""
 SEND = "import socket, sys; socket.create_connection(('node1', 7000)).sendall(bytes({size}))"
 
 
@@ -33,6 +42,29 @@ def test_nodes_share_no_memory(nodes):
     nodes.run("node0", "touch", "/dev/shm/here")
     assert nodes.run("node0", "ls", "/dev/shm").out == "here\n"
     assert nodes.run("node1", "ls", "/dev/shm").out == ""
+
+
+def test_ranks_of_several_nodes_use_the_network(nodes, tmp_path):
+    """Although nodes share process ids, by which a rank reaches the files that another one has open."""
+    (tmp_path / "kind.py").write_text(KIND)
+    flags = (
+        "--mode",
+        "native",
+        "--nnodes",
+        2,
+        "--master-addr",
+        "node0",
+        "--nproc-per-node",
+        1,
+        "--all-output",
+    )
+    started = [
+        nodes.start(f"node{i}", *RUN, *flags, "--node-rank", i, tmp_path / "kind.py") for i in range(2)
+    ]
+    ended = [finish(process) for process in started]
+
+    assert [done.code for done in ended] == [0, 0], ended
+    assert ["DirectWorld" in done.out for done in ended] == [True, True]
 
 
 def test_a_link_can_be_limited(nodes):

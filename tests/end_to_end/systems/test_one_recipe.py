@@ -107,3 +107,13 @@ def test_a_recipe_ends_with_the_same_weights(way, weights, request, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_serial_script_prints_the_same_losses(way, losses, request, tmp_path):
     assert printed(getattr(Launches(request, tmp_path), way)("run", SERIAL)) == losses
+
+
+TIME_BUDGET = Path(__file__).parents[2] / "gallery" / "time_budget.py"
+
+
+@pytest.mark.parametrize("way", ["torchrun_on_two_nodes", "srun"])
+def test_a_time_budget_ends_on_all_nodes_after_the_same_step(way, request, tmp_path):
+    out = printed(getattr(Launches(request, tmp_path), way)("run", TIME_BUDGET))
+    assert out.count("steps: ") == 1
+    assert (tmp_path / "latest.pt").is_file()

@@ -13,6 +13,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 
@@ -78,12 +79,12 @@ def segment(world: World, size: int) -> mmap.mmap:
     Raises:
         NoSharedMemory: the ranks cannot share memory; on all ranks, with the same reason.
     """
-    file, offer = _offer(size) if world.place.is_main else (None, "")
+    file, offered = _offer(size) if world.place.is_main else (None, "")
     try:
-        offer = world.broadcast_object(offer)
-        if isinstance(offer, str):
-            raise NoSharedMemory(offer)
-        mapped = mmap.mmap(file, size) if file is not None else _map(*offer, size)
+        offered = world.broadcast_object(offered)
+        if isinstance(offered, str):
+            raise NoSharedMemory(offered)
+        mapped = mmap.mmap(file, size) if file is not None else _map(offered, size)
         reached = world.all_gather_objects(mapped is not None)
     finally:
         if file is not None:
@@ -99,13 +100,22 @@ def segment(world: World, size: int) -> mmap.mmap:
     return mapped
 
 
-def _offer(size: int) -> tuple[int | None, tuple[Path, bytes] | str]:
-    """Return a new file with its path and content; or None and the reason."""
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A file of rank 0 in shared memory."""
+
+    path: Path
+    mark: bytes  # its first bytes
+    device: int  # the number of the file system
+
+
+def _offer(size: int) -> tuple[int | None, _Offer | str]:
+    """Return a new file and its description; or None and the reason."""
     try:
         file = _make(size)
     except OSError as error:
         return None, _why_not(size, error)
-    return file, (_path(file), os.pread(file, _MARK, 0))
+    return file, _Offer(_path(file), os.pread(file, _MARK, 0), os.fstat(file).st_dev)
 
 
 def _make(size: int) -> int:
@@ -133,13 +143,17 @@ def _path(file: int) -> Path:
     return Path(f"/proc/{os.getpid()}/fd/{file}")
 
 
-def _map(path: Path, mark: bytes, size: int) -> mmap.mmap | None:
+def _map(offer: _Offer, size: int) -> mmap.mmap | None:
+    """Return the memory of rank 0; None on another host, or in a container with a file system of its own."""
     try:
-        with path.open("r+b") as file:
+        # The path also leads to a file in a file system that is mounted for rank 0 only.
+        if FILE_SYSTEM.stat().st_dev != offer.device:
+            return None
+        with offer.path.open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), size)
     except (OSError, ValueError):
         return None
-    return mapped if mapped[:_MARK] == mark else None
+    return mapped if mapped[:_MARK] == offer.mark else None
 
 
 def _print_once(reason: str) -> None:
