@@ -47,17 +47,7 @@ def test_nodes_share_no_memory(nodes):
 def test_ranks_of_several_nodes_use_the_network(nodes, tmp_path):
     """Although nodes share process ids, by which a rank reaches the files that another one has open."""
     (tmp_path / "kind.py").write_text(KIND)
-    flags = (
-        "--mode",
-        "native",
-        "--nnodes",
-        2,
-        "--master-addr",
-        "node0",
-        "--nproc-per-node",
-        1,
-        "--all-output",
-    )
+    flags = ("--mode", "native", "--nnodes", 2, "--master-addr", "node0", "--nproc-per-node", 1)
     started = [
         nodes.start(f"node{i}", *RUN, *flags, "--node-rank", i, tmp_path / "kind.py") for i in range(2)
     ]
