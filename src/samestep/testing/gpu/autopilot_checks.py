@@ -1,9 +1,9 @@
 """Runs serial scripts for one GPU on it, on several GPUs, and on CPUs, and compares the losses."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest import SkipTest
 
 from samestep.testing.gpu.context import (
     Context,
@@ -15,82 +15,36 @@ from samestep.testing.gpu.context import (
     last_lines,
     python,
     require,
+    skip_without_triton,
 )
 
 SCRIPT = Path(__file__).with_name("serial_script.py")
-
-
-def cuda_method(context: Context) -> Figures:
-    """Run a script with ``.cuda()``."""
-    return _compared(context, "cuda-method")
-
-
-def to_device(context: Context) -> Figures:
-    """Run a script with ``.to("cuda")``."""
-    return _compared(context, "to-device")
-
-
-def default_device(context: Context) -> Figures:
-    """Run a script with ``torch.set_default_device``."""
-    return _compared(context, "default-device")
-
-
-def pinned(context: Context) -> Figures:
-    """Run a script with a pinned loader."""
-    return _compared(context, "pinned")
-
-
-def streams(context: Context) -> Figures:
-    """Run a script with streams and events."""
-    return _compared(context, "streams")
-
-
-def autocast(context: Context) -> Figures:
-    """Run a script with autocast; kernels of two devices round bfloat16 differently."""
-    return _compared(context, "autocast", tolerance=3e-2)
-
-
-def grad_scaler(context: Context) -> Figures:
-    """Run a script with a GradScaler."""
-    return _compared(context, "grad-scaler")
-
-
-def dropout(context: Context) -> Figures:
-    """Run a script with dropout, whose masks are those of the device."""
-    return _compared(context, "dropout", on_cpus=False)
-
-
-def compile(context: Context) -> Figures:  # noqa: A001 - the feature's name
-    """Run a script with ``torch.compile``."""
-    try:
-        import triton  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
-    except ImportError as error:
-        raise SkipTest("triton is not installed, which torch.compile needs on GPUs") from error
-    return _compared(context, "compile", on_cpus=False)
+_TOLERANCES: Mapping[str, float] = {"autocast": 3e-2}
+"""Largest relative difference of a loss, by feature: kernels of two devices round bfloat16 differently."""
+_NOT_ON_CPUS = ("dropout", "compile", "graphs")
+"""Features that only GPUs have, or whose numbers are those of the device."""
 
 
 def graphs(context: Context) -> Figures:
     """Run a script with a captured graph; several ranks refuse the capture, with the reason."""
     if context.count < 2:
-        return _compared(context, "graphs", on_cpus=False)
+        return compared(context, "graphs")
     ended = command(context, "run", "-n", 2, SCRIPT, "graphs")
     require(ended.code != 0, "two ranks have captured a split call")
     require("CUDA graph" in ended.err, f"the reason is missing: {last_lines(ended.err)}")
-    alone = _compared(replace(context, count=1), "graphs", on_cpus=False)
+    alone = compared(replace(context, count=1), "graphs")
     return {**alone, "exit code of 2 ranks": ended.code}
 
 
-def _compared(context: Context, feature: str, *, tolerance: float = 1e-3, on_cpus: bool = True) -> Figures:
-    """Return the largest differences from the script run by Python alone on the first GPU.
+def compared(context: Context, feature: str) -> Figures:
+    """Return the largest differences of losses from the script run by Python alone on the first GPU.
 
-    Args:
-        context: the devices.
-        feature: argument of the script.
-        tolerance: largest relative difference of a loss.
-        on_cpus: whether the script also runs on two CPU ranks.
+    The script also runs on two CPU ranks if its `feature`, its argument, allows that.
     """
+    if feature == "compile":
+        skip_without_triton()
     runs: dict[str, tuple[object, ...]] = {}
-    if on_cpus:
+    if feature not in _NOT_ON_CPUS:
         runs["2 CPU ranks"] = ("-n", 2, "--device", "cpu")
     if not context.is_cpu:
         runs["1 GPU" if context.count == 1 else "2 GPUs"] = ("-n", min(2, context.count))
@@ -102,6 +56,7 @@ def _compared(context: Context, feature: str, *, tolerance: float = 1e-3, on_cpu
 
     ranks = [partial(command, context, "run", *flags, SCRIPT, feature) for flags in runs.values()]
     expected, *found = map(_losses, at_once(alone, *ranks))
+    tolerance = _TOLERANCES.get(feature, 1e-3)
     return {name: close(losses, expected, tolerance, name) for name, losses in zip(runs, found, strict=True)}
 
 

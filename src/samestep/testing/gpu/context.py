@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from unittest import SkipTest
 
 import samestep
 from samestep.base import env
@@ -68,6 +70,12 @@ def require(condition: object, text: str) -> None:
     """Raise an error with `text` unless the condition holds."""
     if not condition:
         raise AssertionError(text)
+
+
+def skip_without_triton() -> None:
+    """Skip the check if torch cannot compile for GPUs here."""
+    if find_spec("triton") is None:
+        raise SkipTest("triton is not installed, which torch.compile needs on GPUs")
 
 
 def close(found: Sequence[float], expected: Sequence[float], tolerance: float, name: str) -> float:

@@ -16,7 +16,8 @@ class Check:
 
     Args:
         name: what ``--only`` selects.
-        function: module in this folder and function, such as ``device_checks:memory``.
+        function: module in this folder, function, and its arguments after the context, such as
+            ``device_checks:memory`` or ``rank_checks:figures:batch_norm``.
         shows: what holds if it succeeds.
         gpus: number of GPUs that it needs.
         seconds: time limit.
@@ -37,27 +38,21 @@ class Check:
     only_one: bool = False
 
 
-def _recipe(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
-    function = f"recipe_checks:{name.replace('-', '_')}"
+def _recipe(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
+    function = f"recipe_checks:{function}"
     return Check(name=f"recipe-{name}", function=function, shows=shows, seconds=seconds, on_cpu=on_cpu)
 
 
-def _script(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
-    function = f"autopilot_checks:{name.replace('-', '_')}"
+def _script(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
+    function = f"autopilot_checks:{function}"
     return Check(
         name=f"autopilot-{name}", function=function, shows=shows, seconds=seconds, types=CUDA, on_cpu=on_cpu
     )
 
 
-def _ranks(name: str, function: str, shows: str, *, seconds: float = 90.0, shareable: bool = True) -> Check:
-    return Check(
-        name=name,
-        function=f"rank_checks:{function}",
-        shows=shows,
-        gpus=2,
-        seconds=seconds,
-        shareable=shareable,
-    )
+def _ranks(name: str, function: str, shows: str, *, shareable: bool = True) -> Check:
+    function = f"rank_checks:{function}"
+    return Check(name=name, function=function, shows=shows, gpus=2, seconds=90.0, shareable=shareable)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -81,11 +76,11 @@ CHECKS: tuple[Check, ...] = (
         types=CUDA,
         on_cpu=False,
     ),
-    _recipe("fp32", "losses of the CPU"),
-    _recipe("bf16", "losses of the CPU"),
-    _recipe("fp16", "losses of the CPU, with loss scaling"),
-    _recipe("channels-last", "losses of the CPU"),
-    _recipe("compile", "losses of the CPU", 120.0, on_cpu=False),
+    _recipe("fp32", "against_cpu:fp32", "losses of the CPU"),
+    _recipe("bf16", "against_cpu:bf16", "losses of the CPU"),
+    _recipe("fp16", "against_cpu:fp16", "losses of the CPU, with loss scaling"),
+    _recipe("channels-last", "against_cpu:fp32:--channels-last", "losses of the CPU"),
+    _recipe("compile", "compile", "losses of the CPU", 120.0, on_cpu=False),
     Check(name="exact-bits", function="recipe_checks:exact_bits", shows="equal weights when repeated"),
     Check(
         name="checkpoint-devices",
@@ -94,16 +89,16 @@ CHECKS: tuple[Check, ...] = (
         seconds=120.0,
     ),
     Check(name="profile", function="recipe_checks:profile", shows="a trace of steps is written"),
-    _script("cuda-method", ".cuda(): losses of one process"),
-    _script("to-device", '.to("cuda"): losses of one process'),
-    _script("default-device", "set_default_device: losses of one process"),
-    _script("pinned", "pinned loader, non_blocking: losses of one process"),
-    _script("streams", "streams and events: losses of one process"),
-    _script("autocast", "autocast: losses of one process"),
-    _script("grad-scaler", "GradScaler: losses of one process"),
-    _script("dropout", "masks of one process", on_cpu=False),
-    _script("compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
-    _script("graphs", "CUDA graphs: losses of one process", on_cpu=False),
+    _script("cuda-method", "compared:cuda-method", ".cuda(): losses of one process"),
+    _script("to-device", "compared:to-device", '.to("cuda"): losses of one process'),
+    _script("default-device", "compared:default-device", "set_default_device: losses of one process"),
+    _script("pinned", "compared:pinned", "pinned loader, non_blocking: losses of one process"),
+    _script("streams", "compared:streams", "streams and events: losses of one process"),
+    _script("autocast", "compared:autocast", "autocast: losses of one process"),
+    _script("grad-scaler", "compared:grad-scaler", "GradScaler: losses of one process"),
+    _script("dropout", "compared:dropout", "masks of one process", on_cpu=False),
+    _script("compile", "compared:compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
+    _script("graphs", "graphs", "CUDA graphs: losses of one process", on_cpu=False),
     Check(
         name="verify-cpu",
         function="command_checks:verify_on_cpu",
@@ -149,9 +144,9 @@ CHECKS: tuple[Check, ...] = (
         on_cpu=False,
         only_one=True,
     ),
-    _ranks("synchronizers", "synchronizers", "gradients of one process, and of DDP"),
-    _ranks("batch-norm", "batch_norm", "global batch norm of one process, and SyncBatchNorm"),
-    _ranks("exact-ranks", "exact_ranks", "--exact: bits of one rank"),
+    _ranks("synchronizers", "figures:synchronizers", "gradients of one process, and of DDP"),
+    _ranks("batch-norm", "figures:batch_norm", "global batch norm of one process, and SyncBatchNorm"),
+    _ranks("exact-ranks", "figures:exact_ranks", "--exact: bits of one rank"),
     _ranks("sanitize", "sanitize", "equal ranks are not reported"),
     _ranks("watchdog", "watchdog", "a kernel that hangs is reported with its rank"),
     _ranks("data-parallel", "data_parallel", "the GPUs of torch's DataParallel", shareable=False),
