@@ -4,6 +4,8 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from samestep.launch.local.hosting import Ending
+
 _CONSEQUENCES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -25,20 +27,15 @@ _CAUSE, _ABORT, _CONSEQUENCE = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Failure of one worker."""
+class Failure(Ending):
+    """Failure of one worker: the end of its program, and its place.
+
+    The exit code is that of the process: the negative signal number if a signal killed it.
+    """
 
     rank: int
     local_rank: int
     pid: int
-    exit_code: int  # exit code of the process; the negative signal number if a signal killed it
-    error: str = ""  # name of the exception's class; empty if there was none
-    message: str = ""  # the exception's text
-    traceback: str = ""  # the full report as Python prints it, ending in a newline; empty if there is none
-    unwritten: str = ""  # the file that could not be written and the reason, if that is the cause
-    line: str = ""  # the program's line that failed, as ``file:line``; empty if it is unknown
-    headline: str = ""  # the failure in one line, where it is not that a worker failed; otherwise empty
-    details: str = ""  # what the log file gets instead of the traceback; empty for the same
 
     @property
     def code(self) -> int:

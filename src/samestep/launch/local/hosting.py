@@ -24,14 +24,10 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from samestep.base.console import log
-from samestep.base.errors import Error, UsageError, WorldError
+from samestep.base.errors import INTERRUPTED, Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
 from samestep.launch.local.write_failure import write_failure
-
-INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended, as a shell reports it."""
-
 
 _LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
@@ -114,22 +110,15 @@ def ending_of(error: BaseException) -> Ending:
     A `UsageError` and a `WorldError` are reported in one line: the input of samestep is wrong, or the ranks
     could not communicate; the program is not at fault.
     """
-    visible, line = _user_frames(error.__traceback__), _place_of(error)
+    visible, line, unwritten = _user_frames(error.__traceback__), _place_of(error), ""
     if isinstance(error, (UsageError, WorldError)):
         where = f" ({line})" if line else ""
-        text = f"samestep: error: {' '.join(str(error).split())}{where}\n"
-        return Ending(
-            exit_code=error.exit_code,
-            error=type(error).__name__,
-            message=str(error),
-            traceback=text,
-            line=line,
-        )
-    text = "".join(traceback.format_exception(type(error), error, visible))
-    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    unwritten = ""
-    with suppress(Exception):  # the error and what it holds are the program's
-        unwritten = write_failure(error)
+        code, text = error.exit_code, f"samestep: error: {' '.join(str(error).split())}{where}\n"
+    else:
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        text = "".join(traceback.format_exception(type(error), error, visible))
+        with suppress(Exception):  # the error and what it holds are the program's
+            unwritten = write_failure(error)
     return Ending(
         exit_code=code,
         error=type(error).__name__,

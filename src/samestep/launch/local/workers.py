@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -76,19 +76,8 @@ class Worker:
         if code == 0:
             return None
         place = self.start.place
-        return Failure(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            pid=self.pid,
-            exit_code=code,
-            error=ending.error,
-            message=ending.message,
-            traceback=ending.traceback,
-            unwritten=ending.unwritten,
-            line=ending.line,
-            headline=ending.headline,
-            details=ending.details,
-        )
+        of_program = {**asdict(ending), "exit_code": code}
+        return Failure(rank=place.rank, local_rank=place.local_rank, pid=self.pid, **of_program)
 
 
 class Workers:
