@@ -83,9 +83,9 @@ class Cifar10:
     name: str = "cifar10"
     about: str = "50,000 + 10,000 images, 32 x 32 in color"
 
-    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+    def load(self, split: Split, *, data_dir: Path | None = None) -> ImageSet:
         """See `DataSet.load`; downloads the archive, and caches its decompressed batches."""
-        cache = (cache_dir or user_cache()) / self.name
+        cache = user_cache() / self.name
         names = [name for name in _BATCHES if name.startswith("test") == (split == "test")]
         if data_dir is None:
             archive: Path | None = fetch(_ARCHIVE, _MIRRORS, cache)
@@ -113,10 +113,10 @@ class Cifar10:
             std=(0.24703223246328201, 0.24348512800005553, 0.2615878417279645),
         )
 
-    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
+    def find(self, *, data_dir: Path | None = None) -> Path | None:
         """See `DataSet.find`."""
         try:
-            batches, archive = _locate(list(_BATCHES), data_dir or (cache_dir or user_cache()) / self.name)
+            batches, archive = _locate(list(_BATCHES), data_dir or user_cache() / self.name)
         except DataError:
             return None
         return (archive or batches["test_batch"]).parent
@@ -150,14 +150,7 @@ class _Source:
                 raise DataError(f"{self._archive} has no {name}: it is not the published archive.")
             content, where = self._members[name], f"{self._archive}: {name}"
         records = content if _is_binary(content) else from_pickle(content, where)
-        file = PublishedFile(
-            name=f"{name}.bin",
-            suffix="",
-            sha256="",
-            content_sha256=_BATCHES[name],
-            content_bytes=_BATCH_BYTES,
-        )
-        published.verify(records, file, Path(where))
+        published.verify(records, Path(where), name=f"{name}.bin", sha256=_BATCHES[name])
         return records
 
 
