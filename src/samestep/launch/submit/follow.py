@@ -8,8 +8,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Protocol
 
-from samestep.launch.submit.job_status import JobStatus
-from samestep.launch.submit.job_times import JobTimes
+from samestep.launch.submit.job_times import JobStatus, JobTimes
 
 _LOG_S = 0.3  # seconds between two reads of the log
 _FIRST_S, _GROWTH = 0.5, 1.3
