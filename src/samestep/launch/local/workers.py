@@ -25,8 +25,7 @@ from samestep.base.stack_dumps import StackDumps
 from samestep.launch.job import STDERR
 from samestep.launch.local import forking, orphans
 from samestep.launch.local.child import Entry, InheritedState, Start, become_worker, not_started
-from samestep.launch.local.death_report import explain_death
-from samestep.launch.local.failure import Failure, root_cause
+from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
