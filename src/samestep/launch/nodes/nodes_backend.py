@@ -35,9 +35,8 @@ from samestep.launch.job import Job, Nodes
 from samestep.launch.local.child import Entry
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import open_standard_streams
-from samestep.launch.local.local_backend import Round, RoundEnd, starts
+from samestep.launch.local.local_backend import Restarts, Round, RoundEnd, starts
 from samestep.launch.local.orphans import adopt_orphans
-from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome, Signals, conclude, forward_signals, signals_noted
 from samestep.launch.local.workers import Workers
 from samestep.launch.node_verdicts import Verdict, Verdicts
