@@ -21,7 +21,7 @@ from samestep.base.errors import Error, UsageError
 from samestep.base.machine.description import machine
 from samestep.base.place import Place
 from samestep.base.units import ranges
-from samestep.ranks.world.device_description import (
+from samestep.ranks.world.device import (
     device_id,
     device_name,
     driver_version,
