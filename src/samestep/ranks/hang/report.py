@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from samestep.base.units import format_ranks, verb
-from samestep.ranks.hang.call_difference import Difference, find_difference
-from samestep.ranks.hang.detection import Hang
+from samestep.ranks.hang.detection import Difference, Hang, find_difference
 from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
 from samestep.ranks.hang.rank_status import RankStatus
 
