@@ -33,9 +33,8 @@ from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang import watchdog
 from samestep.ranks.hang.current_call import Call, CallRecord
 from samestep.ranks.hang.detection import find_circle
-from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
+from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor, StatusSampler
 from samestep.ranks.hang.rank_status import RankStatus, Wait
-from samestep.ranks.hang.status_sampling import StatusSampler
 from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore
 
 _LINES = 4  # maximum number of lost ranks whose lines are stated

@@ -16,11 +16,10 @@ import psutil
 
 from samestep.base.place import Place
 from samestep.ranks.hang.detection import Hang, ended_before, find_hang
-from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
+from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor, StatusSampler
 from samestep.ranks.hang.rank_status import RankStatus, State, Wait
 from samestep.ranks.hang.report import Advice, HangReport, describe
 from samestep.ranks.hang.script_position import ddp_part_of_traceback, with_text
-from samestep.ranks.hang.status_sampling import StatusSampler
 from samestep.ranks.hang.status_store import StatusStore
 
 _GONE_S = 2.0
