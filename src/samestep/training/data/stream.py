@@ -30,13 +30,13 @@ from samestep.hooks.registry import attached, instead, put
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.share import share, weight
 from samestep.ranks.world.protocol import World
-from samestep.training.data.empty_batch import empty_batch
 from samestep.training.data.sampler import Passes
 from samestep.training.data.sharded_loader import (
     Collate,
     FailedBatch,
     ShardedLoader,
     StepBatch,
+    empty_batch,
     raise_if_failed,
 )
 
