@@ -10,9 +10,8 @@ import pytest
 
 from samestep.base.errors import DataError, UsageError
 from samestep.training.data.image_set import checked_labels
-from samestep.training.data.plain_pickle import load_arrays
 from samestep.training.data.published import read
-from samestep.training.data.sets.cifar10 import RECORD, from_pickle
+from samestep.training.data.sets.cifar10 import RECORD, from_pickle, load_arrays
 from samestep.training.data.sets.registry import load
 from samestep.training.models.networks import ResNet9
 from samestep.training.models.registry import build

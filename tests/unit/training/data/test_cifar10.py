@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from samestep.base.errors import DataError
-from samestep.training.data.plain_pickle import load_arrays
 from samestep.training.data.sets import cifar10
-from samestep.training.data.sets.cifar10 import CIFAR10, RECORD, cached_content, from_pickle, members
+from samestep.training.data.sets.cifar10 import (
+    CIFAR10,
+    RECORD,
+    cached_content,
+    from_pickle,
+    load_arrays,
+    members,
+)
 from support.data import shared_data
 
 COUNT = 20
