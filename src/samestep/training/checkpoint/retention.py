@@ -10,10 +10,9 @@ from typing import Any
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.regular_files import lies_at
 from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, delete, flush
-from samestep.training.checkpoint.manifest import read_manifest
 from samestep.training.checkpoint.newest import checkpoints_in, free_name, step_of
 from samestep.training.checkpoint.read import read_state
-from samestep.training.checkpoint.snapshot import MANIFEST, MARK
+from samestep.training.checkpoint.snapshot import MANIFEST, MARK, read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

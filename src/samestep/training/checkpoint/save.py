@@ -31,15 +31,17 @@ from torch import Tensor
 from samestep.base.errors import CheckpointError
 from samestep.parallel.gradients.weight_checksum import tensor_bytes
 from samestep.training.checkpoint.checkpoint_folders import whole_or_absent
-from samestep.training.checkpoint.manifest import FORMAT, Seal, manifest_text
 from samestep.training.checkpoint.snapshot import (
     AVERAGE,
+    FORMAT,
     MANIFEST,
     MODEL,
     MOST_STATE,
     OPTIMIZER,
     STATE,
+    Seal,
     Snapshot,
+    manifest_text,
 )
 
 _PIECE = 1 << 20  # bytes hashed and written at a time, small enough to stay in the CPU cache
