@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader
 from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
 from samestep.observe.clock.cpu_contention import CpuUse
 from samestep.observe.clock.instants import HostInstants, Instants
-from samestep.observe.clock.loaded_samples import LoadedSamples
 from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo
 from samestep.observe.clock.phase_instants import ClockedStep, Phases
-from samestep.observe.clock.sample_count import SampleCounter
+from samestep.observe.clock.sample_count import LoadedSamples, SampleCounter
 
 Log: TypeAlias = list[Any]
 """The three items of an entry are appended in one operation, because another thread reads the list."""

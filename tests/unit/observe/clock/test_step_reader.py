@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.place import Place
-from samestep.observe.clock import loaded_samples, step_clock, step_writer
+from samestep.observe.clock import sample_count, step_clock, step_writer
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.cpu_contention import CpuUse
 from samestep.observe.clock.instants import HostInstants
@@ -108,7 +108,7 @@ def test_the_writing_thread_loses_no_steps(tmp_path, monkeypatch, interval):
 
 def test_batches_before_the_first_call_are_bounded_and_belong_to_the_first_step(clock, monkeypatch):
     monkeypatch.setattr(step_clock, "MAX_BATCHES", 4)
-    monkeypatch.setattr(loaded_samples, "MAX_BATCHES", 4)
+    monkeypatch.setattr(sample_count, "MAX_BATCHES", 4)
 
     def script(batches=2):
         *_, batch = loader(samples=4 * batches)
