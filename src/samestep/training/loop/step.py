@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import Replicas
 from samestep.training.data.loader import Batch
 from samestep.training.loop.precision import Precision

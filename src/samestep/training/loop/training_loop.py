@@ -10,7 +10,7 @@ from torch import nn
 from samestep.base.errors import CheckpointError, Error, Preempted
 from samestep.base.last_step import record_step
 from samestep.base.step_phases import OTHER
-from samestep.observe.clock.loop_clock import loop_clock
+from samestep.observe.clock.step_reader import loop_clock
 from samestep.parallel.exact.identity import check_resumable, identity
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.parallel.sharding.position import Position

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
