@@ -79,7 +79,6 @@ def test_no_verb_is_in_the_readme_that_there_is_not():
         ("scaling", "studies.scaling.analysis"),
         ("studies", "studies.scaling.sweep"),
         ("observe", "observe.clock"),
-        ("observe", "observe.sanitize"),
         ("ranks", "ranks.hang"),
         ("hooks", "hooks"),
     ],

@@ -16,7 +16,7 @@ from samestep.launch.local.programs import Around, Watch
 from samestep.launchers.detect import detect
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_counter import COUNTING, StepCounts
-from samestep.observe.sanitize.rank_comparison import sanitizing
+from samestep.observe.sanitizer import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
 from samestep.ranks.hang.idle_watch import IdleWatch
 from samestep.ranks.hang.rank_status import State, Wait
