@@ -16,8 +16,8 @@ from samestep import __version__
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import Error, WorldError
+from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.machine.description import CpuShare, cpu_share
-from samestep.base.machine.math_kernels import settle_math_kernels
 from samestep.base.place import Place
 from samestep.launchers.binding import undo_default_binding
 from samestep.launchers.compute_threads import (
