@@ -8,8 +8,7 @@ import errno
 import re
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from torch.distributed import DistError
@@ -30,7 +29,7 @@ from samestep.base import env
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
-from samestep.base.signals import ENDS
+from samestep.base.signals import ends_handled
 from samestep.launch.job import Job, Nodes
 from samestep.launch.local.child import Entry
 from samestep.launch.local.failure import Failure
@@ -93,7 +92,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, on_round_end: Round
 def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
     """Return the store of the launchers."""
     try:
-        with _signals_by_default():
+        with ends_handled(signal.SIG_DFL):
             return open_launchers_store(nodes, secret)
     except PeerLost as error:
         if isinstance(error.__cause__, AuthenticationError):  # a longer wait would not help
@@ -162,7 +161,7 @@ class _Agent(SimpleElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # C++ code waits for the other nodes, and would delay a recorded signal until it returns.
-        with _signals_by_default():
+        with ends_handled(signal.SIG_DFL):
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -320,16 +319,3 @@ class _Agent(SimpleElasticAgent):
         if self._workers is not None:
             self._workers.close()
             self._workers = None
-
-
-@contextmanager
-def _signals_by_default() -> Iterator[None]:
-    noted = {number: signal.getsignal(number) for number in ENDS}
-    for number, handler in noted.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in noted.items():
-            signal.signal(number, handler)
