@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -176,7 +176,7 @@ def test_a_process_is_told_from_another_of_its_number():
     here = Owner.here()
     assert here.life() == "alive"
     assert replace(here, started="1").life() == "dead"
-    assert Owner.of_record(here.as_record()) == here
+    assert Owner.of_record(asdict(here)) == here
     child = os.fork()
     if child == 0:
         os._exit(0)
