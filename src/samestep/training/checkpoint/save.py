@@ -18,9 +18,9 @@ the library's own writer needs a file, which would have to be read back for its 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 
@@ -122,24 +122,24 @@ def write_staged(snapshot: Snapshot, folder: Path) -> Path:
 
 
 def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
-    seals = {}
-    for name, weights in ((MODEL, snapshot.model), (AVERAGE, snapshot.average)):
-        if weights is not None:
-            with SealedFile(draft / name) as file:
-                write_tensors(file, weights)
-            seals[name] = file.seal
-    with SealedFile(draft / OPTIMIZER) as file:
-        torch.save(snapshot.optimizer, file)  # type: ignore[arg-type]  # it writes and flushes, no more
-    seals[OPTIMIZER] = file.seal
     text = (json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode()
     if len(text) > MOST_STATE:
         raise CheckpointError(
             f"the state of the training has {len(text):,} bytes as JSON, more than the maximum "
             f"{MOST_STATE:,}. Save tensors as part of a state dict."
         )
-    with SealedFile(draft / STATE) as file:
-        file.write(text)
-    seals[STATE] = file.seal
+    writers: dict[str, Callable[[SealedFile], object]] = {
+        MODEL: partial(write_tensors, tensors=snapshot.model),
+        OPTIMIZER: partial(torch.save, snapshot.optimizer),
+        STATE: lambda file: file.write(text),
+    }
+    if snapshot.average is not None:
+        writers[AVERAGE] = partial(write_tensors, tensors=snapshot.average)
+    seals = {}
+    for name, write in writers.items():
+        with SealedFile(draft / name) as file:
+            write(file)
+        seals[name] = file.seal
     return seals
 
 
