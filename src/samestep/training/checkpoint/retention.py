@@ -10,7 +10,7 @@ from typing import Any
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.regular_files import lies_at
 from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, delete, flush
-from samestep.training.checkpoint.newest import checkpoints_in, free_name, step_of
+from samestep.training.checkpoint.newest import checkpoints_in, free_name
 from samestep.training.checkpoint.read import read_state
 from samestep.training.checkpoint.snapshot import MANIFEST, MARK, read_manifest
 
@@ -59,10 +59,8 @@ def prune(folder: Path, keep: Retention, *, newest: int) -> str | None:
     scores: dict[int, float | None] = {}
     paths: dict[int, Path] = {}
     skipped = []
-    for path in reversed(checkpoints_in(folder)):
-        name, step = path.name, step_of(path.name)
-        if step is None:
-            continue
+    for step, path in reversed(checkpoints_in(folder)):
+        name = path.name
         if (why := own.not_owned(name)) is not None:
             skipped.append(f"{name} ({why})")
             continue
@@ -119,8 +117,7 @@ def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]
     Raises:
         CheckpointError: `folder` cannot be read or written.
     """
-    names = (path.name for path in checkpoints_in(folder))
-    later = [name for name in names if (step := step_of(name)) is not None and step > than]
+    later = [path.name for step, path in checkpoints_in(folder) if step > than]
     if not later:
         return [], None
     moved, skipped = [], []
