@@ -25,7 +25,7 @@ import tomli_w
 
 from samestep.base.errors import Error, UsageError
 from samestep.base.record import json_line, provenance, write_json
-from samestep.base.regular_files import kind_of, lies_at, open_regular, read_text
+from samestep.base.regular_files import descriptor, kind_of, lies_at, open_regular, read_text
 from samestep.base.unfinished_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.units import counted
 from samestep.base.untrusted_documents import parse_json
@@ -101,21 +101,18 @@ class LineFiles:
 
 def _append(path: Path, data: bytes | bytearray) -> None:
     """Write all of `data` to the end of a file, or nothing."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
+    with descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
         before = os.fstat(file).st_size
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(file, view) :]
         except OSError:
-            view.release()
             with suppress(OSError):
                 os.ftruncate(file, before)
             raise
-        view.release()
-    finally:
-        os.close(file)
+        finally:
+            view.release()
 
 
 _BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")

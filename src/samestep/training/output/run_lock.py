@@ -14,7 +14,7 @@ from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.polling import polls
-from samestep.base.regular_files import kind_of, read_text
+from samestep.base.regular_files import descriptor, kind_of, read_text
 from samestep.base.untrusted_documents import parse_json
 
 LOCK_FILE = ".samestep-lock"
@@ -107,11 +107,8 @@ class RunLock:
     def _name_holder(self) -> None:
         text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n"
         try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with descriptor(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW) as handle:
                 os.write(handle, text)
-            finally:
-                os.close(handle)
         except OSError as error:
             raise UsageError(f"{self._path} cannot be written: {error.strerror}.") from None
 
