@@ -38,19 +38,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """All problems of one code.
+    """All problems of one code."""
 
-    Args:
-        code: one of `CODES`.
-        text: of the first problem: the number of ranks, the call, and what is wrong.
-        ranks: smallest number of ranks with such a problem.
-        count: number of such problems.
-    """
-
-    code: str
-    text: str
-    ranks: int
-    count: int
+    code: str  # one of `CODES`
+    text: str  # of the first problem: the number of ranks, the call, and what is wrong
+    ranks: int  # smallest number of ranks with such a problem
+    count: int  # number of such problems
 
 
 def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
@@ -74,19 +67,12 @@ def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a call on one rank.
+    """Result of a call on one rank."""
 
-    Args:
-        tensor: the tensor passed to the function, after the call.
-        returned: the return value.
-        sent: bytes that the rank sent.
-        lacks_mean: whether the function passed a mean to a Gloo that has none.
-    """
-
-    tensor: Tensor
-    returned: Any
-    sent: int
-    lacks_mean: bool = False
+    tensor: Tensor  # the tensor passed to the function, after the call
+    returned: Any  # the return value
+    sent: int  # bytes that the rank sent
+    lacks_mean: bool = False  # whether the function passed a mean to a Gloo that has none
 
 
 Judge = Callable[[Case, Sequence[Result]], Iterator[Problem]]

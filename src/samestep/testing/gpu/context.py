@@ -24,21 +24,13 @@ HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The device of a check, and its folder.
+    """The device of a check, and its folder."""
 
-    Args:
-        device: the first accelerator; the CPU if the code of the checks is tested without one.
-        count: number of accelerators; 2 for the CPU, which two ranks can use.
-        shares: whether two ranks use one accelerator over Gloo.
-        folder: an empty folder.
-        seconds: time limit of the whole check.
-    """
-
-    device: "torch.device"
-    count: int
-    shares: bool
-    folder: Path
-    seconds: float
+    device: "torch.device"  # the first accelerator; the CPU if the code of the checks is tested without one
+    count: int  # number of accelerators; 2 for the CPU, which two ranks can use
+    shares: bool  # whether two ranks use one accelerator over Gloo
+    folder: Path  # an empty folder
+    seconds: float  # time limit of the whole check
 
     @property
     def is_cpu(self) -> bool:

@@ -12,30 +12,19 @@ ANY = ("cuda", "xpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check.
+    """One check."""
 
-    Args:
-        name: what ``--only`` selects.
-        function: module in this folder, function, and its arguments after the context, such as
-            ``device_checks:memory`` or ``rank_checks:figures:batch_norm``.
-        shows: what holds if it succeeds.
-        gpus: number of GPUs that it needs.
-        seconds: time limit.
-        types: device types that it can run on.
-        on_cpu: whether the CPU can run it, which tests its code.
-        shareable: whether two ranks on one GPU will do, over Gloo.
-        only_one: whether it applies to a machine with one GPU only.
-    """
-
-    name: str
+    name: str  # what ``--only`` selects
+    # module in this folder, function, and its arguments after the context, such as ``device_checks:memory``
+    # or ``rank_checks:figures:batch_norm``
     function: str
-    shows: str
-    gpus: int = 1
-    seconds: float = 60.0
-    types: tuple[str, ...] = ANY
-    on_cpu: bool = True
-    shareable: bool = False
-    only_one: bool = False
+    shows: str  # what holds if it succeeds
+    gpus: int = 1  # number of GPUs that it needs
+    seconds: float = 60.0  # time limit
+    types: tuple[str, ...] = ANY  # device types that it can run on
+    on_cpu: bool = True  # whether the CPU can run it, which tests its code
+    shareable: bool = False  # whether two ranks on one GPU will do, over Gloo
+    only_one: bool = False  # whether it applies to a machine with one GPU only
 
 
 def _recipe(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:

@@ -35,19 +35,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The devices of the checks, and their time.
+    """The devices of the checks, and their time."""
 
-    Args:
-        type: device type, by torch's name; ``cpu`` to test the code of the checks.
-        count: number of devices.
-        shares: whether two ranks share one GPU over Gloo.
-        limit_s: time limit of all checks together.
-    """
-
-    type: str
-    count: int
-    shares: bool = False
-    limit_s: float = 470.0
+    type: str  # device type, by torch's name; ``cpu`` to test the code of the checks
+    count: int  # number of devices
+    shares: bool = False  # whether two ranks share one GPU over Gloo
+    limit_s: float = 470.0  # time limit of all checks together
 
 
 def reason_to_skip(check: Check, request: Request) -> str:
