@@ -40,8 +40,7 @@ class Orphan:
 def make_folder(parent: Path | None = None) -> Path:
     """Make a folder that belongs to this process, and return it.
 
-    Args:
-        parent: its parent folder; by default the temporary directory.
+    Its parent folder is by default the temporary directory.
 
     Raises:
         Error: no folder can be made.

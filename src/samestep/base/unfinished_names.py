@@ -70,10 +70,8 @@ def sync(handle: int) -> None:
 def hidden_name(kind: str, name: str, identity: str) -> str:
     """Return a new name for a file or folder while it is written, replaced or deleted.
 
-    Args:
-        kind: ``draft``, ``old`` or ``gone``.
-        name: its final name, or the name that it had before.
-        identity: of the run.
+    The kind is ``draft``, ``old`` or ``gone``; `name` is the final name, or the one before, and `identity`
+    that of the run.
     """
     return f".samestep-{kind}-{identity}-{secrets.token_hex(8)}.{name}"
 

@@ -49,8 +49,7 @@ class Fault:
 def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
     """Return one fault for each code, the gravest first.
 
-    Args:
-        problems: each with the number of ranks and the call in words, by number of ranks.
+    Each problem has the number of ranks and the call in words; they are in order of the number of ranks.
     """
     found: dict[str, Fault] = {}
     for ranks, call, problem in problems:

@@ -94,8 +94,7 @@ def follows_from_another(error: str, message: str) -> bool:
 def root_cause(failures: Iterable[Failure]) -> Failure:
     """Return the first failure among those that are not a consequence of another.
 
-    Args:
-        failures: failures in order of their detection; at least one.
+    The failures, at least one, are in order of their detection.
     """
     return min(failures, key=lambda failure: failure.weight)
 
@@ -129,11 +128,8 @@ def explain_death(
 ) -> Failure:
     """Return the failure of a worker that a signal killed, with its place, a report and what to do.
 
-    Args:
-        failure: the failure.
-        frames: the stack of its main thread as it died, innermost first; may be empty.
-        statuses: the last statuses of all ranks; may be empty.
-        size: number of ranks.
+    `frames` is the stack of its main thread as it died, innermost first; both it and the last statuses of all
+    ranks may be empty.
     """
     exact = next((f"{frame.file}:{frame.line}" for frame in frames if is_script(frame.file)), "")
     line = with_text(exact) if exact else statuses[failure.rank].line if failure.rank in statuses else ""

@@ -198,12 +198,8 @@ def started_workers(
 ) -> Iterator[Workers]:
     """Fork `count` workers, which connect at a free port with a secret; the end of the block ends them.
 
-    Args:
-        entry: runs in each worker.
-        count: number of workers.
-        variables: further variables of their environment.
-        node: the place of this process among those that start as many workers, one on each node; None for
-            workers of this process alone.
+    `node` is the place of this process among those that start as many workers, one on each node; None for
+    workers of this process alone.
 
     Raises:
         DetectionError: the address of the first of several nodes is unknown.

@@ -29,9 +29,7 @@ class _Unit:
 def reached_nodes(modules: Sequence[Module], *, main: Path) -> dict[Path, list[ast.AST]]:
     """Return the nodes of each module that can run, in no particular order.
 
-    Args:
-        modules: all modules of a program.
-        main: the script; in other modules, ``if __name__ == "__main__":`` is left out.
+    In other modules than the script, `main`, ``if __name__ == "__main__":`` is left out.
     """
     reached: dict[Path, list[ast.AST]] = {file: [] for file, _ in modules}
     aliases = _aliases(modules)

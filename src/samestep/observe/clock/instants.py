@@ -15,8 +15,7 @@ def is_captured(device: torch.device) -> bool:
 class HostInstants:
     """Instants of the host, where work ends with its code.
 
-    Args:
-        now: returns the current instant in monotonic seconds.
+    `now` returns the current instant in monotonic seconds.
     """
 
     of_device: ClassVar[bool] = False
@@ -48,10 +47,8 @@ class HostInstants:
 class DeviceInstants:
     """Instants of an accelerator: events in its current stream; see `HostInstants` for the methods.
 
-    By default, a query of an event in any thread invalidates a CUDA graph capture.
-
-    Args:
-        device: the accelerator; not necessarily the program's current device.
+    By default, a query of an event in any thread invalidates a CUDA graph capture. The accelerator is not
+    necessarily the program's current device.
     """
 
     of_device: ClassVar[bool] = True

@@ -20,10 +20,8 @@ MAX_MARKS = 1 << 16
 class Phases:
     """The current phase of a script, and the phases of its current step.
 
-    Marks are a flat list. Once it has `MAX_MARKS` items, the time so far becomes `OTHER`.
-
-    Args:
-        instant: the current instant, which the reader of the events sets.
+    Marks are a flat list. Once it has `MAX_MARKS` items, the time so far becomes `OTHER`. The reader of the
+    events sets the current instant.
     """
 
     def __init__(self, instant: Any) -> None:

@@ -126,9 +126,7 @@ class LoadedSamples:
     def add(self, samples: int | None, data: int) -> None:
         """Record a batch.
 
-        Args:
-            samples: number of its samples; None if unknown.
-            data: id of the data set.
+        The number of samples is None if unknown; `data` is the id of the data set.
         """
         if len(self._batches) == MAX_BATCHES:
             self._batches, self._used = [(None, data)], min(self._used, 1)
@@ -175,8 +173,7 @@ class LoadedSamples:
 class LoaderHook:
     """Reports the batches that one thread gets from loaders: the thread that created it, until `follow`.
 
-    Args:
-        on_batch: called with each batch, see `LoadedSamples.add`.
+    `on_batch` is called with each batch, see `LoadedSamples.add`.
     """
 
     def __init__(self, on_batch: Callable[[int | None, int], None]) -> None:

@@ -129,9 +129,7 @@ class ScriptClock(Listener):
     def end(self, ended: str, message: str = "") -> None:
         """Record how the script ended, unless that has been recorded.
 
-        Args:
-            ended: see `ClockFile.end`; after an ``error`` no device is waited for.
-            message: the text of the error.
+        `ended` is as in `ClockFile.end`; after an ``error`` no device is waited for.
         """
         if self._has_ended or getpid() != self.thread[0]:
             return

@@ -34,10 +34,8 @@ class CpuInstant(NamedTuple):
 class StepReader:
     """Computes steps from log entries, in as many parts as they come in.
 
-    Each public method below `read` is an event.
-
-    Args:
-        log: other threads append to it; entries are removed once they have been processed.
+    Each public method below `read` is an event. Other threads append to the log; entries are removed once
+    they have been processed.
     """
 
     def __init__(self, log: Log) -> None:
@@ -91,11 +89,8 @@ class StepReader:
     def call(self, model: ModelInfo, samples: int, elements: int, ddp: Collection[DdpInfo]) -> None:
         """Begin forward, which lasts until backward begins; DDP overlaps communication with that.
 
-        Args:
-            model: the model that is trained.
-            samples: those of this rank.
-            elements: elements of the input tensors.
-            ddp: the models in it whose gradients the next backward synchronizes.
+        The samples are those of this rank; the next backward synchronizes the gradients of the models in
+        `ddp`.
         """
         self._overlaps |= bool(ddp)
         self.samples.trained(model, samples, elements)

@@ -36,10 +36,7 @@ from samestep.ranks.world.operation import Op, as_contiguous, flattened, put_bac
 class Connections:
     """One rank's connections to all other ranks; one thread at a time uses them.
 
-    Args:
-        rank: this rank.
-        sockets: the connection to each other rank; this object owns them.
-        timeout_s: seconds that a rank waits for another one.
+    This object owns the sockets; a rank waits `timeout_s` for another one.
     """
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], *, timeout_s: float) -> None:

@@ -60,10 +60,7 @@ def find_hang(
 def find_circle(rank: int, waits: Mapping[int, Wait], counts: Callable[[Wait], bool]) -> list[int]:
     """Return the ranks, each waiting for a message to or from the next, from `rank` back to it; or none.
 
-    Args:
-        rank: the rank that searches.
-        waits: waits by rank.
-        counts: whether a rank in this wait waits for no other rank.
+    A rank whose wait `counts` waits for no other rank.
     """
     circle: list[int] = []
     current: int | None = rank

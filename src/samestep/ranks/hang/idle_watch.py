@@ -20,11 +20,8 @@ class IdleWatch:
     """Watches the main thread of this process from another thread.
 
     A worker is idle while its main thread stays at one line of the script, and neither it nor its child
-    processes use the CPU: it waits for a lock, a queue, a file or a network.
-
-    Args:
-        limit_s: the seconds after which an idle worker hangs.
-        on_hang: called with the line at which it hangs.
+    processes use the CPU: it waits for a lock, a queue, a file or a network. It hangs if it is idle for
+    `limit_s`; `on_hang` is called with the line.
     """
 
     def __init__(self, limit_s: float, on_hang: Callable[[str], None]) -> None:

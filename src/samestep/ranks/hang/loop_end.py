@@ -35,10 +35,7 @@ def has_left_loop(line: str, inside: str) -> bool:
     """Return whether a rank at one line has left the training loop in which a rank at another line is.
 
     A line that a rank reaches by a condition proves nothing about the loop: the condition may be its rank.
-
-    Args:
-        line: position of the first rank, as ``file:line: text``.
-        inside: position of the other rank.
+    Both positions are as ``file:line: text``.
     """
     (file, here), (other, there) = _place(line), _place(inside)
     with suppress(RecursionError):

@@ -29,9 +29,7 @@ MIN_WAIT_S = 1.0
 class StatusSampler:
     """Samples the status of this process repeatedly.
 
-    Args:
-        generation: number of restarts of the workers before.
-        recorded: returns the recorded call in which this rank waits.
+    `recorded` returns the recorded call in which this rank waits.
     """
 
     def __init__(self, generation: int, recorded: Callable[[], Call | None] = call_of_main_thread) -> None:
@@ -50,9 +48,7 @@ class StatusSampler:
     def sample(self, passed_s: float, state: State = "running") -> RankStatus:
         """Return the current status.
 
-        Args:
-            passed_s: seconds to add to the age of waits since the previous sample.
-            state: state of the script, as the caller knows it.
+        `passed_s` is added to the age of waits since the previous sample.
         """
         before, call, (blocked, line, part) = self.last, self._recorded(), _main_thread()
         counts, has_joined = self._recorder.counts(), has_group()

@@ -63,10 +63,7 @@ def waiting_ranks(before: Mapping[int, RankStatus], after: Mapping[int, RankStat
 def find_lost(rank: int, size: int, waits: Mapping[int, Wait]) -> Loss:
     """Return the lost ranks.
 
-    Args:
-        rank: the rank that searches; its wait is known.
-        size: number of ranks.
-        waits: waits of live ranks, by rank.
+    `rank` is the one that searches, whose wait is known; `waits` are those of live ranks.
     """
     way = [rank]
     while (wait := waits.get(way[-1])) is not None:

@@ -58,12 +58,7 @@ def describe(
 ) -> HangReport:
     """Return the report of a hang: a summary, a line for each group of ranks, and what to do.
 
-    Args:
-        hang: the hang.
-        statuses: the known statuses, by rank.
-        size: number of ranks.
-        quiet: the ranks that do not respond, each with the reason.
-        advice: what to do.
+    `quiet` are the ranks that do not respond, each with the reason.
     """
     ranks: dict[str, list[int]] = {}
     for rank in range(size):

@@ -79,14 +79,7 @@ class Response:
 
 
 class Watchdog(StatusMonitor):
-    """Watches one rank.
-
-    Args:
-        place: this rank's place.
-        store: holds the statuses of all ranks.
-        response: the response to a hang.
-        generation: number of restarts of the workers before.
-    """
+    """Watches one rank."""
 
     def __init__(self, place: Place, store: StatusStore, response: Response, *, generation: int = 0) -> None:
         super().__init__(place, store, StatusSampler(generation), interval_s=interval_of(response.limit_s))
@@ -109,10 +102,7 @@ class Watchdog(StatusMonitor):
     def end(self, state: State, *, line: str = "", lost: Wait | None = None) -> None:
         """Stop the thread, and post how the script has ended.
 
-        Args:
-            state: state of the script.
-            line: the line that ended it, if one did.
-            lost: the call in which another rank has closed its connection, if one has.
+        `lost` is the call in which another rank has closed its connection, if one has.
         """
         if self in _watching:
             _watching.remove(self)
@@ -132,9 +122,7 @@ class Watchdog(StatusMonitor):
     def explain_lost_connection(self, last: Wait, line: str) -> HangReport | None:
         """Return a report, after a connection was lost, if another rank's script had ended; else None.
 
-        Args:
-            last: the call that raised.
-            line: the line of the script that raised.
+        `last` is the call that raised, at a line of the script.
         """
         deadline = time.monotonic() + _LAST_STATUS_S
         statuses = self.statuses()

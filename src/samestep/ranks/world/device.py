@@ -228,11 +228,7 @@ def _call(device: "torch.device", name: str) -> Any:
 
 
 def toolkit_versions(device_type: str) -> dict[str, str]:
-    """Return the versions of the libraries that torch was built with for a device, by name; none for the CPU.
-
-    Args:
-        device_type: torch's name of the device type, such as ``cuda``.
-    """
+    """Return the versions of the libraries that torch was built with for a device; none for the CPU."""
     if device_type == "cpu":
         return {}
     import torch
@@ -246,10 +242,5 @@ def toolkit_versions(device_type: str) -> dict[str, str]:
 
 
 def driver_version(device_type: str, file: Path = _DRIVER) -> str:
-    """Return the version of the NVIDIA driver; empty for other devices, and if it is unknown.
-
-    Args:
-        device_type: torch's name of the device type.
-        file: file in which the kernel module exports its version.
-    """
+    """Return the version of the NVIDIA driver; empty for other devices, and if it is unknown."""
     return text_of(file) if device_type == "cuda" else ""

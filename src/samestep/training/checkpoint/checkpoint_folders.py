@@ -152,10 +152,8 @@ class OwnedFolders:
     def _not_owned_inside(self, folder: int, *, hidden: bool) -> str | None:
         """Return why an open folder is not this run's; None if it is.
 
-        Args:
-            folder: its descriptor.
-            hidden: whether its name has this run's identity. After a kill such a folder can have an
-                incomplete mark or none; then it has no other file.
+        `hidden` is whether its name has this run's identity. After a kill such a folder can have an
+        incomplete mark or none; then it has no other file.
         """
         entries = {entry.name: entry for entry in os.scandir(folder)}
         others = sorted(

@@ -56,11 +56,8 @@ def optimizer_mismatch(saved: Mapping[str, Any], optimizer: Any) -> str | None:
     """Return one line on why `optimizer` cannot load a state, or None.
 
     Torch compares only the number of parameters. It loads the state of another type of optimizer, and fails
-    then or in the next step. Hyperparameters and the names of the state distinguish the types.
-
-    Args:
-        saved: the saved state dict.
-        optimizer: torch's, or another one with such a state dict; not changed.
+    then or in the next step. Hyperparameters and the names of the state distinguish the types. The optimizer
+    is torch's, or another one with such a state dict, and is not changed.
     """
     own = optimizer.state_dict()
     if not own.keys() >= _PARTS:

@@ -155,12 +155,8 @@ def _read_as_named(path: Path, named: int) -> Snapshot | str:
 def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> SelectedCheckpoint | None:
     """Return `newest_valid` of `folder` on every rank; called by all ranks, and read by rank 0.
 
-    Only rank 0 needs access to the folder.
-
-    Args:
-        world: the ranks.
-        folder: of the checkpoints.
-        missing_ok: return None if no folder has the name of a checkpoint.
+    Only rank 0 needs access to the folder. With `missing_ok`, it returns None if no folder has the name of a
+    checkpoint.
     """
     read_here: list[Snapshot] = []
 

@@ -30,11 +30,9 @@ class Retention:
 def expired(scores: Mapping[int, float | None], keep: Retention, *, newest: int) -> list[int]:
     """Return the steps whose checkpoints can be deleted.
 
-    Args:
-        scores: of the existing checkpoints, by step; None without a score.
-        keep: the retention rule.
-        newest: the step just written. Later ones are ignored: they can be damaged or of an abandoned
-            lineage, and must not displace the one that was just written.
+    `scores` are those of the existing checkpoints, by step, and `newest` the step just written. Later ones
+    are ignored: they can be damaged or of an abandoned lineage, and must not displace the one that was just
+    written.
 
     >>> expired({10: 0.9, 20: 0.7, 30: 0.8, 40: None}, Retention(last=2), newest=40)
     [20]

@@ -103,9 +103,8 @@ class SealedFile:
 def write_staged(snapshot: Snapshot, folder: Path) -> Path:
     """Write a snapshot that a `Stage` has taken as checkpoint `folder`; called on one rank.
 
-    Args:
-        snapshot: tied weights are written once per name.
-        folder: replaced when the new checkpoint is complete and on disk, if it exists and is this run's.
+    Tied weights are written once per name. An existing folder of this run is replaced when the new checkpoint
+    is complete and on disk.
 
     Raises:
         CheckpointError: the folder cannot be written, or exists and is not this run's.

@@ -70,13 +70,8 @@ class ImageLoader:
     """A loader of this rank's parts of global batches, which are normalized and augmented on `device`.
 
     Loader processes persist between epochs. A resumed epoch skips its used samples without reading them.
-
-    Args:
-        images: in memory, which are all moved to `device`, or on disk.
-        options: the options of the loader.
-        place: of this rank.
-        device: of the batches.
-        workers: loader processes of this rank, for images on disk; None is its share of the cores.
+    Images in memory are all moved to `device`. `workers` are loader processes of this rank, for images on
+    disk; None is its share of the cores.
 
     Raises:
         UsageError: a full batch has fewer samples than ranks. DataError in an epoch: an image cannot be read.

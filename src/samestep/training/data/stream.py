@@ -46,9 +46,6 @@ class SingleReader:
 
     Inside, `get_worker_info` returns None, and Python's, NumPy's and torch's CPU generators have the stream's
     states, seeded by (seed, epoch). On exit the stream's states are saved and the previous ones restored.
-
-    Args:
-        start: the position whose seed and epoch are the seed.
     """
 
     def __init__(self, start: Position) -> None:

@@ -38,13 +38,8 @@ def seeded(seed: int) -> Iterator[None]:
 class Learner:
     """The objects that a step changes; equal on all ranks.
 
-    Args:
-        make_model: returns the untrained network. Its weights are drawn with the settings' seed on the
-            CPU, because other devices draw other numbers.
-        settings: of the training.
-        device: of the model.
-        workers: number of ranks whose losses are averaged.
-        steps_per_epoch: for schedules that count epochs.
+    The weights are drawn with the settings' seed on the CPU, because other devices draw other numbers. Losses
+    are averaged over `workers` ranks.
     """
 
     def __init__(

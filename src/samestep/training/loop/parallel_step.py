@@ -111,12 +111,7 @@ def synchronized_step(
 ) -> Iterator[tuple[Step, Callable[[], None]]]:
     """Synchronize gradients and batch norm of the ranks' models within the block; called by all ranks.
 
-    Args:
-        learner: model, optimizer and schedule.
-        settings: the same on every rank.
-        world: the ranks.
-        clock: records the phases of each step.
-        number: index of the next step of the whole run.
+    `number` is the index of the next step of the whole run.
 
     Yields:
         the step, and a function that compares the ranks' weights.

@@ -51,14 +51,8 @@ def evaluation_batch(settings: Settings, workers: int) -> int:
 class Training:
     """One rank of one training.
 
-    Args:
-        make_model: returns the untrained network; its weights are drawn with the settings' seed.
-        train_set: the training samples.
-        test_set: the samples of each evaluation.
-        settings: the same on every rank.
-        world: the ranks.
-        options: for evaluation and checkpoints; the same on every rank.
-        metrics: evaluated besides accuracy and loss.
+    The weights of the network are drawn with the settings' seed. Settings and options are the same on every
+    rank; `metrics` are evaluated besides accuracy and loss.
     """
 
     def __init__(

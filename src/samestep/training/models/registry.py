@@ -54,10 +54,7 @@ MODELS: Mapping[str, Callable[[Shape, int], nn.Module]] = {
 def build(name: str, *, shape: Shape, classes: int) -> nn.Module:
     """Return the untrained network called `name` for images of `shape`.
 
-    Args:
-        name: a key of `MODELS`, or ``resnet9:W`` for another width than 64.
-        shape: channels, height and width of an image.
-        classes: number of classes.
+    `name` is a key of `MODELS`, or ``resnet9:W`` for another width than 64.
 
     Raises:
         UsageError: there is no such network, or it does not work for such images or fit into memory.

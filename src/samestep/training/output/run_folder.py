@@ -48,10 +48,8 @@ class _Backlog:
 class LineFiles:
     """Files of whole lines; a full or read-only disk does not end the run.
 
-    Args:
-        report: receives one line when a file cannot be written, one when it can be written again, and one
-            about lines that are never written.
-        most: maximum bytes kept for each file while it cannot be written.
+    `report` receives one line when a file cannot be written, one when it can be written again, and one about
+    lines that are never written. Up to `most` bytes are kept for each file while it cannot be written.
     """
 
     def __init__(self, report: Callable[[str], None], *, most: int = MOST_KEPT) -> None:
@@ -144,11 +142,8 @@ class RunFolder(Sink):
     """The files of one run.
 
     Configuration, sessions and result raise an `Error` that names a file that cannot be written. Lines of
-    steps, ranks and evaluations stay in memory until they can be written.
-
-    Args:
-        path: a folder that `prepare` or `reopen` has accepted.
-        report: receives a line about a file that cannot be written.
+    steps, ranks and evaluations stay in memory until they can be written. `report` receives a line about a
+    file that cannot be written.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None] = lambda _: None) -> None:

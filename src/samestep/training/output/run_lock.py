@@ -39,9 +39,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 class RunLock:
     """The lock on a run folder; used on rank 0.
 
-    Args:
-        folder: of the run; must exist when `take` is called.
-        wait_s: seconds to wait for another holder.
+    The folder must exist when `take` is called, which waits `wait_s` for another holder.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 0.0) -> None:

@@ -31,14 +31,9 @@ def clocked(
 ) -> Result | None:
     """Train, and clock the steps of this rank.
 
-    Args:
-        train: runs the training; its argument is the context of each batch, because the clock does not
-            observe the loaders of recipes, which are not torch's.
-        world: the ranks.
-        clocking: the folder, the number of steps and the warm-up.
-        samples_per_epoch: of the training set.
-        config: the recipe's configuration, for the file.
-        report: receives one line if steps of a finished training could not be written.
+    The argument of `train` is the context of each batch, because the clock does not observe the loaders of
+    recipes, which are not torch's. `report` receives one line if steps of a finished training could not be
+    written.
 
     Returns:
         the result; None if the training ended at the requested number of steps.
