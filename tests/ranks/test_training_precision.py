@@ -12,10 +12,10 @@ from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.loader import Batch
+from samestep.training.loop.learner import Average
 from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
 from samestep.training.loop.step import ReplicatedStep
-from samestep.training.loop.weight_average import Average
 from samestep.training.models.networks import ConvNet
 from samestep.training.settings import Settings
 

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import Replicas
 from samestep.training.data.loader import Batch
+from samestep.training.loop.learner import Average
 from samestep.training.loop.precision import Precision
-from samestep.training.loop.weight_average import Average
 
 
 @dataclass(slots=True, kw_only=True)
