@@ -15,8 +15,8 @@ from samestep.parallel.exact.identity import check_resumable, identity
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.protocol import World
+from samestep.training.checkpoint.compatibility import TrainingSize, check_progress
 from samestep.training.checkpoint.random_state import check_random_states, restore_random_state
-from samestep.training.checkpoint.resume_progress import TrainingSize, check_progress
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.data.augmentation import parse_augment
 from samestep.training.data.image_set import Images
