@@ -26,7 +26,7 @@ from samestep.training.data.loader import Batch, ImageLoader, LoaderOptions
 from samestep.training.loop.compiling import compiled
 from samestep.training.loop.learner import Learner
 from samestep.training.loop.step import ReplicatedStep
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.recipes.registry import Recipe, find
 from samestep.training.settings import Settings
 

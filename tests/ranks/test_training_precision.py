@@ -16,7 +16,7 @@ from samestep.training.loop.learner import Average
 from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
 from samestep.training.loop.step import ReplicatedStep
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 from samestep.training.settings import Settings
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from samestep.training.data.image_set import Images, ImageSet
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.compiling import compiled
 from samestep.training.loop.metrics import check_metrics
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.output.loggers.logger import check_loggers
 from samestep.training.output.profile import steps_of
 from samestep.training.recipes.registry import Recipe, find

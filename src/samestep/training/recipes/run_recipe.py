@@ -31,7 +31,7 @@ from samestep.training.loop.parallel_step import LocalBatch, LocalBatches
 from samestep.training.loop.precision import machine_has_bf16
 from samestep.training.loop.progress import ConsoleDisplay, Display
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.output.loggers.logger import with_loggers
 from samestep.training.output.profile import Profiler
 from samestep.training.output.result import Result
