@@ -16,7 +16,7 @@ class Check:
 
     name: str  # what ``--only`` selects
     # module in this folder, function, and its arguments after the context, such as ``device_checks:memory``
-    # or ``rank_checks:figures:batch_norm``
+    # or ``command_checks:figures:batch_norm``
     function: str
     shows: str  # what holds if it succeeds
     gpus: int = 1  # number of GPUs that it needs
@@ -33,14 +33,14 @@ def _recipe(name: str, function: str, shows: str, seconds: float = 90.0, *, on_c
 
 
 def _script(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
-    function = f"autopilot_checks:{function}"
+    function = f"command_checks:{function}"
     return Check(
         name=f"autopilot-{name}", function=function, shows=shows, seconds=seconds, types=CUDA, on_cpu=on_cpu
     )
 
 
 def _ranks(name: str, function: str, shows: str, *, shareable: bool = True) -> Check:
-    function = f"rank_checks:{function}"
+    function = f"command_checks:{function}"
     return Check(name=name, function=function, shows=shows, gpus=2, seconds=90.0, shareable=shareable)
 
 
@@ -127,7 +127,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="clock-run", function="clock_checks:run", shows="phases add up to steps", types=CUDA),
     Check(
         name="one-gpu-refused",
-        function="rank_checks:one_gpu_refused",
+        function="command_checks:one_gpu_refused",
         shows="two NCCL ranks on one GPU are refused with the reason",
         types=CUDA,
         on_cpu=False,
