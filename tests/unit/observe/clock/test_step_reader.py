@@ -11,9 +11,8 @@ from samestep.base.place import Place
 from samestep.observe.clock import sample_count, step_clock, step_writer
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.cpu_contention import CpuUse
-from samestep.observe.clock.instants import HostInstants
+from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo
-from samestep.observe.clock.phase_instants import ClockedStep
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_reader import CpuInstant, StepReader
 from support.clocked_scripts import loader, plain, train
