@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang.detection import Difference, Hang, find_difference
-from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
 from samestep.ranks.hang.rank_status import RankStatus
+from samestep.ranks.hang.script_position import has_left_loop, is_in_step, is_in_training_loop
 
 DIVERGED_ADVICE = (
     "Make all ranks call the same collectives in the same order, whatever their rank and their data."
