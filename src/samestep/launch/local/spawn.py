@@ -25,7 +25,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError, WorkerFailed
 from samestep.base.machine.description import refuse_beyond_memory
 from samestep.base.units import counted
-from samestep.launch.local.child import Entry, Start
+from samestep.launch.local.child import Entry, Report, ReportPipe, Start
 from samestep.launch.local.forking import (
     forget_parent,
     fork_is_safe,
@@ -34,7 +34,6 @@ from samestep.launch.local.forking import (
 )
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave
 from samestep.launch.local.local_backend import Round, places, worker_variables
-from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.local.workers import Workers
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task

@@ -24,12 +24,19 @@ from samestep.base.signals import ENDS
 from samestep.base.stack_dumps import StackDumps
 from samestep.launch.job import STDERR
 from samestep.launch.local import forking, orphans
-from samestep.launch.local.child import Entry, InheritedState, Start, become_worker, not_started
+from samestep.launch.local.child import (
+    Entry,
+    InheritedState,
+    Report,
+    Start,
+    become_worker,
+    not_started,
+    received,
+)
 from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
-from samestep.launch.local.worker_report import Report, received
 from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
