@@ -9,7 +9,7 @@ native   sets up `torch.distributed`, or asks a library for several   on every w
 serial   neither; a library's Trainer on one device is serial         on every worker, its work split
 ======== ============================================================ ====================================
 
-Only code that can be called counts: see `samestep.launch.source.reached`.
+Only code that can be called counts: see `samestep.launch.source.names`.
 """
 
 import ast
@@ -24,8 +24,7 @@ from samestep.base.regular_files import TEXT_BYTES, read_bytes
 from samestep.launch.source.launcher_variables import VariableRead, reads_of, reads_rank
 from samestep.launch.source.libraries import LIBRARIES, asks_for_several, flag_asking_for_several
 from samestep.launch.source.modules import ImportedModules
-from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, used_names
-from samestep.launch.source.reached import reached_nodes
+from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, reached_nodes, used_names
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 MAX_FILES = 300
