@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.launch.submit.job_times import Epochs, JobStatus, JobTimes
+from samestep.launch.submit.follow import Epochs, JobStatus, JobTimes
 
 WAITS, RUNS = JobStatus(words="waits", waits=True), JobStatus(words="runs")
 
