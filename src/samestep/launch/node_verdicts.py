@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from socket import gethostname
 
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within, polls
@@ -50,8 +51,9 @@ class Verdicts:
         self._last_read = 0.0
         self._beat = 0
 
-    def post(self, verdict: Verdict) -> None:
-        """Post that this node ends, and wait, up to a limit, until the others have read it."""
+    def post(self, text: str, *, code: int, weight: int = 0) -> None:
+        """Post a verdict of this node, and wait, up to a limit, until the others have read it."""
+        verdict = Verdict(node=self._node, host=gethostname(), text=text, code=code, weight=weight)
         with suppress(RuntimeError):  # the store is gone: so is the node that served it
             self._store.set(self._key("failed", self._node), json.dumps(asdict(verdict)))
             self._await("seen", _SEEN_WITHIN_S)

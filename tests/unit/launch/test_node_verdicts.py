@@ -1,6 +1,7 @@
 """A node that fails for good, or is asked to end, ends the others; one that ends well waits for them."""
 
 import threading
+from socket import gethostname
 
 import pytest
 
@@ -33,7 +34,7 @@ class Store:
 
 
 def verdict(node, weight=0):
-    return Verdict(node=node, host=f"host{node}", text="rank 3 failed", code=7, weight=weight)
+    return Verdict(node=node, host=gethostname(), text="rank 3 failed", code=7, weight=weight)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def beside(act):
 
 
 def test_the_others_read_a_verdict_and_the_one_that_posted_it_waits_for_that(store):
-    posting = beside(lambda: of(store, 1).post(verdict(1)))
+    posting = beside(lambda: of(store, 1).post("rank 3 failed", code=7))
     while (read := of(store, 0).worst()) is None:
         assert posting.is_alive()
     assert read == verdict(1)
@@ -62,7 +63,10 @@ def test_the_others_read_a_verdict_and_the_one_that_posted_it_waits_for_that(sto
 
 def test_the_verdict_closest_to_a_cause_counts(store):
     first, second = of(store, 0, 3), of(store, 1, 3)
-    posting = [beside(lambda: first.post(verdict(0, 2))), beside(lambda: second.post(verdict(1, 0)))]
+    posting = [
+        beside(lambda: first.post("rank 3 failed", code=7, weight=2)),
+        beside(lambda: second.post("rank 3 failed", code=7, weight=0)),
+    ]
     last = of(store, 2, 3)
     while len([key for key in store.values if "failed" in key]) < 2:
         pass
@@ -74,7 +78,7 @@ def test_the_verdict_closest_to_a_cause_counts(store):
 
 
 def test_a_round_does_not_read_the_verdicts_of_another(store):
-    posting = beside(lambda: of(store, 1, restarts=1).post(verdict(1)))
+    posting = beside(lambda: of(store, 1, restarts=1).post("rank 3 failed", code=7))
     while not store.values:
         pass
     assert of(store, 0, restarts=2).worst() is None
@@ -100,13 +104,13 @@ def test_one_that_waits_at_its_end_sees_a_verdict_a_signal_and_a_store_that_is_g
     one, other = of(store, 0), of(store, 1)
     one.done()
     assert one.await_all(end=lambda: True) is None
-    posting = beside(lambda: other.post(verdict(1)))
+    posting = beside(lambda: other.post("rank 3 failed", code=7))
     assert one.await_all(end=lambda: False) == verdict(1)
     posting.join(timeout=3)
     store.gone = True
     with pytest.raises(RuntimeError):
         one.await_all(end=lambda: False)
-    other.post(verdict(1))  # nobody is there to read it
+    other.post("rank 3 failed", code=7)  # nobody is there to read it
     assert other.poll() is None
 
 

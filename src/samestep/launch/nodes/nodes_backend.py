@@ -243,17 +243,7 @@ class _Agent(SimpleElasticAgent):
         self._on_round_end(self.outcome, self._restarts)
         if self._remaining_restarts or self._verdicts is None or self._is_elastic:
             return
-        place = self._place
-        words = cause.describe(place.size)
-        self._verdicts.post(
-            Verdict(
-                node=place.node,
-                host=socket.gethostname(),
-                text=words,
-                code=cause.code,
-                weight=cause.weight,
-            )
-        )
+        self._verdicts.post(cause.describe(self._place.size), code=cause.code, weight=cause.weight)
         if cause.weight and (verdict := self._verdicts.await_cause(cause.weight)) is not None:
             self._end_with(verdict)
 
@@ -263,10 +253,7 @@ class _Agent(SimpleElasticAgent):
             if self.outcome.preempted:
                 self._verdicts.done()
             else:
-                text = f"its launcher was sent {signal.Signals(number).name}"
-                place = self._place
-                host = socket.gethostname()
-                self._verdicts.post(Verdict(node=place.node, host=host, text=text, code=128 + number))
+                self._verdicts.post(f"its launcher was sent {signal.Signals(number).name}", code=128 + number)
         raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
