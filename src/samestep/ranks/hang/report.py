@@ -114,9 +114,7 @@ def _head(hang: Hang, size: int) -> str:
     if not hang.missing:
         since = f"for {hang.wait.age_s:.0f} s"
         return f"the run hangs: the ranks have waited for each other {since}, in different calls."
-    missing = (
-        f"{format_ranks(hang.missing)} of {size} {verb(hang.missing, 'has', 'have')} not called {hang.wait}"
-    )
+    missing = _missing(hang, size)
     waiting = f"{format_ranks(hang.waiting)} {verb(hang.waiting, 'has', 'have')} waited"
     if not hang.wait.age_s:
         return f"the ranks are out of step: {missing}, in which {waiting}."
@@ -140,10 +138,12 @@ def _headline(
         shown = list(places.values())[:_PLACES]
         words = f"ranks of {size} wait for each other" if difference is None else difference.words
         return f"{words} ({', '.join(shown)})"
-    missing = (
-        f"{format_ranks(hang.missing)} of {size} {verb(hang.missing, 'has', 'have')} not called {hang.wait}"
-    )
-    return f"{missing} ({', '.join(shown)})"
+    return f"{_missing(hang, size)} ({', '.join(shown)})"
+
+
+def _missing(hang: Hang, size: int) -> str:
+    ranks = hang.missing
+    return f"{format_ranks(ranks)} of {size} {verb(ranks, 'has', 'have')} not called {hang.wait}"
 
 
 def _doing(status: RankStatus) -> str:
