@@ -72,17 +72,11 @@ def step_of(recipe: Recipe, variant: Variant, device: torch.device) -> Take:
     make_model = partial(build, recipe.model, shape=SHAPES[recipe.data], classes=10)
     learner = Learner(make_model, settings, device=device, workers=1, steps_per_epoch=1)
     step = ReplicatedStep(
-        model=learner.model,
+        learner=learner,
+        settings=settings,
         forward=compiled(learner.model, settings),
         replicas=replicate(learner.model, SoloWorld(device=device)),
-        optimizer=learner.optimizer,
-        schedule=None,
-        precision=learner.precision,
         clock=loop_clock(device),
-        average=learner.average,
-        clip_norm=settings.clip_norm,
-        label_smoothing=settings.label_smoothing,
-        channels_last=settings.channels_last,
     )
     batch = one_batch(recipe, settings, device, learner.precision.images)
 

@@ -1,6 +1,7 @@
 """Overflow on one rank: all ranks find it, skip the same step and keep equal scales and weights."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,18 +58,15 @@ def train(world, chosen, model, *, broken=None):
     images, labels = (part.tensor_split(world.place.size)[world.place.rank] for part in batch())
     seen = []
     with replicate(model, world, sync=chosen.sync) as replicas:
-        step = ReplicatedStep(
+        learner = SimpleNamespace(
             model=model,
-            forward=model,
-            replicas=replicas,
             optimizer=optimizer,
             schedule=build_schedule(optimizer, chosen, steps_per_epoch=STEPS),
             precision=precision,
-            clock=LoopClock(HostInstants()),
             average=average,
-            clip_norm=chosen.clip_norm,
-            channels_last=chosen.channels_last,
         )
+        clock = LoopClock(HostInstants())
+        step = ReplicatedStep(learner=learner, settings=chosen, forward=model, replicas=replicas, clock=clock)
         for count in range(STEPS):
             overflows = broken == (world.place.rank, count)
             share = len(labels) * world.place.size / SAMPLES

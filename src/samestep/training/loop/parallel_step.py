@@ -119,18 +119,8 @@ def synchronized_step(
     Raises:
         OutOfStep: the ranks' models differ, or ``--exact`` is not possible on these ranks.
     """
-    common: dict[str, Any] = {
-        "model": learner.model,
-        "forward": compiled(learner.model, settings),
-        "optimizer": learner.optimizer,
-        "schedule": learner.schedule,
-        "precision": learner.precision,
-        "clock": clock,
-        "average": learner.average,
-        "clip_norm": settings.clip_norm,
-        "label_smoothing": settings.label_smoothing,
-        "channels_last": settings.channels_last,
-    }
+    forward = compiled(learner.model, settings)
+    common: dict[str, Any] = {"learner": learner, "settings": settings, "forward": forward, "clock": clock}
     if settings.exact is not None:
         exact = Exact(learner.model, shards=settings.exact, seed=settings.seed, world=world)
         with deterministic(world.device):
