@@ -1,6 +1,5 @@
 """Lists the checks: what each needs, its time limit, and what it shows."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.base.errors import UsageError
@@ -147,14 +146,14 @@ def by_name(name: str) -> Check:
     return selected(name)[0]
 
 
-def selected(names: str, checks: Sequence[Check] = CHECKS) -> list[Check]:
+def selected(names: str) -> list[Check]:
     """Return the checks of these names, separated by commas; all for an empty text.
 
     Raises:
         UsageError: there is no such check.
     """
     wanted = [name for name in names.split(",") if name]
-    known = {one.name: one for one in checks}
+    known = {one.name: one for one in CHECKS}
     if unknown := [name for name in wanted if name not in known]:
         raise UsageError(f"--only {unknown[0]} is no check; choose from {', '.join(known)}")
-    return [known[name] for name in wanted] or list(checks)
+    return [known[name] for name in wanted] or list(CHECKS)
