@@ -24,7 +24,7 @@ from torch import nn
 from samestep.training.checkpoint.checkpoint_schedule import Writer
 from samestep.training.checkpoint.retention import Retention
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 SHAPE, CLASSES = (3, 32, 32), 10
 

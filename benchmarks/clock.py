@@ -40,7 +40,7 @@ from samestep.base.place import Place
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 
 STEPS = 40
 """Steps of a turn."""

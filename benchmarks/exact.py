@@ -27,7 +27,7 @@ from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 SHARDS, RANKS = 8, 2
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60

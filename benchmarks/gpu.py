@@ -41,7 +41,7 @@ from samestep.training.data.sets.synthetic import load_synthetic
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.precision import machine_has_bf16
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.settings import Settings
 
 SCRIPT = Path(__file__).parent / "scripts" / "gpu_steps.py"

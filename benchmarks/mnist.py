@@ -31,7 +31,7 @@ from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 from samestep.training.recipes.registry import find
 
 MEAN, STD = 0.1307, 0.3081

@@ -18,7 +18,7 @@ from itertools import product
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.observe.clock.loop_clock import loop_clock
+from samestep.observe.clock.step_reader import loop_clock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
@@ -26,7 +26,7 @@ from samestep.training.data.loader import Batch, ImageLoader, LoaderOptions
 from samestep.training.loop.compiling import compiled
 from samestep.training.loop.learner import Learner
 from samestep.training.loop.step import ReplicatedStep
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.recipes.registry import Recipe, find
 from samestep.training.settings import Settings
 
@@ -72,17 +72,11 @@ def step_of(recipe: Recipe, variant: Variant, device: torch.device) -> Take:
     make_model = partial(build, recipe.model, shape=SHAPES[recipe.data], classes=10)
     learner = Learner(make_model, settings, device=device, workers=1, steps_per_epoch=1)
     step = ReplicatedStep(
-        model=learner.model,
+        learner=learner,
+        settings=settings,
         forward=compiled(learner.model, settings),
         replicas=replicate(learner.model, SoloWorld(device=device)),
-        optimizer=learner.optimizer,
-        schedule=None,
-        precision=learner.precision,
         clock=loop_clock(device),
-        average=learner.average,
-        clip_norm=settings.clip_norm,
-        label_smoothing=settings.label_smoothing,
-        channels_last=settings.channels_last,
     )
     batch = one_batch(recipe, settings, device, learner.precision.images)
 

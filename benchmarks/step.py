@@ -23,7 +23,7 @@ from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 from samestep.training.settings import Settings
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.base.place import Place
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 
 STEPS = 5
 """Steps of one variant's turn."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.base.machine.math_kernels import settle_math_kernels
+from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.ranks.rendezvous.network_store import close_all
 
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)

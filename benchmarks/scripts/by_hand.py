@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="convnet")

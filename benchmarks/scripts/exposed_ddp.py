@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from windows import Windows
 
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from windows import Windows, exchange_of_worlds
 
 from samestep.ranks.world.current import current
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)

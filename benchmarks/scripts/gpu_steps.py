@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--device", default="cuda")

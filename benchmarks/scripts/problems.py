@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 _BATCHES = 40
 """Batches of an epoch; memory holds them in each process."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="convnet")

@@ -20,8 +20,7 @@ from samestep.testing.gpu.devices import Machine, check_version
 from samestep.testing.gpu.one import function_of, outcome
 from samestep.testing.gpu.rank_script import ON_CPUS, SYNCHRONIZERS, batch, network
 from samestep.testing.gpu.registry import CHECKS, Check, by_name, selected
-from samestep.testing.gpu.report import table
-from samestep.testing.gpu.runner import Outcome, Request, exit_code, reason_to_skip, run_all, run_one
+from samestep.testing.gpu.runner import Outcome, Request, exit_code, reason_to_skip, run_all, run_one, table
 
 
 def check(**values):

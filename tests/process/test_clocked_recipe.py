@@ -8,10 +8,9 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.observe.clock.clock_file import ClockOptions
-from samestep.training.recipes.clocked import clocked
 from samestep.training.recipes.request import Request
 from samestep.training.recipes.resolve import resolve
-from samestep.training.recipes.run_recipe import run_recipe
+from samestep.training.recipes.run_recipe import clocked, run_recipe
 
 
 def trained(world, folder, steps, warm_up, samples=90):

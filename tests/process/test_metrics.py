@@ -9,7 +9,7 @@ from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.evaluate import evaluate
 from samestep.training.loop.metrics import TorchMetrics, metrics_of
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 
 ASKED = ["Accuracy", "F1Score:average=macro", "AUROC"]
 

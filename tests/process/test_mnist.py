@@ -11,7 +11,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 from support.data import shared_data
 from support.training import largest_difference, settings, train
 

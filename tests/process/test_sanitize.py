@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from samestep.base.errors import OutOfStep
-from samestep.observe.sanitize.rank_comparison import sanitizing
+from samestep.observe.sanitizer import sanitizing
 
 STEPS = 3
 

@@ -1,22 +1,23 @@
 """Overflow on one rank: all ranks find it, skip the same step and keep equal scales and weights."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.loader import Batch
+from samestep.training.loop.learner import Average
 from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
 from samestep.training.loop.step import ReplicatedStep
-from samestep.training.loop.weight_average import Average
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 from samestep.training.settings import Settings
 
 CPU = torch.device("cpu")
@@ -57,18 +58,15 @@ def train(world, chosen, model, *, broken=None):
     images, labels = (part.tensor_split(world.place.size)[world.place.rank] for part in batch())
     seen = []
     with replicate(model, world, sync=chosen.sync) as replicas:
-        step = ReplicatedStep(
+        learner = SimpleNamespace(
             model=model,
-            forward=model,
-            replicas=replicas,
             optimizer=optimizer,
             schedule=build_schedule(optimizer, chosen, steps_per_epoch=STEPS),
             precision=precision,
-            clock=LoopClock(HostInstants()),
             average=average,
-            clip_norm=chosen.clip_norm,
-            channels_last=chosen.channels_last,
         )
+        clock = LoopClock(HostInstants())
+        step = ReplicatedStep(learner=learner, settings=chosen, forward=model, replicas=replicas, clock=clock)
         for count in range(STEPS):
             overflows = broken == (world.place.rank, count)
             share = len(labels) * world.place.size / SAMPLES

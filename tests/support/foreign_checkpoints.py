@@ -17,10 +17,17 @@ from pathlib import Path
 import torch
 
 from samestep.base.errors import Error
-from samestep.training.checkpoint.manifest import Seal, manifest_text, read_manifest
 from samestep.training.checkpoint.random_state import random_state
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.snapshot import MANIFEST, MODEL, OPTIMIZER, STATE
+from samestep.training.checkpoint.snapshot import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    Seal,
+    manifest_text,
+    read_manifest,
+)
 from support.snapshots import network, snapshot, stepped, write
 
 ODD = (

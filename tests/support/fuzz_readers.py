@@ -126,9 +126,11 @@ def _archive():
 
 
 def _read_cifar(folder):
+    from samestep.base.env import exported
     from samestep.training.data.sets.cifar10 import CIFAR10
 
-    found = CIFAR10.load("train", data_dir=folder, cache_dir=folder / "cache")
+    with exported({"XDG_CACHE_HOME": str(folder / "cache")}):
+        found = CIFAR10.load("train", data_dir=folder)
     assert int(found.labels.max()) < len(found.classes), "a label that is no class"
     assert int(found.labels.min()) >= 0, "a label that is no class"
 

@@ -8,7 +8,7 @@ from torch import nn
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.networks import ConvNet
+from samestep.training.networks import ConvNet
 from samestep.training.settings import Settings
 
 

@@ -21,9 +21,8 @@ from samestep.lab.registry import EXPERIMENTS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.loop_clock import LoopClock
-from samestep.observe.clock.phase_instants import ClockedStep
+from samestep.observe.clock.instants import ClockedStep, HostInstants
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.studies.bench.figures import figures
@@ -79,7 +78,6 @@ def test_every_verb_in_the_readme_exists():
         ("scaling", "studies.scaling.analysis"),
         ("studies", "studies.scaling.sweep"),
         ("observe", "observe.clock"),
-        ("observe", "observe.sanitize"),
         ("ranks", "ranks.hang"),
         ("hooks", "hooks"),
     ],

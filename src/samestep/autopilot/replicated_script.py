@@ -42,7 +42,7 @@ from samestep.autopilot.split_calls import (
 from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
-from samestep.base.machine.freed_memory import keep_freed_memory
+from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.polling import holds_within
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping

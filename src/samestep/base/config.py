@@ -64,10 +64,8 @@ def read_tables(path: Path) -> dict[str, Any]:
 def table(path: Path, name: str, kind: type[Table]) -> Table:
     """Return table `name` of a configuration file as `kind`, a dataclass whose fields all have defaults.
 
-    Args:
-        path: the file; if it does not exist, all fields keep the defaults of `kind`.
-        name: name of the table.
-        kind: a dataclass; see `samestep.base.typed_json.reader`.
+    If there is no file, all fields keep the defaults of `kind`; see `samestep.base.typed_json.reader` for
+    their types.
 
     Raises:
         UsageError: the file is wrong, or a key is unknown or of the wrong type.

@@ -42,8 +42,7 @@ class StatusLine:
 def print_verdict(*parts: str | tuple[str, str]) -> None:
     """Print a line of a result on stdout.
 
-    Args:
-        parts: the text; a part with a style has it on a terminal, unless NO_COLOR is set.
+    A part with a style has it on a terminal, unless NO_COLOR is set.
     """
     from rich.console import Console
     from rich.text import Text
@@ -78,11 +77,7 @@ def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[..., No
     """Show a progress bar with the time left, if stderr is a terminal.
 
     It yields a function to call before each piece of work, with its name, and with the number of all pieces
-    once it is known.
-
-    Args:
-        total: pieces of work; None if the number is not known yet.
-        shown: whether this process shows it.
+    once it is known. `total` is None if the number of pieces is not known yet.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -82,9 +82,7 @@ class Preempted(Error):  # noqa: N818 - reads as the event it is
 class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
     """A worker of the run ended with an error.
 
-    Args:
-        message: what failed first, and where.
-        exit_code: what the whole run exits with; never 0.
+    The message has what failed first, and where; the exit code is that of the whole run, and never 0.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
@@ -111,9 +109,6 @@ for _kind in [one for one in globals().values() if isinstance(one, type) and iss
 
 def one_line(message: str) -> str:
     r"""Return a message as one printable line for a terminal.
-
-    Args:
-        message: text with line ends, control characters and quoted values of any length.
 
     >>> print(one_line("cannot read 'a\x1b[31m'\n  again"))
     cannot read 'a\x1b[31m' again

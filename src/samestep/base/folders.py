@@ -19,9 +19,7 @@ def user_cache() -> Path:
 def refuse_unwritable_file(flag: str, file: Path | None) -> None:
     """Refuse a file that cannot be written, before time is spent on its content.
 
-    Args:
-        flag: the option that has it.
-        file: the file; nothing is created. None if the option was not given.
+    `flag` is the option that has it; nothing is created. The file is None if the option was not given.
 
     Raises:
         UsageError: it is a folder, or its folder does not exist or is not writable.
@@ -38,9 +36,7 @@ def refuse_unwritable_file(flag: str, file: Path | None) -> None:
 def refuse_unwritable(flag: str, folder: Path | None) -> None:
     """Refuse a folder that cannot be created or written to, before time is spent on its content.
 
-    Args:
-        flag: the option that has it.
-        folder: the folder; nothing is created. None if the option was not given.
+    `flag` is the option that has it; nothing is created. The folder is None if the option was not given.
 
     Raises:
         UsageError: the folder, or the first of its parents that exists, is a file or not writable.

@@ -10,8 +10,7 @@ _SLOT = struct.Struct("<q")
 class LastSteps:
     """The last steps of several workers, in memory that the processes forked from this one share.
 
-    Args:
-        workers: number of workers, which are forked after this object is made.
+    The workers are forked after this object is made.
     """
 
     def __init__(self, workers: int) -> None:
@@ -41,10 +40,6 @@ _here = _Here()
 
 
 def record_step(step: int) -> None:
-    """Record the number of steps that the training has finished, restarts included.
-
-    Args:
-        step: 0 before the first step.
-    """
+    """Record the number of steps that the training has finished, restarts included."""
     if _here.memory is not None:
         _SLOT.pack_into(_here.memory, _here.offset, step + 1)

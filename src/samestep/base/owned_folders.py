@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samestep.base.errors import Error
@@ -40,8 +40,7 @@ class Orphan:
 def make_folder(parent: Path | None = None) -> Path:
     """Make a folder that belongs to this process, and return it.
 
-    Args:
-        parent: its parent folder; by default the temporary directory.
+    Its parent folder is by default the temporary directory.
 
     Raises:
         Error: no folder can be made.
@@ -64,7 +63,7 @@ def make_folder(parent: Path | None = None) -> Path:
 
 def use_folder(path: Path) -> None:
     """Record that this process uses a folder that another process has made."""
-    text = json.dumps({"is": _VERSION, **Owner.here().as_record()})
+    text = json.dumps({"is": _VERSION, **asdict(Owner.here())})
     file = os.open(path / f"{_RECORD}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "w") as stream:
         stream.write(text)

@@ -7,11 +7,12 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from samestep.base.machine.kernel_files import name_space, text_of
+from samestep.base.typed_json import PositiveInt, read_as
 
 Life: TypeAlias = Literal["alive", "dead", "unknown"]
 
@@ -22,7 +23,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Owner:
     """The identity of a process."""
 
-    pid: int  # its process id
+    pid: PositiveInt  # its process id
     started: str  # its start time in the system's unit; empty where unknown
     boot: str  # the boot id of its host
     host: str  # the name of its host
@@ -35,21 +36,13 @@ class Owner:
 
     @classmethod
     def of_record(cls, record: object) -> "Owner":
-        """Return the process of a record made by `as_record`.
+        """Return the process of a record, the fields of this class by name.
 
         Raises:
             ValueError: the record is malformed.
         """
-        kinds = {"pid": int, "started": str, "boot": str, "host": str, "numbering": str}
-        if not isinstance(record, dict) or record.keys() != kinds.keys():
-            raise ValueError("no record of a process")
-        if any(type(record[name]) is not kind for name, kind in kinds.items()) or record["pid"] < 1:
-            raise ValueError("a record of a process with other types")
-        return cls(**record)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return this as a dict of plain values."""
-        return asdict(self)
+        owner: Owner = read_as(cls, record, "process")
+        return owner
 
     def life(self) -> Life:
         """Return whether the process lives, as far as this process can find out."""

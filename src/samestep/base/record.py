@@ -41,10 +41,7 @@ def command() -> list[str]:
 def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = None) -> None:
     """Write `record` to `path` as indented JSON, atomically; numbers that are not finite become null.
 
-    Args:
-        path: the file.
-        record: plain values.
-        identity: of the run that writes to the folder; see `write_whole`.
+    The record has plain values; see `write_whole` for the identity.
     """
     text = json.dumps(map_values(record, _finite), indent=2, allow_nan=False)
     write_whole(path, [text, "\n"], identity=identity)

@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def kind_of(mode: int) -> str | None:
 def lies_at(path: Path) -> bool:
     """Return whether anything has this name, including a broken link."""
     return os.path.lexists(path)
+
+
+@contextmanager
+def descriptor(
+    path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, dir_fd: int | None = None
+) -> Iterator[int]:
+    """Open a file or folder by `os.open` for the duration of a block, and yield its descriptor."""
+    handle = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def open_regular(

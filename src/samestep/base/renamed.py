@@ -22,8 +22,7 @@ def warn_renamed(old: str, new: str) -> None:
 def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator of functions some of whose keyword arguments had other names before 0.2.
 
-    Args:
-        names: the present name of each former one.
+    `names` has the present name of each former one.
 
     Raises:
         TypeError: a call of the function has both names of an argument.

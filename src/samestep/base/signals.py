@@ -5,12 +5,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import TypeAlias
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals that schedulers send some time before a job's limit; launchers forward them."""
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals of Ctrl-C, of a scheduler or the system, and of a closed terminal."""
+Handler: TypeAlias = Callable[[int, FrameType | None], None] | signal.Handlers
+"""A function that receives a signal, or ``SIG_DFL``."""
 
 
 class DeferredSignals:
@@ -37,7 +40,7 @@ class DeferredSignals:
 def held() -> Iterator[DeferredSignals]:
     """Record the signals that end a command without ending, for the duration of a block."""
     noted = DeferredSignals()
-    with _handled(noted.take):
+    with ends_handled(noted.take):
         yield noted
 
 
@@ -48,19 +51,17 @@ def interruptible() -> Iterator[None]:
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled(end):
+    with ends_handled(end):
         yield
 
 
-def _handled(take: Callable[[int, FrameType | None], None]) -> AbstractContextManager[None]:
+def ends_handled(take: Handler) -> AbstractContextManager[None]:
     """Handle the signals that end a command by `take`; ignored signals stay ignored."""
     return handled([one for one in ENDS if signal.getsignal(one) not in (signal.SIG_IGN, None)], take)
 
 
 @contextmanager
-def handled(
-    numbers: Iterable[signal.Signals], take: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
+def handled(numbers: Iterable[signal.Signals], take: Handler) -> Iterator[None]:
     """Handle signals by `take` for the duration of a block; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -95,9 +95,6 @@ def frames_of(thread: int | None) -> list[FrameType]:
     CPython 3.11 may collect garbage while it makes the object of a frame. A finalizer can then let the other
     thread leave that frame, whose memory is used all the same: the process crashes or hangs. No garbage is
     collected here therefore.
-
-    Args:
-        thread: its identifier, as `threading.get_ident` returns it.
     """
     was_enabled = gc.isenabled()
     gc.disable()

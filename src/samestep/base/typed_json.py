@@ -129,10 +129,10 @@ def _value(kind: Any) -> Reader:
     is_number = kind in (int, float)
 
     def read(found: Any, where: str) -> Any:
-        if not isinstance(found, kinds) or (options and found not in options):
-            raise FormatError(f"{where} is not {what}")
-        if is_number and (isinstance(found, bool) or not -_MOST <= found <= _MOST):  # nan is not in the range
-            raise FormatError(f"{where} is not {what}")
+        is_right = isinstance(found, kinds) and (not options or found in options)
+        if is_right and is_number:
+            is_right = not isinstance(found, bool) and -_MOST <= found <= _MOST  # nan is not in the range
+        _expect(is_right, where, what)
         return found if options else kind(found)
 
     return read

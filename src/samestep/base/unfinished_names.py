@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.base.regular_files import kind_of, read_bytes
+from samestep.base.regular_files import descriptor, kind_of, read_bytes
 
 IDENTITY_FILE = ".samestep-run"
 _IDENTITY = re.compile(r"[0-9a-f]{32}\n")
@@ -44,16 +44,13 @@ def claim(folder: Path) -> str:
     path = folder / IDENTITY_FILE
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-    handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as handle:
         status = os.fstat(handle)
         if kind_of(status.st_mode) is not None or status.st_size:  # a writer that was killed left it empty
             raise OSError(errno.EEXIST, f"{IDENTITY_FILE} in it is not samestep's; move it away", str(path))
         identity = secrets.token_hex(16)
         os.write(handle, f"{identity}\n".encode())
         sync(handle)
-    finally:
-        os.close(handle)
     return identity
 
 
@@ -73,10 +70,8 @@ def sync(handle: int) -> None:
 def hidden_name(kind: str, name: str, identity: str) -> str:
     """Return a new name for a file or folder while it is written, replaced or deleted.
 
-    Args:
-        kind: ``draft``, ``old`` or ``gone``.
-        name: its final name, or the name that it had before.
-        identity: of the run.
+    The kind is ``draft``, ``old`` or ``gone``; `name` is the final name, or the one before, and `identity`
+    that of the run.
     """
     return f".samestep-{kind}-{identity}-{secrets.token_hex(8)}.{name}"
 

@@ -121,10 +121,7 @@ def seconds_text(seconds: float) -> str:
 def check_seconds(flag: str, seconds: float, *, zero: str = "") -> None:
     """Check a time limit.
 
-    Args:
-        flag: the option's name.
-        seconds: its value.
-        zero: the effect of 0; empty where 0 is not allowed.
+    `zero` is the effect of 0; empty where 0 is not allowed.
 
     Raises:
         UsageError: the value is negative, not finite or too large, or 0 where that is not allowed.

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -15,8 +16,6 @@ TOML_BYTES = 128 << 10
 DEPTH = 64
 """The deepest nesting of lists and objects that is accepted, since readers walk them by recursion."""
 
-_TOO_DEEP = f"it is nested more than {DEPTH} deep"
-
 
 def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
@@ -24,11 +23,7 @@ def parse_json(text: str) -> Any:
     Raises:
         ValueError: the text is not JSON, is nested too deeply, or holds half of a surrogate pair.
     """
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    _check_depth(found)
+    found = _parsed(json.loads, text)
     if "\\ud" in text.lower():  # half of a pair of surrogates can be neither printed nor written
         json.dumps(found, ensure_ascii=False).encode()
     return found
@@ -40,21 +35,19 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         ValueError: the text is not TOML, or is nested too deeply.
     """
-    try:
-        found = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    _check_depth(found)
-    return found
+    tables: dict[str, Any] = _parsed(tomllib.loads, text)
+    return tables
 
 
-def _check_depth(found: Any) -> None:
-    level = [found]
-    for _ in range(DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """Return the value of a text, unless it is nested too deeply."""
+    with suppress(RecursionError):
+        level = [found := parse(text)]
+        for _ in range(DEPTH):
+            level = [inner for outer in level for inner in _inside(outer)]
+            if not level:
+                return found
+    raise ValueError(f"it is nested more than {DEPTH} deep")
 
 
 def _inside(value: Any) -> list[Any]:

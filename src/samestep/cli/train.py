@@ -276,8 +276,7 @@ def _log_continuation(resolved: "ResolvedConfig") -> None:
 
 def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
     """Train, and return the result; None if the training was stopped after ``--clock-steps``."""
-    from samestep.training.recipes.clocked import clocked
-    from samestep.training.recipes.run_recipe import run_recipe
+    from samestep.training.recipes.run_recipe import clocked, run_recipe
 
     if clocking is None:
         return run_recipe(world, resolved)

@@ -13,7 +13,7 @@ from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.third_party import load_state
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 State = dict[str, Tensor]
 Wrap = Callable[[nn.Module], Any]

@@ -11,7 +11,7 @@ from samestep.parallel.sharding.share import share
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.settings import Settings
 
 PUBLISHED = 10_000

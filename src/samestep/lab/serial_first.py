@@ -22,7 +22,7 @@ from samestep.studies.bench.synchronizers import Problem
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.loop.compiling import compiled, in_memory_format
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.settings import Settings
 
 BASE = Settings(epochs=1, batch_size=16, lr=0.01)

@@ -12,7 +12,7 @@ from samestep.lab.experiment import Outcome, Setup, Table, interval_text, mean_a
 from samestep.lab.training_runs import SUBSET, image_sets, pixels
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.protocol import World
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.settings import Settings
 
 SEEDS, EPOCHS, BATCH, RATE = 5, 5, 64, 0.05

@@ -12,7 +12,7 @@ from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.settings import Settings
 
 SUBSET = 2000

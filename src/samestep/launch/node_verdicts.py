@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from socket import gethostname
 
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within, polls
 from samestep.ranks.rendezvous.handshake import Store
 
 _POLL_S = 0.1
+_CAUSE_S = 2.0  # seconds to wait for another node's verdict that is closer to a cause
 _READ_EVERY_S = 0.5
 _SEEN_WITHIN_S = 5.0
 """Seconds that a node stays until the others have read its verdict: it may serve the store."""
@@ -50,8 +52,9 @@ class Verdicts:
         self._last_read = 0.0
         self._beat = 0
 
-    def post(self, verdict: Verdict) -> None:
-        """Post that this node ends, and wait, up to a limit, until the others have read it."""
+    def post(self, text: str, *, code: int, weight: int = 0) -> None:
+        """Post a verdict of this node, and wait, up to a limit, until the others have read it."""
+        verdict = Verdict(node=self._node, host=gethostname(), text=text, code=code, weight=weight)
         with suppress(RuntimeError):  # the store is gone: so is the node that served it
             self._store.set(self._key("failed", self._node), json.dumps(asdict(verdict)))
             self._await("seen", _SEEN_WITHIN_S)
@@ -78,10 +81,10 @@ class Verdicts:
         except RuntimeError:  # the workers, or the next rendezvous, detect that
             return None
 
-    def await_cause(self, than: int, timeout_s: float = 2.0) -> Verdict | None:
+    def await_cause(self, than: int) -> Verdict | None:
         """Return another node's verdict that is closer to a cause than `than`, if one is posted in time."""
         with suppress(RuntimeError):
-            for _ in polls(timeout_s, least_s=_POLL_S):
+            for _ in polls(_CAUSE_S, least_s=_POLL_S):
                 verdict = self.worst()
                 if verdict is not None and verdict.weight < than:
                     return verdict

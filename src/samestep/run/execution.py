@@ -17,14 +17,12 @@ from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.place import Place
 from samestep.launch.job import STDERR, Job, Program
-from samestep.launch.local.child import Start
+from samestep.launch.local.child import Report, ReportPipe, Start
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, host, leave
-from samestep.launch.local.local_backend import place_variables
+from samestep.launch.local.local_backend import Restarts, place_variables
 from samestep.launch.local.programs import become, entry_of, has_met
-from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome
-from samestep.launch.local.worker_report import Report, ReportPipe
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
 from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at, values_beside

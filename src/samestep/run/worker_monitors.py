@@ -16,13 +16,12 @@ from samestep.launch.local.programs import Around, Watch
 from samestep.launchers.detect import detect
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_counter import COUNTING, StepCounts
-from samestep.observe.sanitize.rank_comparison import sanitizing
+from samestep.observe.sanitizer import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
-from samestep.ranks.hang.idle_watch import IdleWatch
 from samestep.ranks.hang.rank_status import State, Wait
 from samestep.ranks.hang.report import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
 from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore, inherited_store
-from samestep.ranks.hang.watchdog import Response, Watchdog, interval_of
+from samestep.ranks.hang.watchdog import IdleWatch, Response, Watchdog, interval_of
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""

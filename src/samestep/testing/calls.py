@@ -34,20 +34,13 @@ _REDUCE_OPS: Mapping[Op, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function with the meaning of its parameters.
+    """A function with the meaning of its parameters."""
 
-    Args:
-        fn: the function.
-        tensor: the name of the parameter that takes the tensor.
-        meanings: by parameter, one of ``world``, ``rank``, ``size``, ``root`` and ``op``.
-        names_ops: whether `op` is the name of an operation, not a ``ReduceOp``.
-        ops: the operations that `fn` declares, as in ``op: Literal["sum", "mean"]``; all if it declares none.
-    """
-
-    fn: Callable[..., object]
-    tensor: str
-    meanings: Mapping[str, str]
-    names_ops: bool
+    fn: Callable[..., object]  # the function
+    tensor: str  # the name of the parameter that takes the tensor
+    meanings: Mapping[str, str]  # by parameter, one of ``world``, ``rank``, ``size``, ``root`` and ``op``
+    names_ops: bool  # whether `op` is the name of an operation, not a ``ReduceOp``
+    # the operations that `fn` declares, as in ``op: Literal["sum", "mean"]``; all if it declares none
     ops: Sequence[Op] = OPS
 
     @property

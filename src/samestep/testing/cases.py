@@ -16,23 +16,14 @@ COUNTED = (3 * 16384 + 5,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call of a collective on all ranks.
+    """One call of a collective on all ranks."""
 
-    Args:
-        inputs: each rank's tensor.
-        root: the rank that others send to, or receive from.
-        op: the operation.
-        strided: whether tensors have gaps in memory.
-        transposed: whether tensors are transposed views of contiguous ones.
-        counted: whether the bytes that ranks send are checked.
-    """
-
-    inputs: tuple[Tensor, ...]
-    root: int = 0
-    op: Op = "sum"
-    strided: bool = False
-    transposed: bool = False
-    counted: bool = False
+    inputs: tuple[Tensor, ...]  # each rank's tensor
+    root: int = 0  # the rank that others send to, or receive from
+    op: Op = "sum"  # the operation
+    strided: bool = False  # whether tensors have gaps in memory
+    transposed: bool = False  # whether tensors are transposed views of contiguous ones
+    counted: bool = False  # whether the bytes that ranks send are checked
 
     def input(self, rank: int) -> Tensor:
         """Return a new copy of a rank's tensor."""

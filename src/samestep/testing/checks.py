@@ -92,23 +92,15 @@ _NO_MEAN = "Cannot use ReduceOp.AVG with Gloo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Raises if a function is not the collective of this name.
+    """Raises if a function is not the collective of this name."""
 
-    Args:
-        name: of the collective.
-        judge: yields the problems of a call.
-        sends: maximum volume that all ranks together send, in sizes of the tensor, by number of ranks.
-        reduces: whether the collective takes an operation.
-        rooted: whether it takes a rank that others send to, or receive from.
-        rows: whether its tensor has one row per rank.
-    """
-
-    name: str
-    judge: Judge
+    name: str  # of the collective
+    judge: Judge  # yields the problems of a call
+    # maximum volume that all ranks together send, in sizes of the tensor, by number of ranks
     sends: Callable[[int], float]
-    reduces: bool = False
-    rooted: bool = False
-    rows: bool = False
+    reduces: bool = False  # whether the collective takes an operation
+    rooted: bool = False  # whether it takes a rank that others send to, or receive from
+    rows: bool = False  # whether its tensor has one row per rank
 
     def __call__(
         self,

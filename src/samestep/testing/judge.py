@@ -38,26 +38,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """All problems of one code.
+    """All problems of one code."""
 
-    Args:
-        code: one of `CODES`.
-        text: of the first problem: the number of ranks, the call, and what is wrong.
-        ranks: smallest number of ranks with such a problem.
-        count: number of such problems.
-    """
-
-    code: str
-    text: str
-    ranks: int
-    count: int
+    code: str  # one of `CODES`
+    text: str  # of the first problem: the number of ranks, the call, and what is wrong
+    ranks: int  # smallest number of ranks with such a problem
+    count: int  # number of such problems
 
 
 def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
     """Return one fault for each code, the gravest first.
 
-    Args:
-        problems: each with the number of ranks and the call in words, by number of ranks.
+    Each problem has the number of ranks and the call in words; they are in order of the number of ranks.
     """
     found: dict[str, Fault] = {}
     for ranks, call, problem in problems:
@@ -74,19 +66,12 @@ def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a call on one rank.
+    """Result of a call on one rank."""
 
-    Args:
-        tensor: the tensor passed to the function, after the call.
-        returned: the return value.
-        sent: bytes that the rank sent.
-        lacks_mean: whether the function passed a mean to a Gloo that has none.
-    """
-
-    tensor: Tensor
-    returned: Any
-    sent: int
-    lacks_mean: bool = False
+    tensor: Tensor  # the tensor passed to the function, after the call
+    returned: Any  # the return value
+    sent: int  # bytes that the rank sent
+    lacks_mean: bool = False  # whether the function passed a mean to a Gloo that has none
 
 
 Judge = Callable[[Case, Sequence[Result]], Iterator[Problem]]

@@ -34,17 +34,11 @@ from samestep.ranks.world.thread_world import run_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of a task on one rank.
+    """Outcome of a task on one rank."""
 
-    Args:
-        value: its return value.
-        error: the error it raised, as text; empty if none.
-        stuck: the line it was in at the timeout; empty if it ended.
-    """
-
-    value: Any = None
-    error: str = ""
-    stuck: str = ""
+    value: Any = None  # its return value
+    error: str = ""  # the error it raised, as text; empty if none
+    stuck: str = ""  # the line it was in at the timeout; empty if it ended
 
 
 Task = Callable[[World], Any]

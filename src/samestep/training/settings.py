@@ -218,8 +218,7 @@ class Settings:
     def check_resumable(self, begun: Mapping[str, Any]) -> None:
         """Check that a resumed run has the settings that it began with.
 
-        Args:
-            begun: the first settings by name, from `as_dict` or JSON, possibly of another version.
+        The first settings are from `as_dict` or JSON, possibly of another version.
 
         Raises:
             CheckpointError: names a setting that differs.

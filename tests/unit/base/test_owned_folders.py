@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -178,7 +178,7 @@ def test_a_process_is_distinguished_from_an_earlier_one_of_the_same_pid():
     here = Owner.here()
     assert here.life() == "alive"
     assert replace(here, started="1").life() == "dead"
-    assert Owner.of_record(here.as_record()) == here
+    assert Owner.of_record(asdict(here)) == here
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -8,8 +8,8 @@ import pytest
 from samestep.base import env
 from samestep.cli.main import run_command
 from samestep.cli.verify import _print
+from samestep.launch.local.child import Report
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.worker_report import Report
 from samestep.run import rerun
 from samestep.studies.verify.verdict import Finding, Row
 from samestep.studies.verify.verdict import Report as Comparison

@@ -1,6 +1,7 @@
 """A node that fails finally or is interrupted ends the others; one that succeeds waits for them."""
 
 import threading
+from socket import gethostname
 
 import pytest
 
@@ -33,7 +34,7 @@ class Store:
 
 
 def verdict(node, weight=0):
-    return Verdict(node=node, host=f"host{node}", text="rank 3 failed", code=7, weight=weight)
+    return Verdict(node=node, host=gethostname(), text="rank 3 failed", code=7, weight=weight)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def beside(act):
 
 
 def test_a_node_that_posts_a_verdict_waits_until_the_others_have_read_it(store):
-    posting = beside(lambda: of(store, 1).post(verdict(1)))
+    posting = beside(lambda: of(store, 1).post("rank 3 failed", code=7))
     while (read := of(store, 0).worst()) is None:
         assert posting.is_alive()
     assert read == verdict(1)
@@ -62,9 +63,12 @@ def test_a_node_that_posts_a_verdict_waits_until_the_others_have_read_it(store):
 
 def test_the_verdict_closest_to_a_cause_is_preferred(store):
     first, second = of(store, 0, 3), of(store, 1, 3)
-    posting = [beside(lambda: first.post(verdict(0, 2))), beside(lambda: second.post(verdict(1, 0)))]
+    posting = [
+        beside(lambda: first.post("rank 3 failed", code=7, weight=2)),
+        beside(lambda: second.post("rank 3 failed", code=7, weight=0)),
+    ]
     last = of(store, 2, 3)
-    while len([key for key in store.values if "failed" in key]) < 2:
+    while len([key for key in list(store.values) if "failed" in key]) < 2:
         pass
     assert last.worst() == verdict(1, 0)
     assert first.await_cause(2) == verdict(1, 0)
@@ -74,7 +78,7 @@ def test_the_verdict_closest_to_a_cause_is_preferred(store):
 
 
 def test_verdicts_of_another_restart_are_not_read(store):
-    posting = beside(lambda: of(store, 1, restarts=1).post(verdict(1)))
+    posting = beside(lambda: of(store, 1, restarts=1).post("rank 3 failed", code=7))
     while not store.values:
         pass
     assert of(store, 0, restarts=2).worst() is None
@@ -100,13 +104,13 @@ def test_the_wait_at_the_end_stops_at_a_verdict_a_signal_or_a_lost_store(store):
     one, other = of(store, 0), of(store, 1)
     one.done()
     assert one.await_all(end=lambda: True) is None
-    posting = beside(lambda: other.post(verdict(1)))
+    posting = beside(lambda: other.post("rank 3 failed", code=7))
     assert one.await_all(end=lambda: False) == verdict(1)
     posting.join(timeout=3)
     store.gone = True
     with pytest.raises(RuntimeError):
         one.await_all(end=lambda: False)
-    other.post(verdict(1))  # no node is left to read it
+    other.post("rank 3 failed", code=7)  # no node is left to read it
     assert other.poll() is None
 
 

@@ -64,10 +64,7 @@ def driver_is_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
 def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -> int:
     """Parse ``--nproc-per-node``: a number, ``gpu`` (one per accelerator), ``cpu``, or ``auto``.
 
-    Args:
-        text: value of the flag.
-        cpus: processors that this node can use.
-        accelerators: accelerators of this node; counted if None and needed.
+    `cpus` are processors that this node can use; accelerators are counted if None and needed.
 
     Raises:
         UsageError: the value is none of these, or ``gpu`` on a node without one.

@@ -35,9 +35,7 @@ class Interface:
 def interfaces(addresses: Mapping[str, Sequence[str]], *, root: Path = Path("/")) -> list[Interface]:
     """Return the interfaces that sysfs lists.
 
-    Args:
-        addresses: the IP addresses by interface, which sysfs does not list.
-        root: folder that contains ``sys``.
+    `addresses` are the IP addresses by interface, which sysfs does not list; `root` contains ``sys``.
     """
     found = []
     for folder in folders_in(root / "sys/class/net"):

@@ -37,11 +37,8 @@ def gpu_nodes(
     """Return the NUMA node of each NVIDIA GPU that this process sees, by CUDA's numbers.
 
     Empty where the nodes are unknown: no NVIDIA GPU, a machine of one node, or an unknown name in `visible`.
-
-    Args:
-        visible: ``CUDA_VISIBLE_DEVICES``, if it is set.
-        root: of the file system.
-        opens: returns whether a device file can be opened; schedulers deny the GPUs of other jobs.
+    `visible` is ``CUDA_VISIBLE_DEVICES``, if it is set. `opens` returns whether a device file can be opened;
+    schedulers deny the GPUs of other jobs.
     """
     opens = opens or _opens
     seen: list[tuple[str, int]] = []  # UUID and node

@@ -53,6 +53,6 @@ def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
     return numbers
 
 
-def memory_is_numbered_apart(proc: Path = Path("/proc")) -> bool:
+def memory_is_numbered_apart() -> bool:
     """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``)."""
-    return name_space("ipc", proc) == _HOSTS_IPC and name_space("pid", proc) != _HOSTS_PID
+    return name_space("ipc") == _HOSTS_IPC and name_space("pid") != _HOSTS_PID

@@ -6,6 +6,7 @@ finds it by ``__spec__`` and ``__file__``), and a traceback begins at the user's
 """
 
 import atexit
+import errno
 import gc
 import importlib.util
 import io
@@ -20,18 +21,13 @@ from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from samestep.base.console import log
-from samestep.base.errors import Error, UsageError, WorldError
+from samestep.base.errors import INTERRUPTED, Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
-from samestep.launch.local.write_failure import write_failure
-
-INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended, as a shell reports it."""
-
 
 _LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
@@ -114,22 +110,15 @@ def ending_of(error: BaseException) -> Ending:
     A `UsageError` and a `WorldError` are reported in one line: the input of samestep is wrong, or the ranks
     could not communicate; the program is not at fault.
     """
-    visible, line = _user_frames(error.__traceback__), _place_of(error)
+    visible, line, unwritten = _user_frames(error.__traceback__), _place_of(error), ""
     if isinstance(error, (UsageError, WorldError)):
         where = f" ({line})" if line else ""
-        text = f"samestep: error: {' '.join(str(error).split())}{where}\n"
-        return Ending(
-            exit_code=error.exit_code,
-            error=type(error).__name__,
-            message=str(error),
-            traceback=text,
-            line=line,
-        )
-    text = "".join(traceback.format_exception(type(error), error, visible))
-    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    unwritten = ""
-    with suppress(Exception):  # the error and what it holds are the program's
-        unwritten = write_failure(error)
+        code, text = error.exit_code, f"samestep: error: {' '.join(str(error).split())}{where}\n"
+    else:
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        text = "".join(traceback.format_exception(type(error), error, visible))
+        with suppress(Exception):  # the error and what it holds are the program's
+            unwritten = write_failure(error)
     return Ending(
         exit_code=code,
         error=type(error).__name__,
@@ -313,3 +302,70 @@ def _file_streams() -> Iterator[io.IOBase]:
 def _streams() -> list[io.IOBase]:
     """Return all buffered streams, except those that the launcher opened before it forked this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), io.TextIOBase | io.BufferedIOBase)]
+
+
+_REASONS = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.EFBIG})
+_OF_TORCH = ("inline_container", "PytorchStreamWriter", "PyTorchStreamWriter")
+"""Parts of torch.save's error for a failed write, which has neither the file nor the reason."""
+
+
+def write_failure(error: BaseException) -> str:
+    """Return ``cannot write to PATH: REASON`` if a failed write caused the error; else an empty text."""
+    chain = _chain(error)
+    for one in chain:
+        if isinstance(one, OSError) and one.errno in _REASONS:
+            named = os.fsdecode(one.filename) if isinstance(one.filename, str | bytes) else ""
+            return _text(named or _path(chain), os.strerror(one.errno))
+        if isinstance(one, RuntimeError) and any(word in str(one) for word in _OF_TORCH):
+            path = _path(chain)
+            return _text(path, _reason(path)) if path and _reason(path) else ""
+    return ""
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, the origin first."""
+    found = [error]
+    while (before := found[-1].__cause__ or found[-1].__context__) is not None and before not in found:
+        found.append(before)
+    return found[::-1]
+
+
+def _text(path: str, reason: str) -> str:
+    return f"cannot write to {path or 'a file'}: {reason}"
+
+
+def _path(chain: list[BaseException]) -> str:
+    """Return the file that was being written, from the frames of the errors, the innermost first."""
+    for error in chain:
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if path := _in_frame(frame):
+                return path
+    return ""
+
+
+def _in_frame(frame: FrameType) -> str:
+    values = dict(frame.f_locals)
+    if frame.f_globals.get("__name__") == "torch.serialization" and "f" in values:
+        with suppress(TypeError):
+            return os.fsdecode(values["f"])
+    for value in values.values():
+        # The file may be closed already.
+        if isinstance(value, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom | io.FileIO):
+            name, mode = getattr(value, "name", None), getattr(value, "mode", "r")
+            if isinstance(name, str) and set(mode) & set("wax+") and not name.startswith("<"):
+                return name
+    return ""
+
+
+def _reason(path: str) -> str:
+    """Return why the file system of a path accepts no more data; empty if the reason is not visible now."""
+    folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - links stay as they are
+    with suppress(OSError):
+        found = os.statvfs(folder)
+        if found.f_flag & os.ST_RDONLY:
+            return os.strerror(errno.EROFS)
+        if found.f_bavail * found.f_frsize < 1 << 20:
+            return os.strerror(errno.ENOSPC)
+        if not os.access(folder, os.W_OK):
+            return os.strerror(errno.EACCES)
+    return ""

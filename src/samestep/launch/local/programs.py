@@ -9,11 +9,10 @@ from functools import partial
 from typing import TypeAlias
 
 from samestep.base.errors import Error
-from samestep.base.machine.math_kernels import settle_math_kernels
+from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.launch.job import Program
-from samestep.launch.local.child import Entry, Start
+from samestep.launch.local.child import Entry, Report, ReportPipe, Start
 from samestep.launch.local.hosting import Ending, ending_of, host
-from samestep.launch.local.worker_report import Report, ReportPipe
 
 _OTHER_WAYS = ("mpi4py", "horovod", "ray", "jax")
 """Modules by which processes may join each other without leaving the checked traces in torch.distributed."""

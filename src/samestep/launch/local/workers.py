@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -24,13 +24,19 @@ from samestep.base.signals import ENDS
 from samestep.base.stack_dumps import StackDumps
 from samestep.launch.job import STDERR
 from samestep.launch.local import forking, orphans
-from samestep.launch.local.child import Entry, InheritedState, Start, become_worker, not_started
-from samestep.launch.local.death_report import explain_death
-from samestep.launch.local.failure import Failure, root_cause
+from samestep.launch.local.child import (
+    Entry,
+    InheritedState,
+    Report,
+    Start,
+    become_worker,
+    not_started,
+    received,
+)
+from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
-from samestep.launch.local.worker_report import Report, received
 from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
@@ -76,19 +82,8 @@ class Worker:
         if code == 0:
             return None
         place = self.start.place
-        return Failure(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            pid=self.pid,
-            exit_code=code,
-            error=ending.error,
-            message=ending.message,
-            traceback=ending.traceback,
-            unwritten=ending.unwritten,
-            line=ending.line,
-            headline=ending.headline,
-            details=ending.details,
-        )
+        of_program = {**asdict(ending), "exit_code": code}
+        return Failure(rank=place.rank, local_rank=place.local_rank, pid=self.pid, **of_program)
 
 
 class Workers:

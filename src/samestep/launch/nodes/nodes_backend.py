@@ -8,8 +8,7 @@ import errno
 import re
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from torch.distributed import DistError
@@ -30,14 +29,13 @@ from samestep.base import env
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
-from samestep.base.signals import ENDS
+from samestep.base.signals import ends_handled
 from samestep.launch.job import Job, Nodes
 from samestep.launch.local.child import Entry
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import open_standard_streams
-from samestep.launch.local.local_backend import Round, RoundEnd, starts
+from samestep.launch.local.local_backend import Restarts, Round, RoundEnd, starts
 from samestep.launch.local.orphans import adopt_orphans
-from samestep.launch.local.restarts import Restarts
 from samestep.launch.local.supervisor import Outcome, Signals, conclude, forward_signals, signals_noted
 from samestep.launch.local.workers import Workers
 from samestep.launch.node_verdicts import Verdict, Verdicts
@@ -94,7 +92,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, on_round_end: Round
 def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
     """Return the store of the launchers."""
     try:
-        with _signals_by_default():
+        with ends_handled(signal.SIG_DFL):
             return open_launchers_store(nodes, secret)
     except PeerLost as error:
         if isinstance(error.__cause__, AuthenticationError):  # a longer wait would not help
@@ -163,7 +161,7 @@ class _Agent(SimpleElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # C++ code waits for the other nodes, and would delay a recorded signal until it returns.
-        with _signals_by_default():
+        with ends_handled(signal.SIG_DFL):
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -245,17 +243,7 @@ class _Agent(SimpleElasticAgent):
         self._on_round_end(self.outcome, self._restarts)
         if self._remaining_restarts or self._verdicts is None or self._is_elastic:
             return
-        place = self._place
-        words = cause.describe(place.size)
-        self._verdicts.post(
-            Verdict(
-                node=place.node,
-                host=socket.gethostname(),
-                text=words,
-                code=cause.code,
-                weight=cause.weight,
-            )
-        )
+        self._verdicts.post(cause.describe(self._place.size), code=cause.code, weight=cause.weight)
         if cause.weight and (verdict := self._verdicts.await_cause(cause.weight)) is not None:
             self._end_with(verdict)
 
@@ -265,10 +253,7 @@ class _Agent(SimpleElasticAgent):
             if self.outcome.preempted:
                 self._verdicts.done()
             else:
-                text = f"its launcher was sent {signal.Signals(number).name}"
-                place = self._place
-                host = socket.gethostname()
-                self._verdicts.post(Verdict(node=place.node, host=host, text=text, code=128 + number))
+                self._verdicts.post(f"its launcher was sent {signal.Signals(number).name}", code=128 + number)
         raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -321,16 +306,3 @@ class _Agent(SimpleElasticAgent):
         if self._workers is not None:
             self._workers.close()
             self._workers = None
-
-
-@contextmanager
-def _signals_by_default() -> Iterator[None]:
-    noted = {number: signal.getsignal(number) for number in ENDS}
-    for number, handler in noted.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in noted.items():
-            signal.signal(number, handler)

@@ -9,7 +9,7 @@ native   sets up `torch.distributed`, or asks a library for several   on every w
 serial   neither; a library's Trainer on one device is serial         on every worker, its work split
 ======== ============================================================ ====================================
 
-Only code that can be called counts: see `samestep.launch.source.reached`.
+Only code that can be called counts: see `samestep.launch.source.names`.
 """
 
 import ast
@@ -24,8 +24,7 @@ from samestep.base.regular_files import TEXT_BYTES, read_bytes
 from samestep.launch.source.launcher_variables import VariableRead, reads_of, reads_rank
 from samestep.launch.source.libraries import LIBRARIES, asks_for_several, flag_asking_for_several
 from samestep.launch.source.modules import ImportedModules
-from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, used_names
-from samestep.launch.source.reached import reached_nodes
+from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, reached_nodes, used_names
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 MAX_FILES = 300
@@ -77,7 +76,8 @@ NATIVE = (
     "mpi4py",
 )
 
-_KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *SPAWNERS, *PROCESSES, *NATIVE, *LIBRARIES))
+_TABLES = (LAUNCHES, SPAWNERS, PROCESSES, NATIVE, LIBRARIES)
+_KNOWN = frozenset(name.partition(".")[0] for table in _TABLES for name in table)
 
 
 _RANK_POSITION = 4  # index of ``rank`` in the arguments of `torch.distributed.init_process_group`
@@ -155,11 +155,8 @@ def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[st
 class _Findings:
     """First calls of each kind in the modules of a script."""
 
-    launches: Evidence | None = None
-    numbered: Evidence | None = None
-    processes: Evidence | None = None
-    native: Evidence | None = None
-    library: Evidence | None = None
+    uses: dict[tuple[str, ...], Evidence] = field(default_factory=dict)
+    """First call of each table of names."""
     several: Evidence | None = None
     creates_group: bool = False
     sets_ranks: bool = False
@@ -169,17 +166,18 @@ class _Findings:
 
     def kind(self, flag: str) -> ScriptKind:
         """Return the kind of the script; `flag` is one of its own that asks a library for several devices."""
-        if self.launches:
-            return ScriptKind("spawns", self.launches)
-        if self.numbered and (self.sets_ranks or not self.creates_group):
-            return ScriptKind("spawns", self.numbered, creates_group=self.creates_group)
-        if self.processes and self.sets_ranks and self.creates_group:
-            return ScriptKind("spawns", self.processes, creates_group=True)
-        if self.native:
-            return ScriptKind("native", self.native, joins=self.joins, reads=self.needed())
-        if self.library and (self.several or flag):
-            return ScriptKind("native", self.several or self.library, reads=self.needed())
-        return ScriptKind("serial", self.library)
+        launches, numbered, processes, native, library = map(self.uses.get, _TABLES)
+        if launches:
+            return ScriptKind("spawns", launches)
+        if numbered and (self.sets_ranks or not self.creates_group):
+            return ScriptKind("spawns", numbered, creates_group=self.creates_group)
+        if processes and self.sets_ranks and self.creates_group:
+            return ScriptKind("spawns", processes, creates_group=True)
+        if native:
+            return ScriptKind("native", native, joins=self.joins, reads=self.needed())
+        if library and (self.several or flag):
+            return ScriptKind("native", self.several or library, reads=self.needed())
+        return ScriptKind("serial", library)
 
     def needed(self) -> tuple[VariableRead, ...]:
         """Return the lines that read variables of other launchers, for lack of torchrun's."""
@@ -189,12 +187,9 @@ class _Findings:
 def _search(file: Path, nodes: list[ast.AST], names: Names, found: _Findings) -> None:
     """Add to the findings what the code of one module shows."""
     for name, line in used_names(nodes, names):
-        use = Evidence(file, line, name)
-        found.launches = found.launches or (use if is_one_of(name, LAUNCHES) else None)
-        found.numbered = found.numbered or (use if is_one_of(name, SPAWNERS) else None)
-        found.processes = found.processes or (use if is_one_of(name, PROCESSES) else None)
-        found.native = found.native or (use if is_one_of(name, NATIVE) else None)
-        found.library = found.library or (use if is_one_of(name, LIBRARIES) else None)
+        for table in _TABLES:
+            if is_one_of(name, table):
+                found.uses.setdefault(table, Evidence(file, line, name))
         found.creates_group = found.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
         found.joins = found.joins or name == "samestep.join"
     found.reads += reads_of(file, nodes, names)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.launch.source.classify import Evidence, user_modules
-from samestep.launch.source.names import Names, is_one_of, used_names
-from samestep.launch.source.reached import reached_nodes
+from samestep.launch.source.names import Names, is_one_of, reached_nodes, used_names
 
 _FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
 """A string that is a flag, or two flags as in click's ``--yes/--no``."""

@@ -1,15 +1,125 @@
-"""Follows a job to its end: prints each change of its state, and its log as it grows."""
+"""Follows a job to its end: prints each change of its state, its times, and its log as it grows."""
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Protocol
 
-from samestep.launch.submit.job_status import JobStatus
-from samestep.launch.submit.job_times import JobTimes
+from samestep.base.units import seconds_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """The present state of a job."""
+
+    words: str  # the state in words
+    log: Path | None = None  # the file with its output, if there is one
+    waits: bool = False  # whether it has not started
+    exit_code: int | None = None  # its exit code; None while it has not ended
+    cut_off: bool = False  # whether it was ended from outside, and not by its own script
+    is_known: bool = True  # whether the scheduler has answered
+    elapsed_s: float | None = None  # seconds that it has run, if the scheduler reports them
+    limit_s: float | None = None  # its time limit in seconds; None for none
+    expected_start: str = ""  # when the scheduler expects it to start; empty if it does not
+
+
+_EPOCH = re.compile(rb"^epoch +(\d+)/(\d+) ", re.MULTILINE)
+"""A line that ``samestep train`` prints after an epoch."""
+
+
+@dataclass(slots=True)
+class Epochs:
+    """The finished epochs of ``samestep train``, with the times at which they were read from its output."""
+
+    total: int = 0  # epochs of the training; 0 if none has been read
+    first: tuple[int, float] = (0, 0.0)  # an epoch, and the time in seconds
+    last: tuple[int, float] = (0, 0.0)
+
+    def read(self, output: bytes, now_s: float) -> None:
+        """Read new output; a training that starts again is measured from its first new epoch."""
+        found = _EPOCH.findall(output)
+        if not found:
+            return
+        epoch, total = map(int, found[-1])  # several lines at once arrived at times that are unknown
+        if total != self.total or epoch <= self.last[0]:
+            self.total, self.first = total, (epoch, now_s)
+        self.last = (epoch, now_s)
+
+    def left_s(self, now_s: float) -> float | None:
+        """Return the seconds that the epochs left are expected to take; None before two were measured."""
+        epochs = self.last[0] - self.first[0]
+        if not epochs:
+            return None
+        each_s = (self.last[1] - self.first[1]) / epochs
+        return max(0.0, each_s * (self.total - self.last[0]) - (now_s - self.last[1]))
+
+
+@dataclass(slots=True)
+class JobTimes:
+    """The times of a job, by its scheduler where that reports them, else from when it is followed."""
+
+    _status: JobStatus = field(default_factory=lambda: JobStatus(words=""))
+    _polled_s: float = 0.0  # time of `_status`
+    _since_s: float | None = None  # time at which the job was first seen to wait, or to run
+    _waited_s: float | None = None  # seconds for which it was seen to wait
+    epochs: Epochs = field(default_factory=Epochs)  # of its output
+
+    def update(self, status: JobStatus, now_s: float) -> None:
+        """Record a new status of the job."""
+        if not status.is_known:
+            return
+        if self._since_s is None or status.waits != self._status.waits:
+            self._waited_s = self.state_s(now_s) if self._status.waits else None
+            self._since_s = now_s if status.exit_code is None else None
+        self._status, self._polled_s = status, now_s
+
+    def state_s(self, now_s: float) -> float | None:
+        """Return the seconds for which the job waits, or has run; None if it was not seen to."""
+        if not self._status.waits and self._status.elapsed_s is not None:
+            ended = self._status.exit_code is not None
+            return self._status.elapsed_s + (0.0 if ended else now_s - self._polled_s)
+        return None if self._since_s is None else now_s - self._since_s
+
+    def limit_left_s(self, now_s: float) -> float | None:
+        """Return the seconds until the time limit of a job that runs; None if it has none."""
+        ran_s, limit_s = self.state_s(now_s), self._status.limit_s
+        return None if limit_s is None or ran_s is None or self._status.waits else max(0.0, limit_s - ran_s)
+
+    def change_in_words(self, now_s: float) -> str:
+        """Return what is added to the line about a new state: the time of the last one, and the limit."""
+        status, ran_s = self._status, self.state_s(now_s)
+        if status.exit_code is not None:
+            return "" if ran_s is None else f", after {_text(ran_s)}"
+        waited = "" if self._waited_s is None else f", after {_text(self._waited_s)} of waiting"
+        limit = (
+            "" if status.limit_s is None or status.waits else f"; its time limit is {_text(status.limit_s)}"
+        )
+        return f"{waited}{limit}"
+
+    def in_words(self, now_s: float) -> str:
+        """Return how long the job waits or has run, and what is known about the time left."""
+        status, state_s = self._status, self.state_s(now_s) or 0.0
+        if status.waits:
+            expected = f"; its start is expected at {status.expected_start}" if status.expected_start else ""
+            return f"waits for {_text(state_s)}{expected}"
+        parts = [f"has run for {_text(state_s)}"]
+        if (left_s := self.epochs.left_s(now_s)) is not None:
+            parts.append(f"epoch {self.epochs.last[0]} of {self.epochs.total}, about {_text(left_s)} left")
+        if (limit_left_s := self.limit_left_s(now_s)) is not None:
+            parts.append(f"{_text(limit_left_s)} until its time limit")
+        if len(parts) == 1:
+            parts.append("the time left is unknown")
+        return "; ".join(parts)
+
+
+def _text(seconds: float) -> str:
+    return seconds_text(round(seconds))
+
 
 _LOG_S = 0.3  # seconds between two reads of the log
 _FIRST_S, _GROWTH = 0.5, 1.3

@@ -20,7 +20,7 @@ from samestep.base.env import SECRET_FILE
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.submit.job_command import JobCommand
-from samestep.launch.submit.node_sizes import check_sizes
+from samestep.launch.submit.node_sizes import NodeSizes
 from samestep.launch.submit.shell import comment, slug
 from samestep.launch.submit.site_defaults import KubernetesSite
 
@@ -36,14 +36,11 @@ _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesJob:
+class KubernetesJob(NodeSizes):
     """A job of pods that each run the same command."""
 
     command: JobCommand
     name: str  # of the job and its Service
-    nodes: int  # number of pods
-    per_node: int  # workers in each pod
-    gpus_per_node: int = 0  # GPUs of each pod; 0 for none
     operator: str = "none"  # which kind of resource is written; see `OPERATORS`
     site: KubernetesSite
 
@@ -57,12 +54,7 @@ class KubernetesJob:
             )
         if not self.site.image:
             raise UsageError("no image is given; give --image IMAGE, with a Python that has samestep.")
-        check_sizes(nodes=self.nodes, per_node=self.per_node, gpus_per_node=self.gpus_per_node)
-
-    @property
-    def workers(self) -> int:
-        """Number of workers in all pods."""
-        return self.nodes * self.per_node
+        super(KubernetesJob, self).__post_init__()  # with slots=True, super() without arguments fails
 
     @property
     def resource(self) -> str:

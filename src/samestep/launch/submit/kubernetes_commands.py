@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
-from samestep.launch.submit.job_status import JobStatus
+from samestep.launch.submit.follow import JobStatus
 from samestep.launch.submit.kubernetes import KubernetesJob, secret_command
 from samestep.launch.submit.shell import Ask, run_command
 

@@ -100,15 +100,8 @@ def unusable(
     """Return why hosts other than this one cannot run the job, one sentence for each such host.
 
     All hosts are checked at once, over the connection that mpirun uses: the folder, the program and samestep
-    must be there.
-
-    Args:
-        hosts: hosts of the job.
-        ssh: command that connects to a host.
-        folder: working folder of the job.
-        program: file that each worker reads, if there is one.
-        python: interpreter of the workers; empty if only the job itself can find it.
-        ask: runs a command.
+    must be there. `program` is a file that each worker reads, if there is one; `python` is empty if only the
+    job itself can find the interpreter.
     """
     others = [one for one in hosts if not is_here(one)]
     if not others:

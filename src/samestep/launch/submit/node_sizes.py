@@ -1,29 +1,43 @@
 """Computes and checks the number of workers and GPUs of each node of a job."""
 
+from dataclasses import dataclass
+
 from samestep.base.errors import UsageError
 from samestep.base.units import MOST_WORKERS
 
 
-def check_sizes(*, nodes: int, per_node: int, gpus_per_node: int) -> None:
-    """Check the size of a job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSizes:
+    """The size of a job.
 
     Raises:
         UsageError: a number is too small or too large, or a worker has no GPU.
     """
-    for flag, value, least in (
-        ("--nodes", nodes, 1),
-        ("--nproc-per-node", per_node, 1),
-        ("--gpus-per-node", gpus_per_node, 0),
-    ):
-        if value < least:
-            raise UsageError(f"{flag} is {value}; give at least {least}.")
-        if value > MOST_WORKERS:
-            raise UsageError(f"{flag} is {value}; give at most {MOST_WORKERS:,}.")
-    if 0 < gpus_per_node < per_node:
-        raise UsageError(
-            f"{per_node} workers on each node need a GPU each, but --gpus-per-node is "
-            f"{gpus_per_node}; ask for more GPUs or fewer workers."
-        )
+
+    nodes: int  # number of nodes, or pods
+    per_node: int  # workers on each of them
+    gpus_per_node: int = 0  # GPUs of each of them; 0 for none
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--nodes", self.nodes, 1),
+            ("--nproc-per-node", self.per_node, 1),
+            ("--gpus-per-node", self.gpus_per_node, 0),
+        ):
+            if value < least:
+                raise UsageError(f"{flag} is {value}; give at least {least}.")
+            if value > MOST_WORKERS:
+                raise UsageError(f"{flag} is {value}; give at most {MOST_WORKERS:,}.")
+        if 0 < self.gpus_per_node < self.per_node:
+            raise UsageError(
+                f"{self.per_node} workers on each node need a GPU each, but --gpus-per-node is "
+                f"{self.gpus_per_node}; ask for more GPUs or fewer workers."
+            )
+
+    @property
+    def workers(self) -> int:
+        """Number of workers on all nodes."""
+        return self.nodes * self.per_node
 
 
 def per_node(

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from samestep.base.errors import PREEMPTED, UsageError
 from samestep.base.units import counted
 from samestep.launch.submit.job_command import JobCommand
-from samestep.launch.submit.node_sizes import check_sizes
+from samestep.launch.submit.node_sizes import NodeSizes
 from samestep.launch.submit.shell import command, comment, directive, explained, quoted
 from samestep.launch.submit.site_defaults import SlurmSite
 
@@ -31,13 +31,10 @@ LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmRequest:
+class SlurmRequest(NodeSizes):
     """The resources of one job."""
 
     name: str  # of the job
-    nodes: int  # number of nodes
-    per_node: int  # workers on each node
-    gpus_per_node: int = 0  # GPUs of each node; 0 for none
     site: SlurmSite  # further requests, and the software of the job
     launch: Launch = "tasks"  # whether Slurm starts each worker, or samestep on each node
     output: str  # the log, with Slurm's ``%j`` for the number of the job
@@ -46,12 +43,7 @@ class SlurmRequest:
     def __post_init__(self) -> None:
         if self.launch not in LAUNCHES:
             raise UsageError(f"--launch {self.launch!r} is not one of {', '.join(LAUNCHES)}.")
-        check_sizes(nodes=self.nodes, per_node=self.per_node, gpus_per_node=self.gpus_per_node)
-
-    @property
-    def workers(self) -> int:
-        """Number of workers on all nodes."""
-        return self.nodes * self.per_node
+        super(SlurmRequest, self).__post_init__()  # with slots=True, super() without arguments fails
 
 
 def written(*paragraphs: Sequence[str]) -> str:
@@ -139,7 +131,7 @@ class SlurmJob(SlurmRequest):
     warning_s: int | None = None
 
     def __post_init__(self) -> None:
-        super(SlurmJob, self).__post_init__()  # with slots=True, super() without arguments fails
+        super(SlurmJob, self).__post_init__()
         if self.warning_s is not None and self.warning_s < 1:
             raise UsageError(f"--warning is {self.warning_s}; give at least 1.")
         limit_s = seconds_of(self.site.time)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep.base.errors import Error, UsageError
-from samestep.launch.submit.job_status import JobStatus
+from samestep.launch.submit.follow import JobStatus
 from samestep.launch.submit.shell import TIMED_OUT, Ask, run_command
 
 _PREFIX = re.compile(r"^sbatch: (error|fatal): ")

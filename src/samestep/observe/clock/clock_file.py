@@ -21,7 +21,7 @@ from samestep.base.errors import Error, UsageError
 from samestep.base.machine.description import machine
 from samestep.base.place import Place
 from samestep.base.units import ranges
-from samestep.ranks.world.device_description import (
+from samestep.ranks.world.device import (
     device_id,
     device_name,
     driver_version,
@@ -103,10 +103,8 @@ class ClockFile:
     def header(self, *, device: "torch.device", backend: str, sync: str) -> None:
         """Write the first line.
 
-        Args:
-            device: the worker's device.
-            backend: backend of the process group, or other transport of gradients; empty without one.
-            sync: algorithm of gradient synchronization; empty without one.
+        `backend` is that of the process group, or another transport of gradients, and `sync` the algorithm of
+        gradient synchronization; both are empty without one.
         """
         import torch
 

@@ -59,8 +59,7 @@ def cpu_use(readings: Readings) -> dict[str, CpuUse]:
 def is_sampled(step: int) -> bool:
     """Return whether the counters are read in a step.
 
-    Args:
-        step: its number among the recorded steps with overlapped communication; negative during warm-up.
+    The step is numbered among the recorded steps with overlapped communication; negative during warm-up.
     """
     return step < _ALL or step % _EVERY == 0
 
@@ -105,9 +104,7 @@ class ContentionEstimator:
     def of(self, seconds: Mapping[str, float], cpu: Mapping[str, CpuUse] | None) -> float:
         """Return the seconds of a step's backward that are communication.
 
-        Args:
-            seconds: the step's phases.
-            cpu: the thread's CPU time in forward and backward; None if the step was not sampled.
+        `cpu` is the thread's CPU time in forward and backward; None if the step was not sampled.
         """
         if cpu is None:
             return self._overlapped / self._backward * seconds[BACKWARD] if self._backward else 0.0

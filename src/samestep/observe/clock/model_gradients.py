@@ -47,9 +47,7 @@ class ModelInfo:
 class ModelRegistry:
     """The models of a script, each inspected once.
 
-    Args:
-        before_copy: called before DDP copies a large gradient into a bucket.
-        after_copy: called after.
+    `before_copy` and `after_copy` are called around DDP's copy of a large gradient into a bucket.
     """
 
     def __init__(self, before_copy: Callable[..., None], after_copy: Callable[..., None]) -> None:
@@ -63,9 +61,8 @@ class ModelRegistry:
     def of(self, module: nn.Module, *, on_host: bool) -> ModelInfo:
         """Return the information about a model.
 
-        Args:
-            module: the model, which may be compiled, or contain a wrapper.
-            on_host: whether to time DDP's copies, which an accelerator only queues.
+        The model may be compiled, or contain a wrapper. With `on_host`, DDP's copies are timed, which an
+        accelerator only queues.
         """
         found = self._find(module)
         for ddp in found.ddps if on_host else ():

@@ -34,10 +34,9 @@ from samestep.observe.clock.communication_calls import (
 )
 from samestep.observe.clock.cpu_contention import ThreadCpuClock, is_sampled, thread_cpu_clock
 from samestep.observe.clock.instants import DeviceInstants, HostInstants, Instants, is_captured
-from samestep.observe.clock.loaded_samples import MAX_BATCHES, LoaderHook
 from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo, ModelRegistry
 from samestep.observe.clock.optimizer_cycle import OptimizerCycle
-from samestep.observe.clock.sample_count import size_of
+from samestep.observe.clock.sample_count import MAX_BATCHES, LoaderHook, size_of
 from samestep.observe.clock.step_reader import CpuInstant, Log, StepReader
 from samestep.observe.clock.step_writer import StepSink, StepWriter
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer
@@ -130,9 +129,7 @@ class ScriptClock(Listener):
     def end(self, ended: str, message: str = "") -> None:
         """Record how the script ended, unless that has been recorded.
 
-        Args:
-            ended: see `ClockFile.end`; after an ``error`` no device is waited for.
-            message: the text of the error.
+        `ended` is as in `ClockFile.end`; after an ``error`` no device is waited for.
         """
         if self._has_ended or getpid() != self.thread[0]:
             return

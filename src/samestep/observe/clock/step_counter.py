@@ -57,9 +57,7 @@ class StepCounts:
     def summary(self, samples: SampleCounter, *, is_sharded: bool) -> str:
         """Return the counts as one line.
 
-        Args:
-            samples: of all calls.
-            is_sharded: whether these are the counts of worker 0's shard.
+        If they are sharded, these are the counts of worker 0's shard.
         """
         where = " on worker 0" if is_sharded else ""
         trained, otherwise, timed = samples.all_trained, samples.all_otherwise, self.timed

@@ -10,15 +10,14 @@ outside of the measured calls. An entry is a method of `StepReader`, an instant,
 from collections.abc import Collection
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch.utils.data import DataLoader
 
 from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
 from samestep.observe.clock.cpu_contention import CpuUse
-from samestep.observe.clock.instants import HostInstants, Instants
-from samestep.observe.clock.loaded_samples import LoadedSamples
+from samestep.observe.clock.instants import ClockedStep, DeviceInstants, HostInstants, Instants, Phases
 from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo
-from samestep.observe.clock.phase_instants import ClockedStep, Phases
-from samestep.observe.clock.sample_count import SampleCounter
+from samestep.observe.clock.sample_count import LoadedSamples, SampleCounter
 
 Log: TypeAlias = list[Any]
 """The three items of an entry are appended in one operation, because another thread reads the list."""
@@ -34,10 +33,8 @@ class CpuInstant(NamedTuple):
 class StepReader:
     """Computes steps from log entries, in as many parts as they come in.
 
-    Each public method below `read` is an event.
-
-    Args:
-        log: other threads append to it; entries are removed once they have been processed.
+    Each public method below `read` is an event. Other threads append to the log; entries are removed once
+    they have been processed.
     """
 
     def __init__(self, log: Log) -> None:
@@ -91,11 +88,8 @@ class StepReader:
     def call(self, model: ModelInfo, samples: int, elements: int, ddp: Collection[DdpInfo]) -> None:
         """Begin forward, which lasts until backward begins; DDP overlaps communication with that.
 
-        Args:
-            model: the model that is trained.
-            samples: those of this rank.
-            elements: elements of the input tensors.
-            ddp: the models in it whose gradients the next backward synchronizes.
+        The samples are those of this rank; the next backward synchronizes the gradients of the models in
+        `ddp`.
         """
         self._overlaps |= bool(ddp)
         self.samples.trained(model, samples, elements)
@@ -228,3 +222,38 @@ class StepReader:
     def move_end(self) -> None:
         """The tensor is on a device now."""
         self._phases.mark(TO_DEVICE)
+
+
+class LoopClock:
+    """Logs the ends of the phases of each step; steps never wait for the device."""
+
+    def __init__(self, instants: Instants) -> None:
+        self._instants, self._now = instants, instants.now
+        self._log: Log = []
+        self._reader = StepReader(self._log)
+        self._marks: list[Any] = []
+
+    def start(self) -> None:
+        """Begin a step now, and discard an unfinished one."""
+        self._marks = [OTHER, self._now()]
+
+    def mark(self, phase: str) -> None:
+        """End a phase of `base.step_phases`, which began at the last mark."""
+        self._marks += phase, self._now()
+
+    def step_done(self) -> None:
+        """End a step at its last mark, and begin the next one there."""
+        self._log += StepReader.marked_step, None, (self._marks,)
+        self._marks = self._marks[-2:]
+
+    def drain(self) -> list[dict[str, float]]:
+        """Return the seconds of each phase, of the steps since the last call; waits for the device."""
+        steps = [step for step in self._reader.read() if step is not None]
+        if steps:
+            self._instants.wait(steps[-1].end)
+        return [step.seconds(self._instants) for step in steps]
+
+
+def loop_clock(device: torch.device) -> LoopClock:
+    """Return a clock of steps on `device`."""
+    return LoopClock(HostInstants() if device.type == "cpu" else DeviceInstants(device))

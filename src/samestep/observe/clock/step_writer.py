@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from samestep.observe.clock.cpu_contention import ContentionEstimator
-from samestep.observe.clock.phase_instants import ClockedStep
+from samestep.observe.clock.instants import ClockedStep
 from samestep.observe.clock.step_reader import StepReader
 
 INTERVAL_S = 2.0

@@ -15,8 +15,7 @@ from functools import partial
 from torch import Tensor
 
 from samestep.ranks.collectives.call_counter import DIRECT, progress_of
-from samestep.ranks.collectives.connections import Connections
-from samestep.ranks.collectives.direct import DirectCollectives
+from samestep.ranks.collectives.direct import Connections, DirectCollectives
 from samestep.ranks.collectives.shared_memory_world import is_plain, on_one_host
 from samestep.ranks.rendezvous.peer_connections import NotConnected, connect_ranks
 from samestep.ranks.world.operation import Op, check_operation

@@ -8,15 +8,19 @@ itself. So each rank of a world posts what it waits for. With these statuses,
 
     rank 0: sends to 1        rank 1: sends to 2        rank 2: sends to 0
 
-* a rank whose wait has failed finds the lost ranks: see `samestep.ranks.hang.lost_ranks`. It closes its
-  connections, so that the ranks that wait for it fail too and search, instead of waiting on.
+* a rank whose wait has failed finds the lost ranks: those that neither wait nor have given up, because they
+  are dead, stopped, or busy with other work. The rank that it waits for may wait as well. Then it closes its
+  connections, so that the ranks that wait for it fail too and search, instead of waiting on::
+
+    rank 3  waits for  rank 2  waits for  rank 1     which waits for no rank
 """
 
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -25,14 +29,73 @@ import torch.distributed as dist
 
 from samestep.base.errors import Error, OutOfStep, PeerLost
 from samestep.base.place import Place
+from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang import watchdog
 from samestep.ranks.hang.current_call import Call, CallRecord
 from samestep.ranks.hang.detection import find_circle
-from samestep.ranks.hang.lost_ranks import describe_circle, describe_loss, find_lost, waiting_ranks
-from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
-from samestep.ranks.hang.rank_status import RankStatus
-from samestep.ranks.hang.status_sampling import StatusSampler
+from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor, StatusSampler
+from samestep.ranks.hang.rank_status import RankStatus, Wait
 from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore
+
+_LINES = 4  # maximum number of lost ranks whose lines are stated
+_DOING = {"send": "sends to", "recv": "receives from"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Lost ranks, and the chain of waits that leads to them."""
+
+    missing: tuple[int, ...]  # the lost ranks; none if each rank waits for another
+    # the rank that searches, the rank it waits for, the rank that one waits for, and so on
+    way: tuple[int, ...]
+
+
+def waiting_ranks(before: Mapping[int, RankStatus], after: Mapping[int, RankStatus]) -> dict[int, Wait]:
+    """Return the waits of the ranks that wait, or have given up, by their statuses at two times."""
+    return {
+        rank: status.wait
+        for rank, status in after.items()
+        if status.wait is not None
+        and (status.gave_up or rank not in before or status.beat != before[rank].beat)
+    }
+
+
+def find_lost(rank: int, size: int, waits: Mapping[int, Wait]) -> Loss:
+    """Return the lost ranks.
+
+    `rank` is the one that searches, whose wait is known; `waits` are those of live ranks.
+    """
+    way = [rank]
+    while (wait := waits.get(way[-1])) is not None:
+        if wait.peer is None:
+            return Loss(missing=tuple(one for one in range(size) if one not in waits), way=tuple(way))
+        way.append(wait.peer)
+        if wait.peer in way[:-1]:
+            return Loss(missing=(), way=tuple(way))
+    return Loss(missing=(way[-1],), way=tuple(way))
+
+
+def describe_circle(circle: list[int], waits: Mapping[int, Wait]) -> str:
+    """Return the waits of ranks that wait for each other as text."""
+    return ", ".join(f"rank {one} {_DOING[waits[one].op]} rank {waits[one].peer}" for one in circle)
+
+
+def describe_loss(loss: Loss, statuses: Mapping[int, RankStatus], error: str) -> str:
+    """Return the message about lost ranks; `error` is that of the back end."""
+    rank, *others = loss.way
+    waits = ", ".join(
+        f"rank {one} {'waited ' if one == rank else ''}for rank {other}"
+        for one, other in zip(loss.way, others, strict=False)
+    )
+    lines = {one: statuses[one].line for one in loss.missing[:_LINES] if one in statuses}
+    known = [waits] * (len(others) > 1) + [
+        f"rank {one} was last at {line}" for one, line in lines.items() if line
+    ]
+    if not loss.missing:
+        return f"rank {rank} has waited in vain, though no rank is missing: {waits or error}"
+    lost = f"{format_ranks(loss.missing)} {verb(loss.missing, 'is', 'are')} lost to rank {rank}"
+    return f"{lost} ({'; '.join(known)}): {error}" if known else f"{lost}: {error}"
+
 
 GRACE_S = 2.0
 """Seconds that a rank that gives up waits for the statuses of live ranks."""

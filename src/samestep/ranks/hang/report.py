@@ -5,10 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from samestep.base.units import format_ranks, verb
-from samestep.ranks.hang.call_difference import Difference, find_difference
-from samestep.ranks.hang.detection import Hang
-from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
+from samestep.ranks.hang.detection import Difference, Hang, find_difference
 from samestep.ranks.hang.rank_status import RankStatus
+from samestep.ranks.hang.script_position import has_left_loop, is_in_step, is_in_training_loop
 
 DIVERGED_ADVICE = (
     "Make all ranks call the same collectives in the same order, whatever their rank and their data."
@@ -59,12 +58,7 @@ def describe(
 ) -> HangReport:
     """Return the report of a hang: a summary, a line for each group of ranks, and what to do.
 
-    Args:
-        hang: the hang.
-        statuses: the known statuses, by rank.
-        size: number of ranks.
-        quiet: the ranks that do not respond, each with the reason.
-        advice: what to do.
+    `quiet` are the ranks that do not respond, each with the reason.
     """
     ranks: dict[str, list[int]] = {}
     for rank in range(size):
@@ -120,9 +114,7 @@ def _head(hang: Hang, size: int) -> str:
     if not hang.missing:
         since = f"for {hang.wait.age_s:.0f} s"
         return f"the run hangs: the ranks have waited for each other {since}, in different calls."
-    missing = (
-        f"{format_ranks(hang.missing)} of {size} {verb(hang.missing, 'has', 'have')} not called {hang.wait}"
-    )
+    missing = _missing(hang, size)
     waiting = f"{format_ranks(hang.waiting)} {verb(hang.waiting, 'has', 'have')} waited"
     if not hang.wait.age_s:
         return f"the ranks are out of step: {missing}, in which {waiting}."
@@ -146,10 +138,12 @@ def _headline(
         shown = list(places.values())[:_PLACES]
         words = f"ranks of {size} wait for each other" if difference is None else difference.words
         return f"{words} ({', '.join(shown)})"
-    missing = (
-        f"{format_ranks(hang.missing)} of {size} {verb(hang.missing, 'has', 'have')} not called {hang.wait}"
-    )
-    return f"{missing} ({', '.join(shown)})"
+    return f"{_missing(hang, size)} ({', '.join(shown)})"
+
+
+def _missing(hang: Hang, size: int) -> str:
+    ranks = hang.missing
+    return f"{format_ranks(ranks)} of {size} {verb(ranks, 'has', 'have')} not called {hang.wait}"
 
 
 def _doing(status: RankStatus) -> str:

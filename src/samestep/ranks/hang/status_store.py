@@ -56,8 +56,7 @@ class StatusStore(Protocol):
 class SharedMemoryStore:
     """A status store in memory that forked processes share; their launcher ends all when one fails.
 
-    Args:
-        size: number of ranks; the store must be created before they are forked.
+    The store must be created before the ranks are forked.
     """
 
     is_aborted = False
@@ -115,14 +114,9 @@ class ProcessGroupStore:
     """A status store in the store of the default process group; empty until there is one.
 
     A separate thread makes the requests, because the store does not answer if its server is stopped. It makes
-    none while nothing is posted or read.
-
-    Args:
-        place: this rank's place.
-        interval_s: seconds between two rounds of requests.
-        served_here: whether this process serves the store.
-        outlives_group: whether statuses are posted and read after the group has been destroyed.
-        prefix: prefix of the keys.
+    none while nothing is posted or read. `interval_s` is between two rounds of requests, and `served_here`
+    whether this process serves the store. With `outlives_group`, statuses are posted and read after the group
+    has been destroyed.
     """
 
     def __init__(

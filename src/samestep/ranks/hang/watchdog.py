@@ -2,6 +2,8 @@
 
 One of the waiting ranks, the first that responds, reports the hang and ends the run. Only time in which this
 thread runs counts, so a suspended job (Ctrl-Z) does not hang.
+
+A run on a single worker hangs if the worker neither computes nor goes on, for which no other rank waits.
 """
 
 import os
@@ -16,11 +18,10 @@ import psutil
 
 from samestep.base.place import Place
 from samestep.ranks.hang.detection import Hang, ended_before, find_hang
-from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor
+from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor, StatusSampler
 from samestep.ranks.hang.rank_status import RankStatus, State, Wait
 from samestep.ranks.hang.report import Advice, HangReport, describe
-from samestep.ranks.hang.script_position import ddp_part_of_traceback, with_text
-from samestep.ranks.hang.status_sampling import StatusSampler
+from samestep.ranks.hang.script_position import ddp_part_of_traceback, line_of, main_frames, with_text
 from samestep.ranks.hang.status_store import StatusStore
 
 _GONE_S = 2.0
@@ -80,14 +81,7 @@ class Response:
 
 
 class Watchdog(StatusMonitor):
-    """Watches one rank.
-
-    Args:
-        place: this rank's place.
-        store: holds the statuses of all ranks.
-        response: the response to a hang.
-        generation: number of restarts of the workers before.
-    """
+    """Watches one rank."""
 
     def __init__(self, place: Place, store: StatusStore, response: Response, *, generation: int = 0) -> None:
         super().__init__(place, store, StatusSampler(generation), interval_s=interval_of(response.limit_s))
@@ -110,10 +104,7 @@ class Watchdog(StatusMonitor):
     def end(self, state: State, *, line: str = "", lost: Wait | None = None) -> None:
         """Stop the thread, and post how the script has ended.
 
-        Args:
-            state: state of the script.
-            line: the line that ended it, if one did.
-            lost: the call in which another rank has closed its connection, if one has.
+        `lost` is the call in which another rank has closed its connection, if one has.
         """
         if self in _watching:
             _watching.remove(self)
@@ -133,9 +124,7 @@ class Watchdog(StatusMonitor):
     def explain_lost_connection(self, last: Wait, line: str) -> HangReport | None:
         """Return a report, after a connection was lost, if another rank's script had ended; else None.
 
-        Args:
-            last: the call that raised.
-            line: the line of the script that raised.
+        `last` is the call that raised, at a line of the script.
         """
         deadline = time.monotonic() + _LAST_STATUS_S
         statuses = self.statuses()
@@ -231,3 +220,54 @@ def _stopped(status: RankStatus, host: str) -> str:
         if status.host == host and psutil.Process(status.pid).status() == psutil.STATUS_STOPPED:
             return f"stopped (process {status.pid} was sent SIGSTOP, or the like)"
     return ""
+
+
+_BUSY = 0.05  # share of a core above which the worker and its child processes compute
+_TICKS_S = 0.03  # CPU time that does not count: the system measures child processes in steps of 0.01 s
+
+
+class IdleWatch:
+    """Watches the main thread of this process from another thread.
+
+    A worker is idle while its main thread stays at one line of the script, and neither it nor its child
+    processes use the CPU: it waits for a lock, a queue, a file or a network. It hangs if it is idle for
+    `limit_s`; `on_hang` is called with the line.
+    """
+
+    def __init__(self, limit_s: float, on_hang: Callable[[str], None]) -> None:
+        self._limit_s, self._on_hang = limit_s, on_hang
+        self._interval_s = min(INTERVAL_S, limit_s / 6)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="samestep-idle-watch", daemon=True)
+
+    def __enter__(self) -> "IdleWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        line, begin_s, idle_s = "", 0.0, 0.0
+        try:
+            while not self._over.wait(self._interval_s):
+                before, line, used_s = line, line_of(main_frames()), _cpu_seconds()
+                idle_s += self._interval_s
+                if not line or line != before or used_s - begin_s > _BUSY * idle_s + _TICKS_S:
+                    begin_s, idle_s = used_s, 0.0
+                elif idle_s >= self._limit_s:
+                    self._on_hang(with_text(line))
+        except Exception as error:  # noqa: BLE001 - watching must not break what it watches
+            sys.stderr.write(f"samestep: the watchdog ends: {type(error).__name__}: {error}\n")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process, without the calling thread, and of its child processes."""
+    ended = os.times()
+    total = time.process_time() - time.thread_time() + ended.children_user + ended.children_system
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total

@@ -4,10 +4,11 @@ Inside samestep a World is an argument. A user's script may call ``samestep.repl
 the job that the script is in: this one context variable holds it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
+
+from samestep.base.context_values import bound
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World
@@ -15,14 +16,9 @@ if TYPE_CHECKING:
 _WORLD: ContextVar["World"] = ContextVar("samestep_world")
 
 
-@contextmanager
-def entered(world: "World") -> Iterator["World"]:
-    """Make `world` the current one for the duration of a block."""
-    token = _WORLD.set(world)
-    try:
-        yield world
-    finally:
-        _WORLD.reset(token)
+def entered(world: "World") -> AbstractContextManager[None]:
+    """Return a context in which `world` is the current one."""
+    return bound(_WORLD, world)
 
 
 def current() -> "World":

@@ -16,8 +16,8 @@ from samestep import __version__
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import Error, WorldError
+from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.machine.description import CpuShare, cpu_share
-from samestep.base.machine.math_kernels import settle_math_kernels
 from samestep.base.place import Place
 from samestep.launchers.binding import undo_default_binding
 from samestep.launchers.compute_threads import (
@@ -154,12 +154,13 @@ def _joined(options: _Options, environment: Environment) -> World:
     place = options.place
     detected = detect_task(environment) if place is None else given(place, environment)
     undo_default_binding(environment, detected.launcher)
+    task = _Task(options, environment, detected)
     if detected.place.size == 1:
-        return _alone(options, environment, detected)
+        return task.alone()
     store = open_store(environment, detected, master=options.master, timeout_s=options.timeout_s)
     own = base_of(store)  # None for the store of torchrun's agents
     try:
-        world = _connected(store, options, environment, detected)
+        world = task.connected(store)
     except BaseException:
         if own is not None:
             own.close()
@@ -170,111 +171,106 @@ def _joined(options: _Options, environment: Environment) -> World:
     return world
 
 
-def _connected(store: Store, options: _Options, environment: Environment, detected: Detected) -> World:
-    """Return the world of this rank, once all ranks fit together."""
-    cpu = cpu_share()
-    choice, backend, slot = _slot_of(store, options, detected, cpu)
-    detected = replace(detected, place=slot.place, notes=())  # the handshake has settled the assumed fields
-    threads = _bind(options, environment, detected, choice, cpu, slot.sharing)
-    interface = _interface(options, environment, detected, backend)
-    _announce(environment, detected, choice, threads, carried_by=(backend, interface))
-    device = torch.device(choice.device)
-    if base_of(store) is not None:
-        protect_groups()
-        protect_objects(environment)
-    try:
-        dist.init_process_group(
-            f"cpu:gloo,{choice.kind}:{backend}" if options.cpu_tensors and choice.kind != "cpu" else backend,
-            store=store,
-            rank=slot.place.rank,
-            world_size=slot.place.size,
-            timeout=timedelta(seconds=options.timeout_s),
-            device_id=device if backend == "nccl" else None,
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """This process of a job: the options, the variables, and what is detected from them."""
+
+    options: _Options
+    environment: Environment
+    detected: Detected
+
+    def alone(self) -> World:
+        """Return the world of a process without others."""
+        choice = self._device()
+        threads = self.bound(choice, cpu_share(), sharing=1)
+        if self.detected.notes:
+            self.announce(choice, threads, backend=None, interface="")
+        return SoloWorld(device=choice.device, place=self.detected.place)
+
+    def connected(self, store: Store) -> World:
+        """Return the world of this rank, once all ranks fit together."""
+        cpu = cpu_share()
+        choice, backend, slot = self._slot_of(store, cpu)
+        # The handshake has settled the assumed fields.
+        settled = replace(self, detected=replace(self.detected, place=slot.place, notes=()))
+        threads = settled.bound(choice, cpu, slot.sharing)
+        settled.announce(choice, threads, backend=backend, interface=settled.interface(backend))
+        device = torch.device(choice.device)
+        if base_of(store) is not None:
+            protect_groups()
+            protect_objects(self.environment)
+        both = self.options.cpu_tensors and choice.kind != "cpu"
+        try:
+            dist.init_process_group(
+                f"cpu:gloo,{choice.kind}:{backend}" if both else backend,
+                store=store,
+                rank=slot.place.rank,
+                world_size=slot.place.size,
+                timeout=timedelta(seconds=self.options.timeout_s),
+                device_id=device if backend == "nccl" else None,
+            )
+        except RuntimeError as error:
+            raise WorldError(f"{slot.place.describe()} could not connect to the others: {error}") from error
+        return ProcessGroupWorld(slot.place, device)
+
+    def _device(self) -> Choice:
+        asked = self.options.device
+        return choose_device(facts_here(asked), self.detected.place, asked=asked)
+
+    def _slot_of(self, store: Store, cpu: CpuShare) -> tuple[Choice, str, Slot]:
+        """Choose device and back end, and post them, or the error that keeps this rank from joining."""
+        info = PeerInfo(
+            place=self.detected.place,
+            assumed=self.detected.assumed,
+            host=gethostname(),
+            cpus=cpu.allowed,
+            versions=_VERSIONS,
         )
-    except RuntimeError as error:
-        raise WorldError(f"{slot.place.describe()} could not connect to the others: {error}") from error
-    return ProcessGroupWorld(slot.place, device)
+        try:
+            choice = self._device()
+            backend = choose_backend(choice.kind, asked=self.options.backend, available=available_here)
+        except Error as error:
+            withdraw(store, info, error)
+            raise
+        info = replace(info, kind=choice.kind, uuid=choice.uuid, backend=backend)
+        return choice, backend, rendezvous(store, info, timeout_s=self.options.timeout_s)
 
+    def bound(self, choice: Choice, cpu: CpuShare, sharing: int) -> Threads:
+        """Bind this process to its device and its threads, and return these."""
+        launcher = self.detected.launcher
+        threads = threads_per_rank(
+            without_default_threads(self.environment, launcher),
+            cpu,
+            local_size=self.detected.place.local_size,
+            sharing=sharing,
+            launcher=launcher,
+            asked=self.options.threads,
+        )
+        bind(choice.device)
+        if torch.get_num_threads() != threads.count:
+            torch.set_num_threads(threads.count)
+        settle_math_kernels()
+        return threads
 
-def _alone(options: _Options, environment: Environment, detected: Detected) -> World:
-    choice = choose_device(facts_here(options.device), detected.place, asked=options.device)
-    threads = _bind(options, environment, detected, choice, cpu_share(), sharing=1)
-    if detected.notes:
-        _announce(environment, detected, choice, threads, carried_by=(None, ""))
-    return SoloWorld(device=choice.device, place=detected.place)
+    def interface(self, backend: str) -> str:
+        """Make Gloo use the interface towards rank 0; return its name, empty if Gloo is not the back end."""
+        if self.detected.place.nodes == 1:
+            env.export(loopback_only(self.environment))
+            return ""
+        address, _ = choose(self.detected, master=self.options.master)
+        name = use_interface_to(address).name
+        return name if backend == "gloo" else ""
 
-
-def _slot_of(store: Store, options: _Options, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Slot]:
-    """Choose device and back end, and post them, or the error that keeps this rank from joining."""
-    info = PeerInfo(
-        place=detected.place,
-        assumed=detected.assumed,
-        host=gethostname(),
-        cpus=cpu.allowed,
-        versions=_VERSIONS,
-    )
-    try:
-        choice = choose_device(facts_here(options.device), detected.place, asked=options.device)
-        backend = choose_backend(choice.kind, asked=options.backend, available=available_here)
-    except Error as error:
-        withdraw(store, info, error)
-        raise
-    info = replace(info, kind=choice.kind, uuid=choice.uuid, backend=backend)
-    return choice, backend, rendezvous(store, info, timeout_s=options.timeout_s)
-
-
-def _bind(
-    options: _Options,
-    environment: Environment,
-    detected: Detected,
-    choice: Choice,
-    cpu: CpuShare,
-    sharing: int,
-) -> Threads:
-    """Bind this process to its device and its number of threads."""
-    threads = threads_per_rank(
-        without_default_threads(environment, detected.launcher),
-        cpu,
-        local_size=detected.place.local_size,
-        sharing=sharing,
-        launcher=detected.launcher,
-        asked=options.threads,
-    )
-    bind(choice.device)
-    if torch.get_num_threads() != threads.count:
-        torch.set_num_threads(threads.count)
-    settle_math_kernels()
-    return threads
-
-
-def _interface(options: _Options, environment: Environment, detected: Detected, backend: str) -> str:
-    """Make Gloo use the interface towards rank 0; return its name, empty if Gloo is not the back end."""
-    if detected.place.nodes == 1:
-        env.export(loopback_only(environment))
-        return ""
-    address, _ = choose(detected, master=options.master)
-    name = use_interface_to(address).name
-    return name if backend == "gloo" else ""
-
-
-def _announce(
-    environment: Environment,
-    detected: Detected,
-    choice: Choice,
-    threads: Threads,
-    *,
-    carried_by: tuple[str | None, str],
-) -> None:
-    """Print the banner on stderr, once, on rank 0; `SAMESTEP_BANNER=0` suppresses it.
-
-    `carried_by` is the back end and the network interface.
-    """
-    backend, interface = carried_by
-    if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
-        return
-    if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
-        other = None if threads == passed_threads(environment) else threads
-        line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
-    else:
-        line = describe(detected, device=choice.kind, backend=backend, threads=threads, interface=interface)
-    sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))
+    def announce(self, choice: Choice, threads: Threads, *, backend: str | None, interface: str) -> None:
+        """Print the banner on stderr, once, on rank 0; `SAMESTEP_BANNER=0` suppresses it."""
+        detected = self.detected
+        if not detected.place.is_main or self.environment.get("SAMESTEP_BANNER") == "0":
+            return
+        if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
+            other = None if threads == passed_threads(self.environment) else threads
+            line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
+        else:
+            line = describe(
+                detected, device=choice.kind, backend=backend, threads=threads, interface=interface
+            )
+        sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))

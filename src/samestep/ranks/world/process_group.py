@@ -132,7 +132,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the back end can send to one rank: Gloo needs one on the host."""
-        return tensor if self._waits is None or _is_on_host(tensor) else tensor.to("cpu", copy=True)
+        return tensor if self._waits is None or tensor.is_cpu else tensor.to("cpu", copy=True)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
@@ -148,7 +148,7 @@ class ProcessGroupWorld(DerivedWorld):
         try:
             if receive is not None and src is not None:
                 own = self._sendable(_plain(receive))
-                copies = [] if _is_on_host(receive) else [(receive, own)]
+                copies = [] if receive.is_cpu else [(receive, own)]
                 works.append((group.recv([own], src, 0), src))
             if send is not None and dst is not None:
                 peer = dst
@@ -211,9 +211,9 @@ class ProcessGroupWorld(DerivedWorld):
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
-        box = [value]
+        box, device = [value], self.device if dist.get_backend() == "nccl" else None
         with self.waiting("broadcast_object_list"):
-            dist.broadcast_object_list(box, src=src, device=self._object_device())
+            dist.broadcast_object_list(box, src=src, device=device)
         return box[0]
 
     def all_gather_objects(self, value: T) -> list[T]:
@@ -269,9 +269,6 @@ class ProcessGroupWorld(DerivedWorld):
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _object_device(self) -> torch.device | None:
-        return self.device if dist.get_backend() == "nccl" else None
-
 
 @contextmanager
 def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
@@ -279,10 +276,6 @@ def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     own = as_contiguous(tensor)
     yield own
     put_back(own, tensor)
-
-
-def _is_on_host(tensor: Tensor) -> bool:
-    return tensor.is_cpu
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ class TimedRegion:
 
     def __init__(self) -> None:
         self._seconds: float | None = None
-        self._has_raised = False
+        self._missing = "before its end. Read them after the `with` block"
+        """Why there are no seconds."""
 
     @property
     def seconds(self) -> float:
@@ -26,15 +27,8 @@ class TimedRegion:
         Raises:
             UsageError: the region has not ended, or ended with an error.
         """
-        if self._has_raised:
-            raise UsageError(
-                "a region that samestep.timed() times has no seconds if an error ended its block."
-            )
         if self._seconds is None:
-            raise UsageError(
-                "a region that samestep.timed() times has no seconds before its end. "
-                "Read them after the `with` block."
-            )
+            raise UsageError(f"a region that samestep.timed() times has no seconds {self._missing}.")
         return self._seconds
 
     def end(self, seconds: float) -> None:
@@ -43,7 +37,7 @@ class TimedRegion:
 
     def fail(self) -> None:
         """Record that an error ended the region."""
-        self._has_raised = True
+        self._missing = "if an error ended its block"
 
 
 @contextmanager

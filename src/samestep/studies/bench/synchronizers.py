@@ -20,7 +20,7 @@ from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_
 from samestep.ranks.world.process_group import ProcessGroupWorld, wait_for_main
 from samestep.ranks.world.protocol import World
 from samestep.studies.bench.request import ALONE, ONE_PROCESS
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 
 CLASSES = 10
 
@@ -29,7 +29,7 @@ CLASSES = 10
 class Problem:
     """The model and data of the measured training step."""
 
-    model: str = "convnet"  # a name in `samestep.training.models.registry`
+    model: str = "convnet"  # a name in `samestep.training.networks`
     batch_per_worker: int = 16  # samples of each rank in a step
     # channels, height and width of the images; None for the default of the model
     shape: tuple[int, int, int] | None = None

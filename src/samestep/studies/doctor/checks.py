@@ -9,8 +9,7 @@ from samestep.base.polling import with_timeout
 from samestep.base.units import bytes_text, ranges
 from samestep.hooks.registry import problems
 from samestep.hooks.table import ALL
-from samestep.ranks.world.device import BACKENDS
-from samestep.ranks.world.device_description import toolkit_versions
+from samestep.ranks.world.device import BACKENDS, toolkit_versions
 from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings
 from samestep.studies.doctor.context import Context
 from samestep.studies.doctor.results import Result, Row, joined, problem, rows

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.launch.local.failure import Failure, follows_from_another
-from samestep.ranks.hang.loop_end import is_in_training_loop
+from samestep.ranks.hang.script_position import is_in_training_loop
 from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.verdict import Finding
 

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.testing.gpu.registry import Check, selected
-from samestep.testing.gpu.report import table_of_checks, table_of_outcomes, write
-from samestep.testing.gpu.runner import Outcome, Request, as_json, exit_code, run_all
+from samestep.testing.gpu.runner import (
+    Outcome,
+    Request,
+    as_json,
+    exit_code,
+    run_all,
+    table_of_checks,
+    table_of_outcomes,
+    write,
+)
 
 if TYPE_CHECKING:
     from samestep.testing.gpu.devices import Machine

@@ -7,9 +7,9 @@ from torch import nn
 
 from samestep.base.step_phases import ALL, BACKWARD, FORWARD
 from samestep.observe.clock.instants import DeviceInstants, is_captured
-from samestep.observe.clock.loop_clock import loop_clock
+from samestep.observe.clock.step_reader import loop_clock
 from samestep.studies.bench.measurement import finisher
-from samestep.testing.gpu.autopilot_checks import SCRIPT
+from samestep.testing.gpu.command_checks import SCRIPT
 from samestep.testing.gpu.context import Context, Figures, close, command, require, rows
 
 

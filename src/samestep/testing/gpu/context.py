@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from unittest import SkipTest
 
 import samestep
 from samestep.base import env
@@ -22,21 +24,13 @@ HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The device of a check, and its folder.
+    """The device of a check, and its folder."""
 
-    Args:
-        device: the first accelerator; the CPU if the code of the checks is tested without one.
-        count: number of accelerators; 2 for the CPU, which two ranks can use.
-        shares: whether two ranks use one accelerator over Gloo.
-        folder: an empty folder.
-        seconds: time limit of the whole check.
-    """
-
-    device: "torch.device"
-    count: int
-    shares: bool
-    folder: Path
-    seconds: float
+    device: "torch.device"  # the first accelerator; the CPU if the code of the checks is tested without one
+    count: int  # number of accelerators; 2 for the CPU, which two ranks can use
+    shares: bool  # whether two ranks use one accelerator over Gloo
+    folder: Path  # an empty folder
+    seconds: float  # time limit of the whole check
 
     @property
     def is_cpu(self) -> bool:
@@ -68,6 +62,12 @@ def require(condition: object, text: str) -> None:
     """Raise an error with `text` unless the condition holds."""
     if not condition:
         raise AssertionError(text)
+
+
+def skip_without_triton() -> None:
+    """Skip the check if torch cannot compile for GPUs here."""
+    if find_spec("triton") is None:
+        raise SkipTest("triton is not installed, which torch.compile needs on GPUs")
 
 
 def close(found: Sequence[float], expected: Sequence[float], tolerance: float, name: str) -> float:

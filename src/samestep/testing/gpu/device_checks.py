@@ -12,11 +12,15 @@ from samestep.base.place import Place
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.launch.local.forking import fork_is_safe
 from samestep.parallel.exact.identity import identity
-from samestep.ranks.world.device import available_here, bind, choose_backend, choose_device, facts_here
-from samestep.ranks.world.device_description import (
+from samestep.ranks.world.device import (
+    available_here,
+    bind,
+    choose_backend,
+    choose_device,
     device_id,
     device_name,
     driver_version,
+    facts_here,
     peak_device_bytes,
     toolkit_versions,
 )

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.ranks.world.device import facts_here
-from samestep.ranks.world.device_description import device_name, driver_version, toolkit_versions
+from samestep.ranks.world.device import device_name, driver_version, facts_here, toolkit_versions
 from samestep.testing.gpu.context import environment, last_lines
 
 OLDEST = (2, 6)

@@ -17,9 +17,9 @@ from samestep.testing.gpu.registry import by_name
 
 def function_of(name: str) -> Function:
     """Return the function of a check."""
-    module, _, attribute = by_name(name).function.partition(":")
-    function: Function = getattr(import_module(f"samestep.testing.gpu.{module}"), attribute)
-    return function
+    module, attribute, *words = by_name(name).function.split(":")
+    function = getattr(import_module(f"samestep.testing.gpu.{module}"), attribute)
+    return lambda context: function(context, *words)
 
 
 def outcome(name: str, context: Context) -> dict[str, Any]:

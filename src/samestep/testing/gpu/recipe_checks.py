@@ -2,65 +2,63 @@
 
 import gzip
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from unittest import SkipTest
 
-from samestep.testing.gpu.context import Context, Figures, at_once, close, command, require, rows
+from samestep.testing.gpu.context import (
+    Context,
+    Figures,
+    at_once,
+    close,
+    command,
+    require,
+    rows,
+    skip_without_triton,
+)
 
 _STEPS = 12
 _SHORT = ("--subset", 384, "--epochs", 2, "--batch-size", 64)
 """Options of a run of `_STEPS` steps."""
 _FIRST = 3
 """Steps whose losses are compared one by one; rounding grows later."""
+_TOLERANCES: Mapping[str, tuple[float, float]] = {
+    "fp32": (5e-3, 0.1),
+    "bf16": (3e-2, 0.25),
+    "fp16": (1e-2, 0.5),
+}
+"""Largest relative differences of these losses, and of the mean loss of the second epoch, by precision.
 
-
-def fp32(context: Context) -> Figures:
-    """Compare ``--precision fp32``; convolutions use TF32 on GPUs that have it."""
-    return _against_cpu(context, "fp32", first=5e-3, mean=0.1)
-
-
-def bf16(context: Context) -> Figures:
-    """Compare ``--precision bf16``."""
-    if not context.is_cpu:
-        from samestep.training.loop.precision import machine_has_bf16
-
-        if not machine_has_bf16(context.device):
-            raise SkipTest("this GPU has no bfloat16")
-    return _against_cpu(context, "bf16", first=3e-2, mean=0.25)
-
-
-def fp16(context: Context) -> Figures:
-    """Compare ``--precision fp16``, with loss scaling; a step that overflows is skipped on both devices."""
-    return _against_cpu(context, "fp16", first=1e-2, mean=0.5)
-
-
-def channels_last(context: Context) -> Figures:
-    """Compare ``--channels-last``."""
-    return _against_cpu(context, "fp32", "--channels-last", first=5e-3, mean=0.1)
+With fp32, convolutions use TF32 on GPUs that have it; with fp16, both devices skip steps that overflow.
+"""
 
 
 def compile(context: Context) -> Figures:  # noqa: A001 - the option's name
     """Compare ``--compile`` on the device with an uncompiled run on the CPU."""
-    try:
-        import triton  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
-    except ImportError as error:
-        raise SkipTest("triton is not installed, which torch.compile needs on GPUs") from error
+    skip_without_triton()
     expected, found = at_once(
         partial(_losses, context, "cpu", on_cpu=True), partial(_losses, context, "device", "--compile")
     )
-    return _compared(found, expected, first=5e-3, mean=0.1)
+    return _compared(found, expected, "fp32")
 
 
-def _against_cpu(context: Context, precision: str, *flags: str, first: float, mean: float) -> Figures:
+def against_cpu(context: Context, precision: str, *flags: str) -> Figures:
+    """Compare the losses with those on the CPU, where both runs have this precision and these flags."""
+    if precision == "bf16" and not context.is_cpu:
+        from samestep.training.loop.precision import machine_has_bf16
+
+        if not machine_has_bf16(context.device):
+            raise SkipTest("this GPU has no bfloat16")
     wanted = ("--precision", precision, *flags)
     expected, found = at_once(
         partial(_losses, context, "cpu", *wanted, on_cpu=True), partial(_losses, context, "device", *wanted)
     )
-    return _compared(found, expected, first=first, mean=mean)
+    return _compared(found, expected, precision)
 
 
-def _compared(found: list[float], expected: list[float], *, first: float, mean: float) -> Figures:
+def _compared(found: list[float], expected: list[float], precision: str) -> Figures:
+    first, mean = _TOLERANCES[precision]
     half = len(found) // 2
     means = [sum(losses[half:]) / len(losses[half:]) for losses in (found, expected)]
     return {

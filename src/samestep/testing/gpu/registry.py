@@ -1,6 +1,5 @@
 """Lists the checks: what each needs, its time limit, and what it shows."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.base.errors import UsageError
@@ -12,52 +11,36 @@ ANY = ("cuda", "xpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check.
+    """One check."""
 
-    Args:
-        name: what ``--only`` selects.
-        function: module in this folder and function, such as ``device_checks:memory``.
-        shows: what holds if it succeeds.
-        gpus: number of GPUs that it needs.
-        seconds: time limit.
-        types: device types that it can run on.
-        on_cpu: whether the CPU can run it, which tests its code.
-        shareable: whether two ranks on one GPU will do, over Gloo.
-        only_one: whether it applies to a machine with one GPU only.
-    """
-
-    name: str
+    name: str  # what ``--only`` selects
+    # module in this folder, function, and its arguments after the context, such as ``device_checks:memory``
+    # or ``command_checks:figures:batch_norm``
     function: str
-    shows: str
-    gpus: int = 1
-    seconds: float = 60.0
-    types: tuple[str, ...] = ANY
-    on_cpu: bool = True
-    shareable: bool = False
-    only_one: bool = False
+    shows: str  # what holds if it succeeds
+    gpus: int = 1  # number of GPUs that it needs
+    seconds: float = 60.0  # time limit
+    types: tuple[str, ...] = ANY  # device types that it can run on
+    on_cpu: bool = True  # whether the CPU can run it, which tests its code
+    shareable: bool = False  # whether two ranks on one GPU will do, over Gloo
+    only_one: bool = False  # whether it applies to a machine with one GPU only
 
 
-def _recipe(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
-    function = f"recipe_checks:{name.replace('-', '_')}"
+def _recipe(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
+    function = f"recipe_checks:{function}"
     return Check(name=f"recipe-{name}", function=function, shows=shows, seconds=seconds, on_cpu=on_cpu)
 
 
-def _script(name: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
-    function = f"autopilot_checks:{name.replace('-', '_')}"
+def _script(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
+    function = f"command_checks:{function}"
     return Check(
         name=f"autopilot-{name}", function=function, shows=shows, seconds=seconds, types=CUDA, on_cpu=on_cpu
     )
 
 
-def _ranks(name: str, function: str, shows: str, *, seconds: float = 90.0, shareable: bool = True) -> Check:
-    return Check(
-        name=name,
-        function=f"rank_checks:{function}",
-        shows=shows,
-        gpus=2,
-        seconds=seconds,
-        shareable=shareable,
-    )
+def _ranks(name: str, function: str, shows: str, *, shareable: bool = True) -> Check:
+    function = f"command_checks:{function}"
+    return Check(name=name, function=function, shows=shows, gpus=2, seconds=90.0, shareable=shareable)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -81,11 +64,11 @@ CHECKS: tuple[Check, ...] = (
         types=CUDA,
         on_cpu=False,
     ),
-    _recipe("fp32", "losses of the CPU"),
-    _recipe("bf16", "losses of the CPU"),
-    _recipe("fp16", "losses of the CPU, with loss scaling"),
-    _recipe("channels-last", "losses of the CPU"),
-    _recipe("compile", "losses of the CPU", 120.0, on_cpu=False),
+    _recipe("fp32", "against_cpu:fp32", "losses of the CPU"),
+    _recipe("bf16", "against_cpu:bf16", "losses of the CPU"),
+    _recipe("fp16", "against_cpu:fp16", "losses of the CPU, with loss scaling"),
+    _recipe("channels-last", "against_cpu:fp32:--channels-last", "losses of the CPU"),
+    _recipe("compile", "compile", "losses of the CPU", 120.0, on_cpu=False),
     Check(name="exact-bits", function="recipe_checks:exact_bits", shows="equal weights when repeated"),
     Check(
         name="checkpoint-devices",
@@ -94,16 +77,16 @@ CHECKS: tuple[Check, ...] = (
         seconds=120.0,
     ),
     Check(name="profile", function="recipe_checks:profile", shows="a trace of steps is written"),
-    _script("cuda-method", ".cuda(): losses of one process"),
-    _script("to-device", '.to("cuda"): losses of one process'),
-    _script("default-device", "set_default_device: losses of one process"),
-    _script("pinned", "pinned loader, non_blocking: losses of one process"),
-    _script("streams", "streams and events: losses of one process"),
-    _script("autocast", "autocast: losses of one process"),
-    _script("grad-scaler", "GradScaler: losses of one process"),
-    _script("dropout", "masks of one process", on_cpu=False),
-    _script("compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
-    _script("graphs", "CUDA graphs: losses of one process", on_cpu=False),
+    _script("cuda-method", "compared:cuda-method", ".cuda(): losses of one process"),
+    _script("to-device", "compared:to-device", '.to("cuda"): losses of one process'),
+    _script("default-device", "compared:default-device", "set_default_device: losses of one process"),
+    _script("pinned", "compared:pinned", "pinned loader, non_blocking: losses of one process"),
+    _script("streams", "compared:streams", "streams and events: losses of one process"),
+    _script("autocast", "compared:autocast", "autocast: losses of one process"),
+    _script("grad-scaler", "compared:grad-scaler", "GradScaler: losses of one process"),
+    _script("dropout", "compared:dropout", "masks of one process", on_cpu=False),
+    _script("compile", "compared:compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
+    _script("graphs", "graphs", "CUDA graphs: losses of one process", on_cpu=False),
     Check(
         name="verify-cpu",
         function="command_checks:verify_on_cpu",
@@ -143,15 +126,15 @@ CHECKS: tuple[Check, ...] = (
     Check(name="clock-run", function="clock_checks:run", shows="phases add up to steps", types=CUDA),
     Check(
         name="one-gpu-refused",
-        function="rank_checks:one_gpu_refused",
+        function="command_checks:one_gpu_refused",
         shows="two NCCL ranks on one GPU are refused with the reason",
         types=CUDA,
         on_cpu=False,
         only_one=True,
     ),
-    _ranks("synchronizers", "synchronizers", "gradients of one process, and of DDP"),
-    _ranks("batch-norm", "batch_norm", "global batch norm of one process, and SyncBatchNorm"),
-    _ranks("exact-ranks", "exact_ranks", "--exact: bits of one rank"),
+    _ranks("synchronizers", "figures:synchronizers", "gradients of one process, and of DDP"),
+    _ranks("batch-norm", "figures:batch_norm", "global batch norm of one process, and SyncBatchNorm"),
+    _ranks("exact-ranks", "figures:exact_ranks", "--exact: bits of one rank"),
     _ranks("sanitize", "sanitize", "equal ranks are not reported"),
     _ranks("watchdog", "watchdog", "a kernel that hangs is reported with its rank"),
     _ranks("data-parallel", "data_parallel", "the GPUs of torch's DataParallel", shareable=False),
@@ -163,14 +146,14 @@ def by_name(name: str) -> Check:
     return selected(name)[0]
 
 
-def selected(names: str, checks: Sequence[Check] = CHECKS) -> list[Check]:
+def selected(names: str) -> list[Check]:
     """Return the checks of these names, separated by commas; all for an empty text.
 
     Raises:
         UsageError: there is no such check.
     """
     wanted = [name for name in names.split(",") if name]
-    known = {one.name: one for one in checks}
+    known = {one.name: one for one in CHECKS}
     if unknown := [name for name in wanted if name not in known]:
         raise UsageError(f"--only {unknown[0]} is no check; choose from {', '.join(known)}")
-    return [known[name] for name in wanted] or list(checks)
+    return [known[name] for name in wanted] or list(CHECKS)

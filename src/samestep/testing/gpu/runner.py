@@ -1,4 +1,4 @@
-"""Runs checks one after the other, each in a process with a time limit, and the whole within one."""
+"""Runs checks one after the other, each in a process with a time limit, and prints their outcomes."""
 
 import json
 import os
@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,19 +35,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The devices of the checks, and their time.
+    """The devices of the checks, and their time."""
 
-    Args:
-        type: device type, by torch's name; ``cpu`` to test the code of the checks.
-        count: number of devices.
-        shares: whether two ranks share one GPU over Gloo.
-        limit_s: time limit of all checks together.
-    """
-
-    type: str
-    count: int
-    shares: bool = False
-    limit_s: float = 470.0
+    type: str  # device type, by torch's name; ``cpu`` to test the code of the checks
+    count: int  # number of devices
+    shares: bool = False  # whether two ranks share one GPU over Gloo
+    limit_s: float = 470.0  # time limit of all checks together
 
 
 def reason_to_skip(check: Check, request: Request) -> str:
@@ -153,3 +147,48 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return the outcomes as plain values."""
     return [asdict(one) for one in outcomes]
+
+
+def write(text: str) -> None:
+    """Print a text on stdout at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in which all columns but the last have one width."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
+    padded = (
+        [*(cell.ljust(width) for cell, width in zip(line, [*widths], strict=False)), line[-1]]
+        for line in lines
+    )
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+
+
+def table_of_checks(checks: Sequence[Check]) -> str:
+    """Return the checks with what each needs and shows."""
+    head = ("check", "GPUs", "types", "limit", "shows")
+    return table(
+        head,
+        [(one.name, str(one.gpus), ",".join(one.types), f"{one.seconds:g} s", one.shows) for one in checks],
+    )
+
+
+def table_of_outcomes(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes with their reasons or figures, and a last line with their numbers."""
+    rows = [(one.name, one.result, f"{one.seconds:.1f}", _detail(one)) for one in outcomes]
+    counts = Counter(one.result for one in outcomes)
+    total = ", ".join(f"{number} {result}" for result, number in sorted(counts.items()))
+    seconds = sum(one.seconds for one in outcomes)
+    return f"{table(('check', 'result', 'seconds', 'detail'), rows)}\n\n{total}, in {seconds:.0f} s"
+
+
+def _detail(outcome: Outcome) -> str:
+    if outcome.reason:
+        return outcome.reason.splitlines()[0]
+    return ", ".join(f"{name} {_short(value)}" for name, value in outcome.figures.items())
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

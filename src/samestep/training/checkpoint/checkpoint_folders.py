@@ -23,11 +23,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.base.regular_files import kind_of, lies_at, read_bytes
+from samestep.base.regular_files import descriptor, kind_of, lies_at, read_bytes
 from samestep.base.unfinished_names import claim, hidden_name, identity_of, parse_hidden, sync
 from samestep.training.checkpoint.snapshot import FILES, MARK
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _LOOKS_OURS = re.compile(r"\..+\.(draft|old|gone)-\d+|\.samestep-(draft|old|gone)-.*", re.DOTALL)
 """Hidden names of this and of earlier versions."""
 _SHOWN = 4  # maximum names in a message
@@ -82,7 +82,7 @@ class OwnedFolders:
     def rename(self, name: str, new: str) -> None:
         """Rename a folder of this run."""
         self._refuse_not_owned(name)
-        with _folder(self.parent) as parent:
+        with descriptor(self.parent, _FOLDER) as parent:
             os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
 
     def set_aside(self, name: str, kind: str) -> str:
@@ -93,7 +93,7 @@ class OwnedFolders:
 
     def remove(self, name: str) -> None:
         """Remove a folder of this run and its files, the mark last."""
-        with _folder(self.parent) as parent:
+        with descriptor(self.parent, _FOLDER) as parent:
             with self._opened(name) as folder:
                 why = self._not_owned_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
                 if why is not None:
@@ -137,29 +137,23 @@ class OwnedFolders:
             raise OSError(errno.EPERM, why, str(self.parent / name))
 
     def _write_mark(self, folder: Path) -> None:
-        handle = os.open(folder / MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
+        with descriptor(folder / MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644) as handle:
             os.write(handle, self.mark)
             sync(handle)
-        finally:
-            os.close(handle)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
-        with _folder(self.parent) as parent:
-            handle = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
-            try:
-                yield handle
-            finally:
-                os.close(handle)
+        with (
+            descriptor(self.parent, _FOLDER) as parent,
+            descriptor(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent) as handle,
+        ):
+            yield handle
 
     def _not_owned_inside(self, folder: int, *, hidden: bool) -> str | None:
         """Return why an open folder is not this run's; None if it is.
 
-        Args:
-            folder: its descriptor.
-            hidden: whether its name has this run's identity. After a kill such a folder can have an
-                incomplete mark or none; then it has no other file.
+        `hidden` is whether its name has this run's identity. After a kill such a folder can have an
+        incomplete mark or none; then it has no other file.
         """
         entries = {entry.name: entry for entry in os.scandir(folder)}
         others = sorted(
@@ -183,15 +177,6 @@ def _why_not_opened(error: OSError, path: Path) -> str:
         if not stat.S_ISDIR(mode):
             return f"it is {kind_of(mode) or 'a file'}"
     return f"it cannot be read: {error.strerror}"
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[int]:
-    handle = os.open(path, _FOLDER)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _names(parent: Path) -> list[str]:
@@ -281,11 +266,8 @@ def restore(parent: Path, *, name: str | None = None) -> None:
 
 def flush(folder: Path) -> None:
     """Wait until the names in `folder` are on disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with descriptor(folder, _FOLDER) as handle:
         sync(handle)
-    finally:
-        os.close(handle)
 
 
 def _replace(own: OwnedFolders, draft: Path, folder: Path) -> str | None:

@@ -31,11 +31,8 @@ class Writer:
     `save` copies the state and returns. A thread then hashes and writes it, waits for the disk, renames the
     folder, and deletes old checkpoints. The interpreter waits for that thread at its end, so a script that
     ends or fails after `save` still has its checkpoint. A failed write leaves the earlier checkpoints as they
-    are and sets `failure`; the next `save` tries again. A failed deletion of old ones sets `warning`.
-
-    Args:
-        folder: of the ``step-N`` folders; made if missing, and cleaned of a killed writer's drafts.
-        keep: the retention rule.
+    are and sets `failure`; the next `save` tries again. A failed deletion of old ones sets `warning`. The
+    folder is made if it is missing, and cleaned of a killed writer's drafts.
 
     Raises:
         CheckpointError: the folder cannot be made.
@@ -58,11 +55,8 @@ class Writer:
     def save(self, snapshot: Snapshot, *, score: float | None = None) -> None:
         """Copy the current state of a run, and start to write it as ``step-N``.
 
-        Waits for the previous checkpoint if that is still being written. Replaces one of the same step.
-
-        Args:
-            snapshot: its state has the number of completed steps.
-            score: for `Retention.best`; higher is better.
+        Waits for the previous checkpoint if that is still being written. Replaces one of the same step. The
+        state has the number of completed steps; `score` is for `Retention.best`, and higher is better.
 
         Raises:
             CheckpointError: it contains something that cannot be saved.
@@ -117,12 +111,9 @@ def _lower_priority() -> None:
 class CheckpointManager:
     """The checkpoint schedule of one training; rank 0 writes, all ranks construct it and call `save`.
 
-    Args:
-        world: whose random states are part of a checkpoint.
-        options: the schedule and how many checkpoints stay.
-        folder: of the checkpoints; None writes none.
-        report: receives one line about a checkpoint that cannot be written (the training continues with the
-            previous one), and about folders that cannot be deleted or are not this run's.
+    With None as the folder, none are written. `report` receives one line about a checkpoint that cannot be
+    written (the training continues with the previous one), and about folders that cannot be deleted or are
+    not this run's.
 
     Raises:
         CheckpointError: the folder cannot be made; on all ranks.

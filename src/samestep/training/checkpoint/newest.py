@@ -70,8 +70,8 @@ def step_of(name: str) -> int | None:
     return int(match["step"]) if match else None
 
 
-def checkpoints_in(parent: Path) -> list[Path]:
-    """Return the paths in `parent` with the name of a checkpoint, newest first.
+def checkpoints_in(parent: Path) -> list[tuple[int, Path]]:
+    """Return step and path of everything in `parent` with the name of a checkpoint, newest first.
 
     Raises:
         CheckpointError: `parent` cannot be read.
@@ -83,7 +83,7 @@ def checkpoints_in(parent: Path) -> list[Path]:
     except OSError as error:
         raise CheckpointError(f"the checkpoints in {parent} cannot be read: {error.strerror}.") from error
     found.sort(key=lambda one: (int(one[0]["step"]), int(one[0]["count"] or 1)), reverse=True)
-    return [path for _, path in found]
+    return [(int(match["step"]), path) for match, path in found]
 
 
 def steps_in(parent: Path) -> list[int]:
@@ -92,8 +92,7 @@ def steps_in(parent: Path) -> list[int]:
     Raises:
         CheckpointError: `parent` cannot be read.
     """
-    steps = (step_of(path.name) for path in checkpoints_in(parent))
-    return list(dict.fromkeys(step for step in steps if step is not None))
+    return list(dict.fromkeys(step for step, _ in checkpoints_in(parent)))
 
 
 def newest_valid(folder: Path) -> SelectedCheckpoint:
@@ -106,8 +105,8 @@ def newest_valid(folder: Path) -> SelectedCheckpoint:
     if _is_single(folder):
         return SelectedCheckpoint(folder, read(folder))
     refused: list[tuple[Path, str]] = []
-    for path in checkpoints_in(folder):
-        found = _read_as_named(path)
+    for step, path in checkpoints_in(folder):
+        found = _read_as_named(path, step)
         if isinstance(found, Snapshot):
             return SelectedCheckpoint(path, found, tuple(refused))
         refused.append((path, found))
@@ -139,8 +138,8 @@ def _restore_all(folder: Path) -> None:
     restore(folder)
 
 
-def _read_as_named(path: Path) -> Snapshot | str:
-    """Return the contents of a checkpoint, or why it cannot be used."""
+def _read_as_named(path: Path, named: int) -> Snapshot | str:
+    """Return the contents of a checkpoint, or why it cannot be used; `named` is the step in its name."""
     try:
         snapshot = read(path)
     except CheckpointError as error:
@@ -148,7 +147,7 @@ def _read_as_named(path: Path) -> Snapshot | str:
     step = snapshot.state.get("step")
     if type(step) is not int:
         return f"{path / STATE} has the step {step!r:.40}, which is not an integer."
-    if step_of(path.name) != step:  # names decide which one is the newest
+    if step != named:  # names decide which one is the newest
         return f"{path} contains step {step}: it was renamed. Restore its name."
     return snapshot
 
@@ -156,12 +155,8 @@ def _read_as_named(path: Path) -> Snapshot | str:
 def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> SelectedCheckpoint | None:
     """Return `newest_valid` of `folder` on every rank; called by all ranks, and read by rank 0.
 
-    Only rank 0 needs access to the folder.
-
-    Args:
-        world: the ranks.
-        folder: of the checkpoints.
-        missing_ok: return None if no folder has the name of a checkpoint.
+    Only rank 0 needs access to the folder. With `missing_ok`, it returns None if no folder has the name of a
+    checkpoint.
     """
     read_here: list[Snapshot] = []
 

@@ -91,9 +91,7 @@ def _load_into_unused(state: Mapping[str, Any]) -> None:
 def gather_random_state(world: World, **position: int) -> list[dict[str, Any]]:
     """Return the random state of each rank, in rank order; called by all ranks at a checkpoint.
 
-    Args:
-        world: the ranks.
-        position: of this rank, such as ``step=120``; must be equal on all ranks.
+    `position` is that of this rank, such as ``step=120``, and must be equal on all ranks.
 
     Raises:
         OutOfStep: the positions differ; on every rank.

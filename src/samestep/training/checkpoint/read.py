@@ -24,8 +24,16 @@ from torch import Tensor
 
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import open_regular
-from samestep.training.checkpoint.manifest import Seal, read_manifest
-from samestep.training.checkpoint.snapshot import AVERAGE, MODEL, MOST_STATE, OPTIMIZER, STATE, Snapshot
+from samestep.training.checkpoint.snapshot import (
+    AVERAGE,
+    MODEL,
+    MOST_STATE,
+    OPTIMIZER,
+    STATE,
+    Seal,
+    Snapshot,
+    read_manifest,
+)
 
 ZIP = b"PK\x03\x04"
 """The first bytes of a ``torch.save`` file."""

@@ -10,10 +10,9 @@ from typing import Any
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.regular_files import lies_at
 from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, delete, flush
-from samestep.training.checkpoint.manifest import read_manifest
-from samestep.training.checkpoint.newest import checkpoints_in, free_name, step_of
+from samestep.training.checkpoint.newest import checkpoints_in, free_name
 from samestep.training.checkpoint.read import read_state
-from samestep.training.checkpoint.snapshot import MANIFEST, MARK
+from samestep.training.checkpoint.snapshot import MANIFEST, MARK, read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +30,9 @@ class Retention:
 def expired(scores: Mapping[int, float | None], keep: Retention, *, newest: int) -> list[int]:
     """Return the steps whose checkpoints can be deleted.
 
-    Args:
-        scores: of the existing checkpoints, by step; None without a score.
-        keep: the retention rule.
-        newest: the step just written. Later ones are ignored: they can be damaged or of an abandoned
-            lineage, and must not displace the one that was just written.
+    `scores` are those of the existing checkpoints, by step, and `newest` the step just written. Later ones
+    are ignored: they can be damaged or of an abandoned lineage, and must not displace the one that was just
+    written.
 
     >>> expired({10: 0.9, 20: 0.7, 30: 0.8, 40: None}, Retention(last=2), newest=40)
     [20]
@@ -60,10 +57,8 @@ def prune(folder: Path, keep: Retention, *, newest: int) -> str | None:
     scores: dict[int, float | None] = {}
     paths: dict[int, Path] = {}
     skipped = []
-    for path in reversed(checkpoints_in(folder)):
-        name, step = path.name, step_of(path.name)
-        if step is None:
-            continue
+    for step, path in reversed(checkpoints_in(folder)):
+        name = path.name
         if (why := own.not_owned(name)) is not None:
             skipped.append(f"{name} ({why})")
             continue
@@ -120,8 +115,7 @@ def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]
     Raises:
         CheckpointError: `folder` cannot be read or written.
     """
-    names = (path.name for path in checkpoints_in(folder))
-    later = [name for name in names if (step := step_of(name)) is not None and step > than]
+    later = [path.name for step, path in checkpoints_in(folder) if step > than]
     if not later:
         return [], None
     moved, skipped = [], []

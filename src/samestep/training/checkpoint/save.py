@@ -18,9 +18,9 @@ the library's own writer needs a file, which would have to be read back for its 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 
@@ -31,15 +31,17 @@ from torch import Tensor
 from samestep.base.errors import CheckpointError
 from samestep.parallel.gradients.weight_checksum import tensor_bytes
 from samestep.training.checkpoint.checkpoint_folders import whole_or_absent
-from samestep.training.checkpoint.manifest import FORMAT, Seal, manifest_text
 from samestep.training.checkpoint.snapshot import (
     AVERAGE,
+    FORMAT,
     MANIFEST,
     MODEL,
     MOST_STATE,
     OPTIMIZER,
     STATE,
+    Seal,
     Snapshot,
+    manifest_text,
 )
 
 _PIECE = 1 << 20  # bytes hashed and written at a time, small enough to stay in the CPU cache
@@ -101,9 +103,8 @@ class SealedFile:
 def write_staged(snapshot: Snapshot, folder: Path) -> Path:
     """Write a snapshot that a `Stage` has taken as checkpoint `folder`; called on one rank.
 
-    Args:
-        snapshot: tied weights are written once per name.
-        folder: replaced when the new checkpoint is complete and on disk, if it exists and is this run's.
+    Tied weights are written once per name. An existing folder of this run is replaced when the new checkpoint
+    is complete and on disk.
 
     Raises:
         CheckpointError: the folder cannot be written, or exists and is not this run's.
@@ -120,24 +121,24 @@ def write_staged(snapshot: Snapshot, folder: Path) -> Path:
 
 
 def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
-    seals = {}
-    for name, weights in ((MODEL, snapshot.model), (AVERAGE, snapshot.average)):
-        if weights is not None:
-            with SealedFile(draft / name) as file:
-                write_tensors(file, weights)
-            seals[name] = file.seal
-    with SealedFile(draft / OPTIMIZER) as file:
-        torch.save(snapshot.optimizer, file)  # type: ignore[arg-type]  # it writes and flushes, no more
-    seals[OPTIMIZER] = file.seal
     text = (json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode()
     if len(text) > MOST_STATE:
         raise CheckpointError(
             f"the state of the training has {len(text):,} bytes as JSON, more than the maximum "
             f"{MOST_STATE:,}. Save tensors as part of a state dict."
         )
-    with SealedFile(draft / STATE) as file:
-        file.write(text)
-    seals[STATE] = file.seal
+    writers: dict[str, Callable[[SealedFile], object]] = {
+        MODEL: partial(write_tensors, tensors=snapshot.model),
+        OPTIMIZER: partial(torch.save, snapshot.optimizer),
+        STATE: lambda file: file.write(text),
+    }
+    if snapshot.average is not None:
+        writers[AVERAGE] = partial(write_tensors, tensors=snapshot.average)
+    seals = {}
+    for name, write in writers.items():
+        with SealedFile(draft / name) as file:
+            write(file)
+        seals[name] = file.seal
     return seals
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
@@ -70,13 +70,8 @@ class ImageLoader:
     """A loader of this rank's parts of global batches, which are normalized and augmented on `device`.
 
     Loader processes persist between epochs. A resumed epoch skips its used samples without reading them.
-
-    Args:
-        images: in memory, which are all moved to `device`, or on disk.
-        options: the options of the loader.
-        place: of this rank.
-        device: of the batches.
-        workers: loader processes of this rank, for images on disk; None is its share of the cores.
+    Images in memory are all moved to `device`. `workers` are loader processes of this rank, for images on
+    disk; None is its share of the cores.
 
     Raises:
         UsageError: a full batch has fewer samples than ranks. DataError in an epoch: an image cannot be read.
@@ -158,7 +153,7 @@ class _DiskReader:
     """Reads batches of images by torch's DataLoader, whose processes read ahead."""
 
     def __init__(self, images: LazyImages, place: Place, device: torch.device, workers: int | None) -> None:
-        self._ids = _Ids()
+        self._ids: list[list[int]] = []  # the samples of each batch of the next epoch
         workers = loading_processes(place, device) if workers is None else workers
         self._loader: DataLoader[Any] = DataLoader(
             range(len(images)),  # type: ignore[arg-type]  # the ids; `_ReadBatch` reads a batch of them
@@ -172,22 +167,9 @@ class _DiskReader:
 
     def read(self, ids: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the ids, images and labels of each batch."""
-        self._ids.batches = [one.tolist() for one in ids]
+        self._ids[:] = [one.tolist() for one in ids]
         for one, batch in zip(ids, self._loader, strict=True):
             yield one, *raise_if_failed(batch)
-
-
-class _Ids(Sampler[list[int]]):
-    """The samples of each batch of the next epoch."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

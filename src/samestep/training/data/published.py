@@ -81,17 +81,17 @@ def read(path: Path, *, most: int) -> bytes:
     return content
 
 
-def verify(content: bytes, file: PublishedFile, path: Path) -> None:
+def verify(content: bytes, path: Path, *, name: str, sha256: str) -> None:
     """Compare the checksum of `content`, read from `path`, with the published one.
 
     Raises:
         DataError: they differ; names the file and both checksums.
     """
     found = hashlib.sha256(content).hexdigest()
-    if found != file.content_sha256:
+    if found != sha256:
         raise DataError(
-            f"{path} is not the published {file.name}: sha256 of its content is {found}, "
-            f"expected {file.content_sha256}. Delete it and download it again."
+            f"{path} is not the published {name}: sha256 of its content is {found}, "
+            f"expected {sha256}. Delete it and download it again."
         )
 
 

@@ -69,14 +69,8 @@ def evaluate(
 ) -> Score:
     """Score `model`, in evaluation mode, on this rank's local batches, and sum over all ranks.
 
-    Args:
-        model: its modules are back in their former modes afterwards.
-        batches: this rank's local batches; all can be empty.
-        total: samples in the data set.
-        world: the ranks.
-        autocast: context of the model's forward.
-        metrics: updated with every sample.
-        stop: returns whether this rank must stop; called before each batch.
+    All local batches can be empty; `total` is the number of samples in the data set. Modules are back in
+    their former modes afterwards. `stop` returns whether this rank must stop, before each batch.
 
     Raises:
         Interrupted: a rank stopped.

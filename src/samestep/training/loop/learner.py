@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.base.errors import CheckpointError
@@ -15,8 +16,83 @@ from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.loop.compiling import in_memory_format
 from samestep.training.loop.optimizers import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
-from samestep.training.loop.weight_average import Average
 from samestep.training.settings import Settings
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Average:
+    """An average over all steps so far, in which a step has `decay` times the weight of the next one.
+
+    It starts from the weights of `model`. Half-precision weights are averaged in float32, because half
+    precision rounds away what one step adds. Running statistics are averaged as well, because those of the
+    last batches belong to the last weights; counters are copied.
+
+    Source: Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", 1992, in the
+    exponential form that is usual for networks.
+
+    Args:
+        model: the trained model; not changed. Pass it before hooks are attached, because it is copied.
+        decay: 0 gives the last weights, 1 the first.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._source = model
+        self._weight = 1 - decay
+        self.model = deepcopy(model).requires_grad_(requires_grad=False)
+        """The module with the averaged weights, for evaluation."""
+        _widen(self.model)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the current weights to the average, once per optimizer step; waits for no device."""
+        pairs = list(zip(_tensors(self.model), _tensors(self._source), strict=True))
+        averages = [pair for pair in pairs if _has_fractions(pair[0])]
+        counters = [pair for pair in pairs if not _has_fractions(pair[0])]
+        torch._foreach_lerp_(
+            [average for average, _ in averages],
+            [latest.to(average.dtype) for average, latest in averages],
+            self._weight,
+        )
+        if counters:
+            torch._foreach_copy_([kept for kept, _ in counters], [latest for _, latest in counters])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the averages under the model's keys."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the averages of `state`.
+
+        Raises:
+            CheckpointError: `state` belongs to another model.
+        """
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(f"the averaged weights do not fit this model: {error}") from None
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the current parameters and buffers: a module can replace its buffers."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _widen(model: nn.Module) -> None:
+    """Convert half-precision weights to float32; the model still accepts half-precision inputs."""
+    if any(parameter.dtype in _HALF for parameter in model.parameters()):
+        model.float()
+        model.register_forward_pre_hook(_widen_inputs)
+
+
+def _widen_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.float() if isinstance(one, Tensor) and one.dtype in _HALF else one for one in inputs)
+
 
 _MOST = 2.0**127  # a loss scale of this or more is not a float32
 _generator = threading.Lock()  # ranks that are threads share the one generator of the process
@@ -38,13 +114,8 @@ def seeded(seed: int) -> Iterator[None]:
 class Learner:
     """The objects that a step changes; equal on all ranks.
 
-    Args:
-        make_model: returns the untrained network. Its weights are drawn with the settings' seed on the
-            CPU, because other devices draw other numbers.
-        settings: of the training.
-        device: of the model.
-        workers: number of ranks whose losses are averaged.
-        steps_per_epoch: for schedules that count epochs.
+    The weights are drawn with the settings' seed on the CPU, because other devices draw other numbers. Losses
+    are averaged over `workers` ranks.
     """
 
     def __init__(

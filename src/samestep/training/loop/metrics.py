@@ -32,9 +32,6 @@ class TorchMetrics:
     They receive class probabilities, (samples, classes), and labels, (samples,), not the model's scores:
     torchmetrics takes a batch for probabilities if all its values are in 0 .. 1, which for scores depends on
     how the samples are split.
-
-    Args:
-        metrics: by the name under which each is reported.
     """
 
     def __init__(self, metrics: "Mapping[str, Metric]") -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.exact.identity import deterministic
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
@@ -111,12 +111,7 @@ def synchronized_step(
 ) -> Iterator[tuple[Step, Callable[[], None]]]:
     """Synchronize gradients and batch norm of the ranks' models within the block; called by all ranks.
 
-    Args:
-        learner: model, optimizer and schedule.
-        settings: the same on every rank.
-        world: the ranks.
-        clock: records the phases of each step.
-        number: index of the next step of the whole run.
+    `number` is the index of the next step of the whole run.
 
     Yields:
         the step, and a function that compares the ranks' weights.
@@ -124,18 +119,8 @@ def synchronized_step(
     Raises:
         OutOfStep: the ranks' models differ, or ``--exact`` is not possible on these ranks.
     """
-    common: dict[str, Any] = {
-        "model": learner.model,
-        "forward": compiled(learner.model, settings),
-        "optimizer": learner.optimizer,
-        "schedule": learner.schedule,
-        "precision": learner.precision,
-        "clock": clock,
-        "average": learner.average,
-        "clip_norm": settings.clip_norm,
-        "label_smoothing": settings.label_smoothing,
-        "channels_last": settings.channels_last,
-    }
+    forward = compiled(learner.model, settings)
+    common: dict[str, Any] = {"learner": learner, "settings": settings, "forward": forward, "clock": clock}
     if settings.exact is not None:
         exact = Exact(learner.model, shards=settings.exact, seed=settings.seed, world=world)
         with deterministic(world.device):

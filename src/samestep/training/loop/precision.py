@@ -62,10 +62,7 @@ class Precision:
     def of(cls, name: str, device: torch.device, *, workers: int = 1) -> "Precision":
         """Return the precision called `name` on `device`, with a fresh loss scaler.
 
-        Args:
-            name: as in `Settings.precision`; ``auto`` is bf16 where it is fast, else fp32.
-            device: of the model.
-            workers: number of ranks that a batch is split across.
+        The precision ``auto`` is bf16 where it is fast, else fp32. A batch is split across `workers` ranks.
 
         Raises:
             UsageError: this device, or this build of torch, does not support the precision.
@@ -107,9 +104,8 @@ class Precision:
 def machine_has_bf16(device: torch.device, *, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether `device` has bf16 instructions, which make bf16 faster than fp32.
 
-    Args:
-        device: a GPU or the CPU; false for other devices.
-        cpuinfo: the kernel's description of the CPU; false for a CPU if it is missing.
+    It is false for other devices than a GPU or the CPU, and for a CPU without the kernel's description,
+    `cpuinfo`.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):

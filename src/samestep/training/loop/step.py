@@ -9,14 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import Replicas
 from samestep.training.data.loader import Batch
-from samestep.training.loop.precision import Precision
-from samestep.training.loop.weight_average import Average
+from samestep.training.loop.learner import Learner
+from samestep.training.settings import Settings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,16 +25,10 @@ class Step(ABC):
     overflow check come after it, so their results are equal on all ranks. Nothing here waits for a device.
     """
 
-    model: nn.Module
+    learner: Learner
+    settings: Settings
     forward: Callable[[Tensor], Tensor]  # the model or its compiled form
-    optimizer: Optimizer
-    schedule: LRScheduler | None
-    precision: Precision
     clock: LoopClock
-    average: Average | None = None
-    clip_norm: float | None = None
-    label_smoothing: float = 0.0
-    channels_last: bool = False
 
     @abstractmethod
     def __call__(self, batch: Any) -> Tensor | None:
@@ -50,33 +42,34 @@ class Step(ABC):
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self.learner.optimizer.param_groups[0]["lr"])
 
     def _backward(self, batch: Batch, weight: float) -> Tensor:
         """Accumulate the gradients of a batch; return its weighted mean loss, detached."""
         images = batch.images
-        if self.channels_last:
+        if self.settings.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         self.clock.mark("data")
-        with self.precision.autocast():
+        with self.learner.precision.autocast():
             scores = self.forward(images)
-        loss = share_of_loss(scores, batch.labels, weight, label_smoothing=self.label_smoothing)
+        smoothing = self.settings.label_smoothing
+        loss = share_of_loss(scores, batch.labels, weight, label_smoothing=smoothing)
         self.clock.mark("forward")
-        self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.learner.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _update(self) -> None:
-        scaler = self.precision.scaler
-        if self.clip_norm is not None:
-            scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        scaler.step(self.optimizer)
+        learner, scaler = self.learner, self.learner.precision.scaler
+        if self.settings.clip_norm is not None:
+            scaler.unscale_(learner.optimizer)
+            nn.utils.clip_grad_norm_(learner.model.parameters(), self.settings.clip_norm)
+        scaler.step(learner.optimizer)
         scaler.update()
-        if self.schedule is not None:
-            self.schedule.step()
-        self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update()
+        if learner.schedule is not None:
+            learner.schedule.step()
+        learner.optimizer.zero_grad()
+        if learner.average is not None:
+            learner.average.update()
         self.clock.mark("optimizer")
         self.clock.step_done()
 

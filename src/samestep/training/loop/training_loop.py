@@ -10,13 +10,13 @@ from torch import nn
 from samestep.base.errors import CheckpointError, Error, Preempted
 from samestep.base.last_step import record_step
 from samestep.base.step_phases import OTHER
-from samestep.observe.clock.loop_clock import loop_clock
+from samestep.observe.clock.step_reader import loop_clock
 from samestep.parallel.exact.identity import check_resumable, identity
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.protocol import World
+from samestep.training.checkpoint.compatibility import TrainingSize, check_progress
 from samestep.training.checkpoint.random_state import check_random_states, restore_random_state
-from samestep.training.checkpoint.resume_progress import TrainingSize, check_progress
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.data.augmentation import parse_augment
 from samestep.training.data.image_set import Images
@@ -51,14 +51,8 @@ def evaluation_batch(settings: Settings, workers: int) -> int:
 class Training:
     """One rank of one training.
 
-    Args:
-        make_model: returns the untrained network; its weights are drawn with the settings' seed.
-        train_set: the training samples.
-        test_set: the samples of each evaluation.
-        settings: the same on every rank.
-        world: the ranks.
-        options: for evaluation and checkpoints; the same on every rank.
-        metrics: evaluated besides accuracy and loss.
+    The weights of the network are drawn with the settings' seed. Settings and options are the same on every
+    rank; `metrics` are evaluated besides accuracy and loss.
     """
 
     def __init__(

@@ -40,14 +40,9 @@ class Profiler:
     """A context around all steps of a training that traces some of them.
 
     Every rank writes ``profile/rank-R.json.gz`` on its host, for a trace viewer (Perfetto, chrome://tracing).
-    Rank 0 adds ``profile/summary.txt``. Other steps cost one comparison each.
-
-    Args:
-        span: see `steps_of`; None traces nothing.
-        folder: the run folder.
-        world: of this rank.
-        done: steps before this start of the run.
-        total: steps of the whole training.
+    Rank 0 adds ``profile/summary.txt``. Other steps cost one comparison each. `span` is as in `steps_of`;
+    None traces nothing. `done` are the steps before this start of the run, and `total` those of the whole
+    training.
 
     Raises:
         UsageError: see `steps_of`.
@@ -111,8 +106,7 @@ class Profiler:
     def _end(self, *, together: bool) -> None:
         """Stop tracing and write the trace, if there is one.
 
-        Args:
-            together: whether all ranks end here; a rank that fails alone writes its trace and no summary.
+        Unless all ranks end here `together`, this one writes its trace and no summary.
         """
         traced, self._profile = self._profile, None
         mark, self._mark = self._mark, None

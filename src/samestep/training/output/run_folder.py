@@ -14,8 +14,10 @@
       .samestep-lock     names the writing process; see `samestep.training.output.run_lock`
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,11 +25,93 @@ import tomli_w
 
 from samestep.base.errors import Error, UsageError
 from samestep.base.record import json_line, provenance, write_json
-from samestep.base.regular_files import kind_of, lies_at, open_regular, read_text
+from samestep.base.regular_files import descriptor, kind_of, lies_at, open_regular, read_text
 from samestep.base.unfinished_names import claim, probe, remove_file_drafts, write_whole
+from samestep.base.units import counted
 from samestep.base.untrusted_documents import parse_json
-from samestep.training.output.line_files import LineFiles
 from samestep.training.output.result import Result
+
+MOST_KEPT = 16 << 20
+"""Maximum bytes kept for one file while it cannot be written; further lines are lost."""
+
+
+@dataclass(slots=True)
+class _Backlog:
+    """The lines of one file that are not written yet."""
+
+    text: bytearray = field(default_factory=bytearray)
+    lines: int = 0
+    lost: int = 0
+    reason: str = ""
+
+
+class LineFiles:
+    """Files of whole lines; a full or read-only disk does not end the run.
+
+    `report` receives one line when a file cannot be written, one when it can be written again, and one about
+    lines that are never written. Up to `most` bytes are kept for each file while it cannot be written.
+    """
+
+    def __init__(self, report: Callable[[str], None], *, most: int = MOST_KEPT) -> None:
+        self._report, self._most = report, most
+        self._backlogs: dict[Path, _Backlog] = {}
+
+    def append(self, path: Path, lines: Iterable[str]) -> None:
+        """Append lines to a file, after its unwritten ones."""
+        rest = self._backlogs.setdefault(path, _Backlog())
+        for line in lines:
+            data = line.encode("utf-8")
+            if len(rest.text) + len(data) > self._most:
+                rest.lost += 1
+            else:
+                rest.text += data
+                rest.lines += 1
+        self._write(path, rest)
+
+    def close(self) -> None:
+        """Try to write the remaining lines once more, and report those that are not written."""
+        for path, rest in self._backlogs.items():
+            self._write(path, rest)
+            if rest.lines or rest.lost:
+                missing = counted(rest.lines + rest.lost, "line")
+                self._report(f"never written: {missing} of {path} ({rest.reason})")
+        self._backlogs.clear()
+
+    def _write(self, path: Path, rest: _Backlog) -> None:
+        if not rest.text:
+            return
+        try:
+            _append(path, rest.text)
+        except OSError as error:
+            if not rest.reason:
+                self._report(
+                    f"cannot write to {path}: {error.strerror}. The run continues; the lines stay in memory "
+                    "and are tried again"
+                )
+            rest.reason = error.strerror or type(error).__name__
+            return
+        rest.text.clear()
+        rest.lines = 0
+        if rest.reason and not rest.lost:
+            self._report(f"{path} can be written again and is complete")
+            rest.reason = ""
+
+
+def _append(path: Path, data: bytes | bytearray) -> None:
+    """Write all of `data` to the end of a file, or nothing."""
+    with descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+        before = os.fstat(file).st_size
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file, before)
+            raise
+        finally:
+            view.release()
+
 
 _BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
 _FILES = ("config.toml", *_BY_STEP, "sessions.jsonl", "result.json")
@@ -58,11 +142,8 @@ class RunFolder(Sink):
     """The files of one run.
 
     Configuration, sessions and result raise an `Error` that names a file that cannot be written. Lines of
-    steps, ranks and evaluations stay in memory until they can be written.
-
-    Args:
-        path: a folder that `prepare` or `reopen` has accepted.
-        report: receives a line about a file that cannot be written.
+    steps, ranks and evaluations stay in memory until they can be written. `report` receives a line about a
+    file that cannot be written.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None] = lambda _: None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.polling import polls
-from samestep.base.regular_files import kind_of, read_text
+from samestep.base.regular_files import descriptor, kind_of, read_text
 from samestep.base.untrusted_documents import parse_json
 
 LOCK_FILE = ".samestep-lock"
@@ -39,9 +39,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 class RunLock:
     """The lock on a run folder; used on rank 0.
 
-    Args:
-        folder: of the run; must exist when `take` is called.
-        wait_s: seconds to wait for another holder.
+    The folder must exist when `take` is called, which waits `wait_s` for another holder.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 0.0) -> None:
@@ -107,11 +105,8 @@ class RunLock:
     def _name_holder(self) -> None:
         text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n"
         try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with descriptor(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW) as handle:
                 os.write(handle, text)
-            finally:
-                os.close(handle)
         except OSError as error:
             raise UsageError(f"{self._path} cannot be written: {error.strerror}.") from None
 

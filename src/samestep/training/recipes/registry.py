@@ -17,7 +17,7 @@ class Recipe:
 
     name: str  # its name for ``samestep train``
     data: str  # the data set; see `samestep.training.data.sets.registry`
-    model: str  # the network; see `samestep.training.models.registry`
+    model: str  # the network; see `samestep.training.networks`
     settings: Settings
     options: RunOptions = RunOptions()  # noqa: RUF009 - it is immutable
 

@@ -1,16 +1,21 @@
-"""Trains a resolved recipe, or scores a checkpoint, on the ranks of a world."""
+"""Trains a resolved recipe, perhaps under the step clock, or scores a checkpoint, on the ranks of a world."""
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from samestep.base import env
+from samestep.base.errors import Error
 from samestep.base.last_step import record_step
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Config
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.parallel.sharding.position import Position
 from samestep.ranks.collectives.algorithm_choice import AUTO, Crossovers
 from samestep.ranks.collectives.algorithms import settled
 from samestep.ranks.world.protocol import World
@@ -22,17 +27,88 @@ from samestep.training.checkpoint.third_party import load_state
 from samestep.training.loop.callbacks import Callbacks, stop_request
 from samestep.training.loop.evaluate import Score
 from samestep.training.loop.metrics import metrics_of
+from samestep.training.loop.parallel_step import LocalBatch, LocalBatches
 from samestep.training.loop.precision import machine_has_bf16
 from samestep.training.loop.progress import ConsoleDisplay, Display
 from samestep.training.loop.training_loop import Training
-from samestep.training.models.registry import build
+from samestep.training.networks import build
 from samestep.training.output.loggers.logger import with_loggers
 from samestep.training.output.profile import Profiler
 from samestep.training.output.result import Result
 from samestep.training.output.run_folder import RunFolder, Sink
 from samestep.training.output.run_lock import RESTART_S, RunLock
-from samestep.training.recipes.clocked import BatchesInContext, Loading
 from samestep.training.recipes.resolve import ResolvedConfig
+
+Loading: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Returns the context in which a batch is drawn."""
+
+
+class StepLimitReached(BaseException):
+    """The requested number of steps is clocked; raised on all ranks after the same step."""
+
+
+def clocked(
+    train: Callable[[Loading], Result],
+    world: World,
+    clocking: ClockOptions,
+    *,
+    samples_per_epoch: int,
+    config: Config,
+    report: Callable[[str], None],
+) -> Result | None:
+    """Train, and clock the steps of this rank.
+
+    The argument of `train` is the context of each batch, because the clock does not observe the loaders of
+    recipes, which are not torch's. `report` receives one line if steps of a finished training could not be
+    written.
+
+    Returns:
+        the result; None if the training ended at the requested number of steps.
+
+    Raises:
+        Error: this rank's file cannot be made or exists already, or the requested steps were not written.
+    """
+    file = ClockFile(clocking, world.place, "recipe", config=config)
+    clock = ScriptClock(file, clocking, stop=_stop, samples_per_epoch=samples_per_epoch)
+    try:
+        with clock.attached():
+            result = train(lambda: clock.loading() or nullcontext())
+    except StepLimitReached:
+        file.check()
+        return None
+    except BaseException as error:
+        clock.end(f"error: {type(error).__name__}", str(error))
+        raise
+    try:
+        clock.end("end")
+        file.check()
+    except (Error, OSError) as error:
+        report(str(error))
+    return result
+
+
+def _stop() -> None:
+    raise StepLimitReached
+
+
+class BatchesInContext:
+    """Epochs of local batches, each drawn within the context that `loading` returns."""
+
+    def __init__(self, batches: LocalBatches, loading: Loading) -> None:
+        self._batches, self._loading = batches, loading
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def epoch(self, position: Position | None = None) -> Iterator[LocalBatch]:
+        """See `LocalBatches.epoch`."""
+        batches = iter(self._batches.epoch(position))
+        while True:
+            with self._loading():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
 
 def prepare(resolved: ResolvedConfig) -> None:

@@ -10,7 +10,7 @@ import pytest
 ROUNDS = 20
 CODE = f"""
 import ctypes, resource, sys
-from samestep.base.machine.freed_memory import keep_freed_memory
+from samestep.base.machine.c_libraries import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

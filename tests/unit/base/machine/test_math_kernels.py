@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.base.machine.math_kernels import FUNCTIONS, settle_math_kernels
+from samestep.base.machine.c_libraries import FUNCTIONS, settle_math_kernels
 
 
 class Calls(TorchDispatchMode):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from samestep.base.stack_dumps import Frame
-from samestep.launch.local.death_report import explain_death
-from samestep.launch.local.failure import Failure
+from samestep.launch.local.failure import Failure, explain_death
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 ALL_REDUCE = Frame(str(Path(torch.__file__).parent / "distributed" / "distributed_c10d.py"), 7, "all_reduce")

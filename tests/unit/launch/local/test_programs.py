@@ -7,10 +7,9 @@ import pytest
 from samestep.base.place import Place
 from samestep.launch.job import Program
 from samestep.launch.local import programs
-from samestep.launch.local.child import Start
+from samestep.launch.local.child import ReportPipe, Start
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import entry_of, has_met
-from samestep.launch.local.worker_report import ReportPipe
 
 C10D = "torch.distributed.distributed_c10d"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.restarts import Restarts
+from samestep.launch.local.local_backend import Restarts
 
 
 def failure(**changes):

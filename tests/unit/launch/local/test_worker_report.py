@@ -3,8 +3,8 @@ import socket
 
 import pytest
 
+from samestep.launch.local.child import Report, ReportPipe, received
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.worker_report import Report, ReportPipe, received
 from samestep.ranks.rendezvous.free_port import reserved_port
 
 

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from samestep.base.errors import Error, UsageError
-from samestep.launch.submit.follow import follow
-from samestep.launch.submit.job_status import JobStatus
+from samestep.launch.submit.follow import JobStatus, follow
 from samestep.launch.submit.shell import Answer, run_command
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob, submit
 

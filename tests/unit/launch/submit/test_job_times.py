@@ -2,8 +2,7 @@
 
 import pytest
 
-from samestep.launch.submit.job_status import JobStatus
-from samestep.launch.submit.job_times import Epochs, JobTimes
+from samestep.launch.submit.follow import Epochs, JobStatus, JobTimes
 
 WAITS, RUNS = JobStatus(words="waits", waits=True), JobStatus(words="runs")
 

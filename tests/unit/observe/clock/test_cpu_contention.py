@@ -8,15 +8,14 @@ import torch.distributed as dist
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.base.step_phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER, OTHER
 from samestep.observe.clock import cpu_contention as module
-from samestep.observe.clock import phase_instants as phases_module
+from samestep.observe.clock import instants as phases_module
 from samestep.observe.clock.cpu_contention import (
     ContentionEstimator,
     CpuUse,
     ThreadCpuClock,
     thread_cpu_clock,
 )
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.phase_instants import ClockedStep, Phases
+from samestep.observe.clock.instants import ClockedStep, HostInstants, Phases
 from support.clocked_scripts import loader, plain, train
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from samestep.observe.clock import loaded_samples as module
-from samestep.observe.clock.loaded_samples import LoadedSamples, LoaderHook
+from samestep.observe.clock import sample_count as module
+from samestep.observe.clock.sample_count import LoadedSamples, LoaderHook
 
 
 class Numbers(IterableDataset):

@@ -2,7 +2,7 @@
 
 from samestep.base.step_phases import ALL
 from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 
 
 def test_phases_of_a_step_add_up_and_the_next_step_begins_at_its_end():

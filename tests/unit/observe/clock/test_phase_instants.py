@@ -1,10 +1,9 @@
 """The marks of a step that never ends have bounded memory."""
 
 from samestep.base.step_phases import BACKWARD, DATA, OTHER, TO_DEVICE
-from samestep.observe.clock import phase_instants
+from samestep.observe.clock import instants
 from samestep.observe.clock.cpu_contention import ContentionEstimator
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.phase_instants import ClockedStep
+from samestep.observe.clock.instants import ClockedStep, HostInstants
 from support.clocked_scripts import ticking_phases
 
 
@@ -13,7 +12,7 @@ def line(marks):
 
 
 def test_marks_of_a_step_that_never_ends_are_dropped_and_its_time_is_kept(monkeypatch):
-    monkeypatch.setattr(phase_instants, "MAX_MARKS", 20)
+    monkeypatch.setattr(instants, "MAX_MARKS", 20)
     seen = ticking_phases()(0.0)
     for _ in range(100):
         seen.switch(DATA)

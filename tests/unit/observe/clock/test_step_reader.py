@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.place import Place
-from samestep.observe.clock import loaded_samples, step_clock, step_writer
+from samestep.observe.clock import sample_count, step_clock, step_writer
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.cpu_contention import CpuUse
-from samestep.observe.clock.instants import HostInstants
+from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo
-from samestep.observe.clock.phase_instants import ClockedStep
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_reader import CpuInstant, StepReader
 from support.clocked_scripts import loader, plain, train
@@ -108,7 +107,7 @@ def test_the_writing_thread_loses_no_steps(tmp_path, monkeypatch, interval):
 
 def test_batches_before_the_first_call_are_bounded_and_belong_to_the_first_step(clock, monkeypatch):
     monkeypatch.setattr(step_clock, "MAX_BATCHES", 4)
-    monkeypatch.setattr(loaded_samples, "MAX_BATCHES", 4)
+    monkeypatch.setattr(sample_count, "MAX_BATCHES", 4)
 
     def script(batches=2):
         *_, batch = loader(samples=4 * batches)

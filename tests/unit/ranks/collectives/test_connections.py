@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.base.errors import OutOfStep
-from samestep.ranks.collectives.connections import Connections
+from samestep.ranks.collectives.direct import Connections
 
 LARGE = 3_000_000
 """Bytes; more than the kernel keeps of a message that is not received."""

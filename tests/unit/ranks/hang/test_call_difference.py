@@ -2,8 +2,7 @@
 
 import pytest
 
-from samestep.ranks.hang.call_difference import find_difference
-from samestep.ranks.hang.detection import Hang, find_hang
+from samestep.ranks.hang.detection import Hang, find_difference, find_hang
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 

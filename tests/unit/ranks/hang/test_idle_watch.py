@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from samestep.ranks.hang.idle_watch import IdleWatch
+from samestep.ranks.hang.watchdog import IdleWatch
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.ranks.hang.loop_end import has_left_loop, is_in_step, is_in_training_loop
+from samestep.ranks.hang.script_position import has_left_loop, is_in_step, is_in_training_loop
 
 SCRIPT = """\
 def train(model, loader):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.ranks.hang.lost_ranks import Loss, describe_circle, describe_loss, find_lost, waiting_ranks
+from samestep.ranks.hang.peer_waits import Loss, describe_circle, describe_loss, find_lost, waiting_ranks
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.ranks.hang import script_position, status_sampling
+from samestep.ranks.hang import monitor, script_position
 from samestep.ranks.hang.current_call import CallRecord, call_of_main_thread, recorded_messages
+from samestep.ranks.hang.monitor import StatusSampler
 from samestep.ranks.hang.script_position import blocked_in, main_frames
-from samestep.ranks.hang.status_sampling import StatusSampler
 
 
 def barrier(wait):
@@ -60,7 +60,7 @@ class Local:
 
 @pytest.fixture
 def sampler(monkeypatch):
-    monkeypatch.setattr(status_sampling, "has_group", lambda: True)
+    monkeypatch.setattr(monitor, "has_group", lambda: True)
     return StatusSampler(0)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.cuda import nccl
 
-from samestep.ranks.world.device_description import driver_version, toolkit_versions
+from samestep.ranks.world.device import driver_version, toolkit_versions
 
 
 def test_versions_are_those_of_the_device(tmp_path, monkeypatch):

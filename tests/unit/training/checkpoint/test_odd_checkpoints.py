@@ -100,12 +100,12 @@ def test_what_is_no_file_is_refused_at_once(folder, name, kind):
     "bad", [{"bytes": "5"}, {"bytes": -1}, {"bytes": True}, {"bytes": 2**70}, {"sha256": 5}]
 )
 def test_a_sealed_manifest_with_odd_types_is_refused(folder, bad, monkeypatch):
-    from samestep.training.checkpoint import manifest
+    from samestep.training.checkpoint.snapshot import manifest_text
 
     listed = json.loads((folder / MANIFEST).read_text())["files"]
     listed[STATE] |= bad
-    monkeypatch.setattr(manifest, "asdict", lambda entry: entry)
-    (folder / MANIFEST).write_text(manifest.manifest_text(listed))
+    monkeypatch.setattr("samestep.training.checkpoint.snapshot.asdict", lambda entry: entry)
+    (folder / MANIFEST).write_text(manifest_text(listed))
     monkeypatch.undo()
 
     with pytest.raises(CheckpointError, match=MANIFEST):

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.resume_progress import TrainingSize, check_progress
+from samestep.training.checkpoint.compatibility import TrainingSize, check_progress
 from support.training import settings
 
 EXTENT = TrainingSize(settings(epochs=3, batch_size=32, seed=7), num_samples=100)  # 4 steps an epoch

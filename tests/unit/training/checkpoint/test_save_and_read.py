@@ -14,10 +14,19 @@ from hypothesis import given
 from torch import nn
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.manifest import Seal, manifest_text, read_manifest
 from samestep.training.checkpoint.read import read, read_state
 from samestep.training.checkpoint.save import _is_read_back
-from samestep.training.checkpoint.snapshot import FILES, MANIFEST, MARK, MODEL, OPTIMIZER, STATE
+from samestep.training.checkpoint.snapshot import (
+    FILES,
+    MANIFEST,
+    MARK,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    Seal,
+    manifest_text,
+    read_manifest,
+)
 from support.snapshots import names, network, same, snapshot, write
 
 WRITTEN = sorted(FILES - {"average.safetensors"})

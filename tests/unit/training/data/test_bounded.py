@@ -10,12 +10,10 @@ import pytest
 
 from samestep.base.errors import DataError, UsageError
 from samestep.training.data.image_set import checked_labels
-from samestep.training.data.plain_pickle import load_arrays
 from samestep.training.data.published import read
-from samestep.training.data.sets.cifar10 import RECORD, from_pickle
+from samestep.training.data.sets.cifar10 import RECORD, from_pickle, load_arrays
 from samestep.training.data.sets.registry import load
-from samestep.training.models.networks import ResNet9
-from samestep.training.models.registry import build
+from samestep.training.networks import ResNet9, build
 from support.fuzz_reader import ODD_FILES, put_odd
 from support.idx_files import TinySet
 from support.image_files import png

@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from samestep.base.errors import DataError
-from samestep.training.data.plain_pickle import load_arrays
 from samestep.training.data.sets import cifar10
-from samestep.training.data.sets.cifar10 import CIFAR10, RECORD, cached_content, from_pickle, members
+from samestep.training.data.sets.cifar10 import (
+    CIFAR10,
+    RECORD,
+    cached_content,
+    from_pickle,
+    load_arrays,
+    members,
+)
 from support.data import shared_data
 
 COUNT = 20
@@ -47,6 +53,12 @@ def pickled(records):
     return pickle.dumps(batch, protocol=2)
 
 
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """An empty cache of decoded batches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def batches(monkeypatch):
     """Small batches in place of the published ones, with their checksums."""
@@ -61,8 +73,8 @@ def batches(monkeypatch):
 PACKED = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
 
-def loaded(folder, cache):
-    sets = [CIFAR10.load(split, data_dir=folder, cache_dir=cache) for split in ("train", "test")]
+def loaded(folder):
+    sets = [CIFAR10.load(split, data_dir=folder) for split in ("train", "test")]
     return [(images.images, images.labels) for images in sets]
 
 
@@ -84,7 +96,7 @@ def test_unpacked_batches_are_read_in_either_form(batches, tmp_path, folder, for
         content = records if form else pickled(records)
         (place / (name + form + packing)).write_bytes(PACKED[packing](content))
 
-    assert_all(loaded(tmp_path / "data", tmp_path / "cache"), batches)
+    assert_all(loaded(tmp_path / "data"), batches)
 
 
 @pytest.mark.parametrize(
@@ -99,18 +111,18 @@ def test_an_archive_is_read_without_unpacking(batches, tmp_path, name):
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
 
-    assert_all(loaded(tmp_path, tmp_path / "cache"), batches)
+    assert_all(loaded(tmp_path), batches)
     assert {path.name for path in tmp_path.iterdir()} == {name, "cache"}
 
 
 def test_what_is_decoded_once_is_not_decoded_again(batches, tmp_path):
     for name, records in batches.items():
         (tmp_path / f"{name}.bin.xz").write_bytes(lzma.compress(records))
-    loaded(tmp_path, tmp_path / "cache")
+    loaded(tmp_path)
     for name in batches:
         (tmp_path / f"{name}.bin.xz").write_bytes(b"no longer needed")
 
-    assert_all(loaded(tmp_path, tmp_path / "cache"), batches)
+    assert_all(loaded(tmp_path), batches)
 
 
 def test_a_batch_that_is_not_the_published_one_is_named(batches, tmp_path):
@@ -119,7 +131,7 @@ def test_a_batch_that_is_not_the_published_one_is_named(batches, tmp_path):
     (tmp_path / "data_batch_3.bin").write_bytes(made(99))
 
     with pytest.raises(DataError, match=r"data_batch_3.bin is not the published data_batch_3.bin: sha256"):
-        loaded(tmp_path, tmp_path / "cache")
+        loaded(tmp_path)
 
 
 def test_missing_batches_are_listed(batches, tmp_path):
@@ -128,7 +140,7 @@ def test_missing_batches_are_listed(batches, tmp_path):
     with pytest.raises(
         DataError, match=r"no data_batch_2 and .*data_batch_5 .*nor cifar-10-python.tar.gz in"
     ):
-        CIFAR10.load("train", data_dir=tmp_path, cache_dir=tmp_path / "cache")
+        CIFAR10.load("train", data_dir=tmp_path)
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(tmp_path, monkeypatch):
@@ -179,7 +191,7 @@ def test_a_content_that_cannot_be_kept_is_returned_all_the_same(tmp_path):
 
 
 def test_the_published_test_batch_is_read(tmp_path):
-    images = CIFAR10.load("test", data_dir=shared_data("cifar10"), cache_dir=tmp_path)
+    images = CIFAR10.load("test", data_dir=shared_data("cifar10"))
     assert (len(images), images.shape, len(images.classes)) == (10_000, (3, 32, 32), 10)
     assert images.labels.bincount().tolist() == [1000] * 10
     assert images.labels[:4].tolist() == [3, 8, 8, 0]  # cat, ship, ship, airplane

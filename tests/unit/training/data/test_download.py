@@ -42,8 +42,9 @@ class Answer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def mirror(monkeypatch):
+def mirror(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     contents = {f"{name}.gz": ENCODERS[".gz"](data) for name, data in TinySet().contents.items()}
     with Mirror(contents) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -60,9 +61,12 @@ def files_in(folder):
 def test_a_data_set_is_downloaded_once_and_then_kept(mirror, tmp_path):
     entry = TinySet(mirrors=(mirror.address,)).entry
     for _ in range(2):
-        assert entry.load("train", cache_dir=tmp_path).labels.tolist() == [3, 1, 4, 1, 5]
+        assert entry.load("train").labels.tolist() == [3, 1, 4, 1, 5]
     assert mirror.asked == {"tiny-images-idx3-ubyte.gz": 1, "tiny-labels-idx1-ubyte.gz": 1}
-    assert files_in(tmp_path / "tiny") == ["tiny-images-idx3-ubyte.gz", "tiny-labels-idx1-ubyte.gz"]
+    assert files_in(tmp_path / "samestep" / "tiny") == [
+        "tiny-images-idx3-ubyte.gz",
+        "tiny-labels-idx1-ubyte.gz",
+    ]
 
 
 def test_whoever_comes_second_waits_and_finds_the_file(mirror, tmp_path, caplog):
@@ -81,15 +85,15 @@ def test_whoever_comes_second_waits_and_finds_the_file(mirror, tmp_path, caplog)
 
 def test_the_next_mirror_is_tried(mirror, tmp_path):
     entry = TinySet(mirrors=(mirror.address + "nothing-here/", mirror.address)).entry
-    assert len(entry.load("train", cache_dir=tmp_path)) == 5
+    assert len(entry.load("train")) == 5
 
 
 def test_a_wrong_file_is_never_kept(mirror, tmp_path):
     mirror.files["tiny-images-idx3-ubyte.gz"] = b"has no format number"
     entry = TinySet(mirrors=(mirror.address,)).entry
     with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+: not the published file"):
-        entry.load("train", cache_dir=tmp_path)
-    assert files_in(tmp_path / "tiny") == []
+        entry.load("train")
+    assert files_in(tmp_path / "samestep" / "tiny") == []
 
 
 def test_without_network_one_line_names_every_mirror_and_the_flag(mirror, tmp_path):
@@ -97,7 +101,7 @@ def test_without_network_one_line_names_every_mirror_and_the_flag(mirror, tmp_pa
     closed.server_close()
     entry = TinySet(mirrors=(closed.address, mirror.address + "gone/")).entry
     with pytest.raises(DataError) as refusal:
-        entry.load("train", cache_dir=tmp_path)
+        entry.load("train")
     message = str(refusal.value)
     assert "\n" not in message
     assert "ConnectionError" in message

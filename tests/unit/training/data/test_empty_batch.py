@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 from torch.utils.data import default_collate
 
 from samestep.base.errors import UsageError
-from samestep.training.data.empty_batch import empty_batch
+from samestep.training.data.sharded_loader import empty_batch
 
 Box = namedtuple("Box", ["corner", "size"])
 IMAGE = torch.ones(3, 2, 2)

@@ -1,5 +1,7 @@
 """Precision: what each name computes in, overflow that leaves no trace, and what cannot be had is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.loop_clock import LoopClock
+from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.solo import SoloWorld
@@ -39,15 +41,15 @@ def network(precision):
 
 def stepper(model, precision, optimizer, *, clip=None, schedule=None, forward=None):
     """The step of a training, on one worker."""
+    learner = SimpleNamespace(
+        model=model, optimizer=optimizer, schedule=schedule, precision=precision, average=None
+    )
     return ReplicatedStep(
-        model=model,
+        learner=learner,
+        settings=settings(clip_norm=clip),
         forward=model if forward is None else forward,
         replicas=replicate(model, SoloWorld()),
-        optimizer=optimizer,
-        schedule=schedule,
-        precision=precision,
         clock=LoopClock(HostInstants()),
-        clip_norm=clip,
     )
 
 

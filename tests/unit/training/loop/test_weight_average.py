@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from samestep.base.errors import CheckpointError
-from samestep.training.loop.weight_average import Average
+from samestep.training.loop.learner import Average
 
 FEW = examples(max_examples=25)  # each takes steps of an optimizer
 

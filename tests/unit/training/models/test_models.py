@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.training.models.networks import ResNet, ResNet9
-from samestep.training.models.registry import MODELS, build
+from samestep.training.networks import MODELS, ResNet, ResNet9, build
 
 IMAGENET = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from samestep.training.output.line_files import LineFiles
-from samestep.training.output.run_folder import RunFolder
+from samestep.training.output.run_folder import LineFiles, RunFolder
 from support.systems import small_file_system
 
 

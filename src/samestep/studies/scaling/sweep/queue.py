@@ -8,8 +8,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from samestep.base.errors import Error
-from samestep.launch.submit.follow import FollowedJob
-from samestep.launch.submit.job_status import JobStatus
+from samestep.launch.submit.follow import FollowedJob, JobStatus
 from samestep.launch.submit.sequence import exit_code
 from samestep.launch.submit.slurm_commands import WITH_REQUEUE, FollowedSlurmJob
 from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, log_lines, outcome_of

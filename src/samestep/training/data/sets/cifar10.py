@@ -9,16 +9,21 @@ Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 
 
 Either archive works, and so do its unpacked batches, each plain or compressed by gzip or xz. Both contain the
 same records, which are verified by checksums.
+
+A pickle is read without executing its code.
 """
 
 import hashlib
 import io
 import os
+import pickle
+import pickletools
 import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +33,68 @@ from samestep.base.folders import user_cache
 from samestep.base.regular_files import read_bytes
 from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split, checked_labels
-from samestep.training.data.plain_pickle import load_arrays
 from samestep.training.data.published import PublishedFile, fetch
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Encode as latin1, which Python 3 uses for bytes in pickles for Python 2; refuse other codecs."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it needs the codec {encoding}")
+    return text.encode("latin1")
+
+
+_RECONSTRUCT = np.ndarray(0).__reduce__()[0]
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _encode,
+}
+"""The only names that a pickled array needs."""
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler of arrays, numbers, strings, lists and dicts."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed callable."""
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it needs {module}.{name}")
+        return _ALLOWED[module, name]
+
+
+_MOST_OPCODES = 500_000  # maximum opcodes of a pickle; a batch of CIFAR-10 has about ten thousand
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Refuse too many opcodes, and a memo index beyond the pickle's size: five bytes could allocate 64 GB.
+
+    Raises:
+        ValueError: there is one of these, or the pickle is damaged.
+    """
+    for number, (opcode, index, _) in enumerate(pickletools.genops(content)):
+        if number > _MOST_OPCODES:
+            raise ValueError(f"it has more than {_MOST_OPCODES:,} opcodes")
+        if opcode.name in ("PUT", "LONG_BINPUT") and index is not None and index > len(content):
+            raise ValueError(f"it has a memo index of {index:,} in {len(content):,} bytes")
+
+
+def load_arrays(content: bytes, where: str) -> Any:
+    """Return the arrays and plain values in a pickle; strings of Python 2 are returned as bytes.
+
+    Raises:
+        DataError: it contains anything else, or is damaged. No code of it is executed.
+    """
+    try:
+        _check_opcodes(content)
+        return _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # noqa: BLE001 - a damaged pickle can raise anything
+        raise DataError(
+            f"{where} is refused: it is not a pickle of arrays and plain values ({type(error).__name__}: "
+            f"{error}). Use the published file."
+        ) from None
+
 
 RECORD = 1 + 3 * 32 * 32
 _BATCH_BYTES = 10_000 * RECORD + (1 << 20)
@@ -83,9 +148,9 @@ class Cifar10:
     name: str = "cifar10"
     about: str = "50,000 + 10,000 images, 32 x 32 in color"
 
-    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+    def load(self, split: Split, *, data_dir: Path | None = None) -> ImageSet:
         """See `DataSet.load`; downloads the archive, and caches its decompressed batches."""
-        cache = (cache_dir or user_cache()) / self.name
+        cache = user_cache() / self.name
         names = [name for name in _BATCHES if name.startswith("test") == (split == "test")]
         if data_dir is None:
             archive: Path | None = fetch(_ARCHIVE, _MIRRORS, cache)
@@ -113,10 +178,10 @@ class Cifar10:
             std=(0.24703223246328201, 0.24348512800005553, 0.2615878417279645),
         )
 
-    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
+    def find(self, *, data_dir: Path | None = None) -> Path | None:
         """See `DataSet.find`."""
         try:
-            batches, archive = _locate(list(_BATCHES), data_dir or (cache_dir or user_cache()) / self.name)
+            batches, archive = _locate(list(_BATCHES), data_dir or user_cache() / self.name)
         except DataError:
             return None
         return (archive or batches["test_batch"]).parent
@@ -150,14 +215,7 @@ class _Source:
                 raise DataError(f"{self._archive} has no {name}: it is not the published archive.")
             content, where = self._members[name], f"{self._archive}: {name}"
         records = content if _is_binary(content) else from_pickle(content, where)
-        file = PublishedFile(
-            name=f"{name}.bin",
-            suffix="",
-            sha256="",
-            content_sha256=_BATCHES[name],
-            content_bytes=_BATCH_BYTES,
-        )
-        published.verify(records, file, Path(where))
+        published.verify(records, Path(where), name=f"{name}.bin", sha256=_BATCHES[name])
         return records
 
 

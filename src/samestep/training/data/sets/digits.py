@@ -32,12 +32,12 @@ class Digits:
     name: str = "digits"
     about: str = "3,823 + 1,797 images, 8 x 8 grayscale"
 
-    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """See `DataSet.load`; `data_dir` and `cache_dir` are ignored."""
-        del data_dir, cache_dir
+    def load(self, split: Split, *, data_dir: Path | None = None) -> ImageSet:
+        """See `DataSet.load`; `data_dir` is ignored."""
+        del data_dir
         with as_file(files("samestep.training.data") / "embedded" / "optdigits.xz") as path:
             content = published.read(path, most=_FILE.content_bytes)
-            published.verify(content, _FILE, path)
+            published.verify(content, path, name=_FILE.name, sha256=_FILE.content_sha256)
         values = np.frombuffer(content, dtype=np.uint8)
         images = values[: _ALL * 64].reshape(_ALL, 1, 8, 8)
         labels = values[_ALL * 64 :]
@@ -53,9 +53,9 @@ class Digits:
             white=16,
         )
 
-    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path:
+    def find(self, *, data_dir: Path | None = None) -> Path:
         """Return the folder of its file in the package."""
-        del data_dir, cache_dir
+        del data_dir
         return Path(str(files("samestep.training.data"))) / "embedded"
 
     def fetch(self, folder: Path) -> list[Path]:

@@ -66,16 +66,13 @@ class ReadFile:
         return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy())
 
 
-def load_folder(
-    spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
-) -> LazyImages:
+def load_folder(spec: str, split: Split, *, data_dir: Path | None = None) -> LazyImages:
     """Return the images of one split, in the order of their names, with the classes of the training split.
 
     Raises:
         UsageError: `spec` has another form, there is no folder, or Pillow is not installed.
         DataError: the folder has another layout.
     """
-    del cache_dir
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise UsageError(f"--data {spec} is invalid; write it as folder@224.")

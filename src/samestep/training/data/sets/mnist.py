@@ -37,13 +37,13 @@ class IdxDataSet:
     mirrors: tuple[str, ...]  # URLs of folders with the files, each with a final slash
     about: str = "60,000 + 10,000 images, 28 x 28 grayscale"
 
-    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+    def load(self, split: Split, *, data_dir: Path | None = None) -> ImageSet:
         """See `DataSet.load`."""
         files = self.files[split]
         if data_dir is not None:
             paths = published.locate(files, data_dir, self.folders)
         else:
-            cache = (cache_dir or user_cache()) / self.name
+            cache = user_cache() / self.name
             paths = [fetch(file, self.mirrors, cache) for file in files]
         images, labels = (
             _read(path, file, dimensions) for path, file, dimensions in zip(paths, files, (3, 1), strict=True)
@@ -59,11 +59,11 @@ class IdxDataSet:
             std=(self.std,),
         )
 
-    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
+    def find(self, *, data_dir: Path | None = None) -> Path | None:
         """See `DataSet.find`."""
         files = [file for split in self.files.values() for file in split]
         try:
-            where = data_dir or (cache_dir or user_cache()) / self.name
+            where = data_dir or user_cache() / self.name
             return published.locate(files, where, self.folders if data_dir else (".",))[0].parent
         except DataError:
             return None
@@ -99,7 +99,7 @@ def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
 def _read(path: Path, file: PublishedFile, dimensions: int) -> NDArray[np.uint8]:
     content = published.read(path, most=file.content_bytes)
     values = parse(content, path, dimensions=dimensions)  # first, because its errors are more specific
-    published.verify(content, file, path)
+    published.verify(content, path, name=file.name, sha256=file.content_sha256)
     return values
 
 

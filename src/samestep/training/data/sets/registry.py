@@ -25,19 +25,18 @@ class DataSet(Protocol):
     def about(self) -> str:
         """A short description."""
 
-    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+    def load(self, split: Split, *, data_dir: Path | None = None) -> ImageSet:
         """Return one split, on the CPU, verified by its published checksums.
 
         Args:
             split: the split.
-            data_dir: a folder with its files; None downloads them (once).
-            cache_dir: folder of downloads; None is the user's cache.
+            data_dir: a folder with its files; None downloads them (once) to the user's cache.
 
         Raises:
             DataError: files are missing, damaged or not the published ones, or cannot be downloaded.
         """
 
-    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
+    def find(self, *, data_dir: Path | None = None) -> Path | None:
         """Return the folder with all of its files, without reading them; None if some are missing."""
 
     def fetch(self, folder: Path) -> list[Path]:
@@ -57,7 +56,7 @@ KINDS: Mapping[str, Callable[..., Images]] = {
 """Types of data sets with parameters in their name, by the part before ``:`` or ``@``."""
 
 
-def load(name: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Images:
+def load(name: str, split: Split, *, data_dir: Path | None = None) -> Images:
     """Return one split of the data set called `name`, a key of `DATA_SETS` or a name of one of `KINDS`.
 
     The arguments and errors are those of `DataSet.load`.
@@ -66,11 +65,11 @@ def load(name: str, split: Split, *, data_dir: Path | None = None, cache_dir: Pa
         UsageError: there is no such data set.
     """
     if name in DATA_SETS:
-        return DATA_SETS[name].load(split, data_dir=data_dir, cache_dir=cache_dir)
+        return DATA_SETS[name].load(split, data_dir=data_dir)
     kind = name.replace("@", ":").partition(":")[0]
     if kind not in KINDS:
         raise UsageError(
             f"there is no data set {name!r}. Use one of: {', '.join(DATA_SETS)}, synthetic, "
             "synthetic:3x224x224,1000, folder, torchvision:NAME."
         )
-    return KINDS[kind](name, split, data_dir=data_dir, cache_dir=cache_dir)
+    return KINDS[kind](name, split, data_dir=data_dir)

@@ -17,15 +17,13 @@ _USUAL = (3, 224, 224, 1000, 1280)
 TEST_SAMPLES = 64
 
 
-def load_synthetic(
-    spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
-) -> ImageSet:
+def load_synthetic(spec: str, split: Split, *, data_dir: Path | None = None) -> ImageSet:
     """Return a split of random images and labels, the same on every machine.
 
     Raises:
         UsageError: `spec` has another form, one of its numbers is 0, or the images do not fit into memory.
     """
-    del data_dir, cache_dir
+    del data_dir
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise UsageError(f"--data {spec} is invalid; write it as synthetic:3x224x224,1000,1280.")

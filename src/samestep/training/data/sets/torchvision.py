@@ -43,9 +43,7 @@ class ReadSample:
         return torch.from_numpy(pixels.astype(np.uint8))
 
 
-def load_torchvision(
-    spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
-) -> LazyImages:
+def load_torchvision(spec: str, split: Split, *, data_dir: Path | None = None) -> LazyImages:
     """Return one split of a data set of torchvision; None as `data_dir` downloads its files.
 
     Raises:
@@ -58,7 +56,7 @@ def load_torchvision(
             f"--data {spec} is invalid; write it as torchvision:CIFAR100 or torchvision:STL10@64."
         )
     name, side = match[1], None if match[2] is None else checked_side(int(match[2]), spec)
-    root = data_dir or (cache_dir or user_cache()) / "torchvision"
+    root = data_dir or user_cache() / "torchvision"
     data = _open(name, split, root, download=data_dir is None)
     read = ReadSample(data, side)
     mean, std = _moments(ReadSample(_open(name, "train", root, download=False), side))

@@ -65,11 +65,7 @@ def with_loggers(
 ) -> Sink:
     """Return a sink that stores rows in `folder` and sends them to the loggers called `names`, on rank 0.
 
-    Args:
-        folder: of the run.
-        names: as in `RunOptions.logger`; each is that of a package and of a module here.
-        config: the resolved configuration of the run.
-        report: receives one line about a logger that fails; the training continues without it.
+    `report` receives one line about a logger that fails; the training continues without it.
     """
     sink = LoggedSink(folder, report)
     for name in dict.fromkeys(names):

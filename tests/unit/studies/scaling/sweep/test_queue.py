@@ -5,7 +5,7 @@ import json
 import pytest
 
 from samestep.base.errors import Error
-from samestep.launch.submit.job_status import JobStatus
+from samestep.launch.submit.follow import JobStatus
 from samestep.launch.submit.slurm_commands import ENDS
 from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
 from samestep.studies.scaling.sweep.trial import Trial

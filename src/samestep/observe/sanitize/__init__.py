@@ -1,1 +1,0 @@
-"""Compares the ranks of a script in every step."""
