@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def _frequent_switches():
-    """Let the interpreter switch between threads all the time, so that a race shows itself."""
+    """Make the interpreter switch between threads very often, so that races occur."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -46,7 +46,7 @@ def run(tmp_path, monkeypatch, capsys):
         ([], {"environment": {"SLURM_JOB_ID": "7"}}, "Slurm"),
     ],
 )
-def test_it_is_refused_elsewhere(run, arguments, changes, named):
+def test_auto_is_refused_for_other_launches(run, arguments, changes, named):
     code, out, err = run(*arguments, **changes)
 
     assert (code, out) == (2, "")
@@ -67,6 +67,6 @@ def test_the_runs_share_the_cores_and_have_the_flags_of_the_training(run, monkey
         assert line.endswith("train.py --lr 1")
 
 
-def test_a_word_that_is_no_number_is_refused(run, tmp_path, capsys):
+def test_a_number_of_workers_that_is_no_number_is_refused(run, tmp_path, capsys):
     assert run_command(["run", "--dry-run", "-n", "many", str(tmp_path / "train.py")]) == 2
     assert "'many'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Bad inputs, fifty and more: each ends with exit code 2 and one line, with its value and what to do."""
+"""Each of at least fifty bad inputs ends with exit code 2 and one line, with its value and advice."""
 
 import pytest
 
@@ -81,12 +81,12 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "empty.csv").write_text("")
 
 
-def test_there_are_fifty():
+def test_at_least_fifty_bad_inputs_are_tested():
     assert len(BAD) >= 50
 
 
 @pytest.mark.parametrize(("command", "value", "remedy"), BAD, ids=[" ".join(one[0])[:60] for one in BAD])
-def test_a_bad_input_is_one_line_with_the_value_and_what_to_do(here, capsys, command, value, remedy):
+def test_a_bad_input_is_refused_in_one_line_with_the_value_and_advice(here, capsys, command, value, remedy):
     code = run_command(list(command))
 
     captured = capsys.readouterr()

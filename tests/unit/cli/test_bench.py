@@ -45,7 +45,7 @@ from samestep.studies.bench.request import COLLECTIVES, Request
         (["all-to-all", "-n", "2"], ["'all-to-all'"]),
     ],
 )
-def test_wrong_input_is_one_line_that_names_it(arguments, named, capsys, monkeypatch):
+def test_wrong_input_is_refused_in_one_line_with_its_value(arguments, named, capsys, monkeypatch):
     monkeypatch.setattr(env, "snapshot", dict)
 
     assert run_command(["bench", *arguments]) == 2

@@ -70,7 +70,7 @@ def test_a_problem_has_its_color_on_a_terminal_only(environment, capsys, monkeyp
     assert (out.count("\x1b[1;31mproblem\x1b[0m"), "\x1b" in out) == (count, bool(count))
 
 
-def test_what_is_cleaned_up_is_json(environment, capsys, monkeypatch):
+def test_the_result_of_clean_is_json(environment, capsys, monkeypatch):
     environment({})
     for found in ([], [Cleaned(path="/tmp/a", bytes=1), Cleaned(path="/tmp/b", bytes=2, kept="in use")]):
         monkeypatch.setattr(doctor, "clean_up", lambda found=found: found)
@@ -122,7 +122,7 @@ def test_one_task_on_each_node_starts_the_workers_there(environment, monkeypatch
     assert "-n" not in decision.job.program.args
 
 
-def test_rank_0_names_a_rank_that_does_not_come(rank_alone, capsys):
+def test_rank_0_names_a_missing_rank(rank_alone, capsys):
     rank_alone(0)
     assert run_command(["doctor", "--no-devices", "--wait", "0.2"]) == 1
 
@@ -162,7 +162,7 @@ def test_json_is_one_object(environment, capsys):
     assert code == int(record["hurts"])
 
 
-def test_a_ticket_can_be_pasted_and_holds_no_secret(environment, capsys, tmp_path, monkeypatch):
+def test_a_ticket_contains_no_secret(environment, capsys, tmp_path, monkeypatch):
     home = tmp_path / "ada"
     home.mkdir()
     monkeypatch.chdir(home)

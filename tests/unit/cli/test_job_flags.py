@@ -120,7 +120,7 @@ def test_options_of_the_rendezvous_are_accepted(run):
         ["--rdzv-backend", "c10d", "--rdzv-endpoint", "[::1]:0"],
     ],
 )
-def test_flags_that_are_true_of_one_node_are_accepted(run, flags):
+def test_rendezvous_flags_that_fit_one_node_are_accepted(run, flags):
     assert run(*flags)[0] == 0
 
 

@@ -27,7 +27,7 @@ def script(tmp_path):
         ["--nproc=2"],
     ],
 )
-def test_the_number_of_workers_has_one_meaning(capsys, script, flags):
+def test_every_name_of_the_number_of_workers_is_accepted(capsys, script, flags):
     assert run_command(["run", "--dry_run", *flags, script]) == 0
     assert "2 worker" in capsys.readouterr().out
 
@@ -38,7 +38,7 @@ def flags_of(verb):
     return {flag for one in commands for param in one.params for flag in param.opts}
 
 
-def test_every_other_name_is_of_an_option_that_exists():
+def test_every_other_name_stands_for_an_existing_option():
     every = set().union(*map(flags_of, VERBS))
 
     assert {f"--{name}" for name in SAME.values()} <= every
@@ -46,7 +46,7 @@ def test_every_other_name_is_of_an_option_that_exists():
     assert [own_name(name.replace("-", "_")) for name in SAME] == list(SAME.values())
 
 
-def test_every_option_of_torchrun_is_accepted_or_answered():
+def test_every_option_of_torchrun_is_accepted_or_has_an_answer():
     own = flags_of("run")
     theirs = [name for one in get_args_parser()._actions for name in one.option_strings if name[:2] == "--"]
 
@@ -75,7 +75,7 @@ def test_the_common_options_exist():
         (["verify", "a.py", "--seed", "4"], " -- --seed"),
     ],
 )
-def test_an_option_that_a_verb_does_not_have_is_answered(capsys, command, named):
+def test_an_option_that_a_verb_does_not_have_is_refused_with_an_alternative(capsys, command, named):
     assert run_command(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line

@@ -130,7 +130,7 @@ def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, m
     assert re.search(named, err) if named else not err
 
 
-def test_the_options_that_train_and_scale_share_are_these():
+def test_train_and_scale_share_only_these_options():
     shared = {
         *("--algorithm", "--batch-norm", "--bind", "--hang-timeout", "--threads"),  # passed on
         *("--figures", "--json", "--out", "--quiet", "--workers"),  # of the study, not of a run
@@ -143,12 +143,12 @@ def test_the_options_that_train_and_scale_share_are_these():
     assert set.intersection(*flags) == {*shared, *scale_target._OF_TRAIN}
 
 
-def test_all_numbers_of_workers_compute_with_as_many_threads(script, capsys):
+def test_all_numbers_of_workers_use_the_same_number_of_threads(script, capsys):
     assert all("--threads=2" in words for words in planned(capsys, "train.py", "-n", "1,2"))
     assert all("--threads=1" in words for words in planned(capsys, "train.py", "-n", "1,2,4"))
 
 
-def test_a_scripts_own_number_of_threads_is_left_alone(script, capsys, monkeypatch):
+def test_a_number_of_threads_in_the_environment_is_kept(script, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
     one, all_cores, two = planned(capsys, "train.py")
@@ -168,7 +168,7 @@ def test_a_recipe_takes_trains_flags_and_grows_its_batch(script, capsys):
     assert "--batch-size=40" in two
 
 
-def test_a_recipes_own_batch_grows_too(script, capsys):
+def test_the_default_batch_of_a_recipe_grows_too(script, capsys):
     *_, two = planned(capsys, "digits", "-n", "1,2", "--scaling=weak")
 
     assert [word for word in two if word.startswith("--batch-size=")] == [
@@ -315,13 +315,13 @@ class Failing:
     def background_load(self):
         return Load(0.94, 2)
 
-    def run(self, trials, told):
+    def run(self, trials, report):
         trials[0].folder.mkdir(parents=True)
         trials[0].log.write_text("no data")
         yield Outcome(trial=trials[0], exit_code=1, error="no data")
 
 
-def test_paths_of_logs_are_relative_to_this_folder_in_messages_and_to_the_study_in_files(
+def test_paths_of_logs_are_relative_to_the_working_folder_in_messages_and_to_the_study_in_files(
     script, capsys, monkeypatch
 ):
     monkeypatch.setattr(local_runs, "Local", Failing)

@@ -28,7 +28,7 @@ def script(tmp_path, monkeypatch):
 
 @pytest.fixture
 def allocation(monkeypatch):
-    """A shell that holds one, of two nodes with two processors each."""
+    """Set the variables of a Slurm allocation of two nodes with two processors each."""
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -37,8 +37,8 @@ def allocation(monkeypatch):
 
 def scale(capsys, *arguments):
     code = run_command(["scale", *map(str, arguments)])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def test_each_number_of_workers_is_printed_as_a_job(capsys):
@@ -144,7 +144,7 @@ def test_in_an_allocation_runs_are_steps_that_fill_its_nodes(capsys, allocation)
     assert "Slurm allocation 12 (" in err
 
 
-def test_what_does_not_fit_an_allocation_is_refused_unless_forced(capsys, allocation):
+def test_runs_that_exceed_an_allocation_are_refused_unless_forced(capsys, allocation):
     code, _, err = scale(capsys, "train.py", "-n", "1,8", "--dry-run")
 
     assert code == 2

@@ -1,4 +1,4 @@
-"""What ``samestep train`` makes of what was asked for: an order, or one line that says what to do."""
+"""``samestep train`` resolves its options to a configuration, or refuses them in one line with advice."""
 
 import errno
 import json
@@ -22,55 +22,57 @@ from samestep.training.recipes.resolve import broadcast_resolved, resolve
 from support.run_folders import run_folder
 
 
-def order(workers=1, **asked):
+def resolved(workers=1, **asked):
     return resolve(Request(**{"changes": {}, **asked}), workers=workers)
 
 
 def refused(**asked):
-    with pytest.raises(UsageError) as told:
-        order(**asked)
-    return str(told.value)
+    with pytest.raises(UsageError) as refusal:
+        resolved(**asked)
+    return str(refusal.value)
 
 
 @pytest.fixture
-def begun(tmp_path):
-    """The folder of a run that has begun: digits at a rate of 0.5, on 640 samples."""
-    folder = tmp_path / "begun"
+def started(tmp_path):
+    """The folder of a run that was started: digits at a rate of 0.5, on 640 samples."""
+    folder = tmp_path / "started"
     folder.mkdir()
-    config = order(recipe="digits", subset=640, changes={"lr": 0.5, "precision": "auto", "keep": 5}).config()
+    config = resolved(
+        recipe="digits", subset=640, changes={"lr": 0.5, "precision": "auto", "keep": 5}
+    ).config()
     (folder / "config.toml").write_text(tomli_w.dumps({**config, "precision": "fp32"}))
     return folder
 
 
-def test_one_command_begins_a_run_and_goes_on_with_it(begun, tmp_path):
+def test_one_command_starts_a_run_and_resumes_it(started, tmp_path):
     command = {"recipe": "digits", "subset": 640, "changes": {"lr": 0.5, "precision": "auto"}}
 
-    first = order(**command, resume=tmp_path / "new")
-    later = order(**command, resume=begun)
+    first = resolved(**command, resume=tmp_path / "new")
+    later = resolved(**command, resume=started)
 
     assert (first.resume, first.out) == (False, tmp_path / "new")
-    assert (later.resume, later.out) == (True, begun)
+    assert (later.resume, later.out) == (True, started)
     assert (later.settings.lr, later.settings.precision, later.options.keep) == (0.5, "fp32", 5)
 
 
-def test_a_configuration_file_begins_a_run_and_goes_on_with_it(begun, tmp_path):
-    first = order(config=begun / "config.toml", resume=tmp_path / "new")
-    later = order(config=begun / "config.toml", resume=begun)
+def test_a_configuration_file_starts_a_run_and_resumes_it(started, tmp_path):
+    first = resolved(config=started / "config.toml", resume=tmp_path / "new")
+    later = resolved(config=started / "config.toml", resume=started)
 
     assert (first.resume, later.resume) == (False, True)
     assert first.config() == later.config()
 
 
-def test_an_exact_run_of_an_earlier_version_that_wrote_down_batch_norm_goes_on(tmp_path):
-    config = order(recipe="digits", changes={"exact": 4}).config()
+def test_an_exact_run_of_an_earlier_version_that_stored_batch_norm_is_resumed(tmp_path):
+    config = resolved(recipe="digits", changes={"exact": 4}).config()
     assert "batch_norm" not in config
     (tmp_path / "config.toml").write_text(tomli_w.dumps({**config, "batch_norm": "global"}))
 
-    assert order(resume=tmp_path).config() == config
+    assert resolved(resume=tmp_path).config() == config
     assert "--batch-norm" in refused(recipe="digits", changes={"exact": 4, "batch_norm": "local"})
 
 
-def test_nothing_begins_in_a_folder_that_holds_no_run_unless_a_recipe_is_named(tmp_path):
+def test_a_resume_without_a_stored_run_needs_a_recipe(tmp_path):
     assert "config.toml" in refused(resume=tmp_path, changes={"lr": 0.5})
 
 
@@ -86,23 +88,23 @@ def test_nothing_begins_in_a_folder_that_holds_no_run_unless_a_recipe_is_named(t
         ({"lr_scale": "none"}, "--lr-scale cannot be used with --resume"),
     ],
 )
-def test_a_run_does_not_go_on_as_another(begun, asked, message):
-    assert message in refused(resume=begun, **asked)
+def test_a_resume_with_other_settings_is_refused(started, asked, message):
+    assert message in refused(resume=started, **asked)
 
 
-def test_a_run_goes_on_kept_and_watched_as_its_start_says(begun):
+def test_a_resume_can_change_checkpoint_and_profile_options(started):
     watched = {"keep": 3, "checkpoint_minutes": 1.0, "profile": "5:6", "per_rank": True}
-    found = order(resume=begun, changes=watched)
+    found = resolved(resume=started, changes=watched)
 
     assert {name: getattr(found.options, name) for name in watched} == watched
-    assert found.settings == order(resume=begun).settings
+    assert found.settings == resolved(resume=started).settings
 
 
-def test_a_run_goes_on_with_its_data_in_another_folder(begun, tmp_path):
-    config = begun / "config.toml"
+def test_a_resume_uses_another_data_folder(started, tmp_path):
+    config = started / "config.toml"
     config.write_text(config.read_text().replace('data = "digits"', 'data = "folder"\ndata_dir = "nowhere"'))
 
-    assert f"{tmp_path}/there" in refused(resume=begun, data_dir=tmp_path / "there")
+    assert f"{tmp_path}/there" in refused(resume=started, data_dir=tmp_path / "there")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_run_goes_on_with_its_data_in_another_folder(begun, tmp_path):
         ({"weights": Path("x"), "changes": {"checkpoint_steps": 5}}, "--checkpoint-steps has no effect with"),
     ],
 )
-def test_a_flag_that_would_change_nothing_is_refused(asked, message):
+def test_a_flag_without_effect_is_refused(asked, message):
     assert message in refused(**asked)
 
 
@@ -142,7 +144,7 @@ def test_a_flag_that_would_change_nothing_is_refused(asked, message):
     ("changes", "chosen"),
     [({"optimizer": "adamw"}, "--optimizer adamw"), ({"momentum": 0.0}, "--momentum 0")],
 )
-def test_a_recipe_with_nesterovs_momentum_says_how_to_do_without(changes, chosen):
+def test_an_option_that_contradicts_nesterov_in_a_recipe_is_refused_with_advice(changes, chosen):
     message = refused(recipe="cifar10", fast=True, changes=changes)
 
     assert chosen in message
@@ -150,42 +152,42 @@ def test_a_recipe_with_nesterovs_momentum_says_how_to_do_without(changes, chosen
     assert "--nesterov " in refused(changes={**changes, "nesterov": True})
 
 
-def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
+def test_settings_without_effect_in_a_recipe_or_a_file_are_accepted(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("schedule = 'step'\nstep_epochs = 20\nloader_workers = 1\ndata_dir = 'nowhere'\n")
 
-    assert order(config=file, changes={"epochs": 3}).settings.step_epochs == 20
-    assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).options.loader_workers == 1
+    assert resolved(config=file, changes={"epochs": 3}).settings.step_epochs == 20
+    assert resolved(config=file, weights=Path("x"), changes={"precision": "bf16"}).options.loader_workers == 1
 
 
 @pytest.fixture
 def scaled(tmp_path):
     """The configuration of a training with a batch per worker."""
     path = tmp_path / "scaled.toml"
-    config = order(workers=4, recipe="digits", batch_per_worker=16, lr_scale="linear").config()
+    config = resolved(workers=4, recipe="digits", batch_per_worker=16, lr_scale="linear").config()
     path.write_text(tomli_w.dumps(config))
     return path
 
 
-def test_a_rate_that_was_scaled_is_not_scaled_again(scaled):
-    again = order(workers=4, config=scaled)
-    other = order(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear", changes={"lr": 0.1})
+def test_a_scaled_rate_is_not_scaled_again(scaled):
+    again = resolved(workers=4, config=scaled)
+    other = resolved(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear", changes={"lr": 0.1})
 
     message = refused(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear")
     assert f"--lr-scale linear cannot scale the rate 0.4 of {scaled}" in message
     assert (again.settings.lr, other.settings.lr) == (0.4, 0.2)
 
 
-def test_what_a_file_calls_its_training_holds_until_it_is_another(scaled):
-    assert "on each of 4 workers" in order(config=scaled).label
-    assert "on each of 4 workers" in order(config=scaled, changes={"epochs": 3}).label
-    assert order(config=scaled, changes={"lr": 0.1}).label is None
-    assert order(config=scaled, changes={"batch_size": 64}).label is None
-    assert order(workers=1, config=scaled, batch_per_worker=64).label is None
+def test_the_label_of_a_file_is_kept_unless_batch_or_rate_change(scaled):
+    assert "on each of 4 workers" in resolved(config=scaled).label
+    assert "on each of 4 workers" in resolved(config=scaled, changes={"epochs": 3}).label
+    assert resolved(config=scaled, changes={"lr": 0.1}).label is None
+    assert resolved(config=scaled, changes={"batch_size": 64}).label is None
+    assert resolved(workers=1, config=scaled, batch_per_worker=64).label is None
 
 
-class Heard(SoloWorld):
-    """A world whose rank 0 is somebody else, and has said `first`."""
+class BroadcastWorld(SoloWorld):
+    """A world in which another process is rank 0, and broadcasts `first`."""
 
     def __init__(self, first):
         super().__init__()
@@ -195,28 +197,28 @@ class Heard(SoloWorld):
         return {name: getattr(self.first, name) for name in value}
 
 
-def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
-    ours = order(recipe="digits", subset=640, changes={"lr": 0.5}, resume=tmp_path / "seen here only")
-    first = order(resume=begun)
+def test_the_folder_of_a_run_is_broadcast_from_rank_0(started, tmp_path):
+    ours = resolved(recipe="digits", subset=640, changes={"lr": 0.5}, resume=tmp_path / "seen here only")
+    first = resolved(resume=started)
 
-    found = broadcast_resolved(ours, Heard(first))
+    found = broadcast_resolved(ours, BroadcastWorld(first))
 
-    assert (found.out, found.resume) == (begun, True)
+    assert (found.out, found.resume) == (started, True)
     assert found.config() == first.config()
 
 
-def test_workers_that_start_afresh_go_on_with_the_run_that_they_have_begun(begun):
-    asked = Request(recipe="digits", changes={"lr": 0.5}, batch_per_worker=16, out=begun)
+def test_restarted_workers_resume_their_run(started):
+    asked = Request(recipe="digits", changes={"lr": 0.5}, batch_per_worker=16, out=started)
 
     again = resolve(after_failure(asked), workers=2)
 
     assert again.resume
-    assert again.out == begun
+    assert again.out == started
     assert again.settings.lr == 0.5
     assert len(again.train_set) == 640
 
 
-def test_workers_that_start_afresh_begin_where_nothing_was_begun(tmp_path):
+def test_restarted_workers_start_a_run_if_none_was_stored(tmp_path):
     asked = Request(recipe="digits", changes={}, out=tmp_path)
 
     assert after_failure(asked) == asked
@@ -237,12 +239,12 @@ RESULT = Result(
 )
 
 
-def test_a_page_that_cannot_be_made_is_a_warning_beside_the_result(tmp_path, capsys):
+def test_a_report_that_cannot_be_written_is_a_warning_and_the_result_is_printed(tmp_path, capsys):
     verb._report(RESULT, tmp_path / "no run folder", Output(figures=tmp_path, as_json=False))
 
-    told = capsys.readouterr()
-    assert RESULT.summary() in told.out
-    assert len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert RESULT.summary() in captured.out
+    assert len(captured.err.splitlines()) == 1
 
 
 def test_the_figures_of_a_training_are_saved_at_its_end(tmp_path, capsys):
@@ -292,5 +294,5 @@ def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypa
 
 @pytest.mark.parametrize("value", [1.0, 1.5, -0.1, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["ema", "momentum"])
-def test_a_decay_is_below_one(name, value):
+def test_a_decay_that_is_negative_or_not_below_one_is_refused(name, value):
     assert f"--{name}" in refused(recipe="digits", changes={name: value})

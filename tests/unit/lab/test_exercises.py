@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_graded_is_refused_in_one_line(text, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("1-5", [1, 2, 3, 4, 5]), ("4,2", [2, 4]), ("3", [3])])
-def test_ranks(text, sizes):
+def test_numbers_of_ranks_are_parsed(text, sizes):
     assert rank_counts(text) == sizes
 
 

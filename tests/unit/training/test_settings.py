@@ -1,4 +1,4 @@
-"""Settings refuse what cannot be trained, in the user's own words."""
+"""Invalid settings are refused with their flags."""
 
 import pytest
 
@@ -47,51 +47,51 @@ def settings(**changes):
         ({"precision": "int8"}, "--precision"),
     ],
 )
-def test_a_setting_out_of_range_is_named_by_its_flag(changes, message):
+def test_an_invalid_setting_is_refused_with_its_flag(changes, message):
     with pytest.raises(UsageError, match=message):
         settings(**changes)
 
 
-def test_a_batch_smaller_than_the_world_is_refused_with_both_numbers():
+def test_a_batch_smaller_than_the_world_size_is_refused_with_both_numbers():
     settings().check_workers(8)
 
     with pytest.raises(UsageError, match=r"--batch-size 8 .* 9"):
         settings().check_workers(9)
 
 
-def test_a_micro_batch_smaller_than_the_world_is_refused():
+def test_a_micro_batch_smaller_than_the_world_size_is_refused():
     settings(accumulate=4).check_workers(2)
 
     with pytest.raises(UsageError, match=r"in 4 micro-batches of 2,.*\(3\).* 12"):
         settings(accumulate=4).check_workers(3)
 
 
-def test_small_shares_are_told_before_the_user_waits_for_them():
+def test_small_shards_are_reported_as_advice():
     assert settings(batch_size=64).advice(1) is None
     assert settings(batch_size=64).advice(4) is None
     assert "64 samples per step on 8 workers are 8 per worker" in settings(batch_size=64).advice(8)
 
 
 @pytest.mark.parametrize(("workers", "busy"), [(1, "100%"), (2, "100%"), (3, "89%"), (5, "80%"), (8, "100%")])
-def test_exact_shards_say_how_busy_they_keep_workers(workers, busy):
-    said = Settings(epochs=1, batch_size=64, lr=0.1, exact=8).about_exact(workers)
+def test_the_utilization_of_workers_with_exact_shards_is_reported(workers, busy):
+    text = Settings(epochs=1, batch_size=64, lr=0.1, exact=8).about_exact(workers)
 
-    assert "8 logical shards of 8 samples" in said
-    assert f"{workers} workers are {busy} busy" in said
+    assert "8 logical shards of 8 samples" in text
+    assert f"{workers} workers are {busy} busy" in text
 
 
 @pytest.mark.parametrize("changes", [{}, {"batch_norm": "global"}, {"exact": 4}])
 @pytest.mark.parametrize("stored", [None, "global"])
-def test_batch_norm_that_was_not_said_is_the_default_that_earlier_versions_stored(changes, stored):
+def test_an_unset_batch_norm_equals_the_default_that_earlier_versions_stored(changes, stored):
     now = settings(**changes)
 
     now.check_resumable({**now.as_dict(), "batch_norm": stored})
 
 
-def test_another_batch_norm_is_another_training():
+def test_a_resume_with_another_batch_norm_is_refused():
     with pytest.raises(CheckpointError, match="began with --batch-norm local"):
         settings().check_resumable({**settings().as_dict(), "batch_norm": "local"})
 
 
-def test_without_exact_shards_nothing_is_said_of_them():
+def test_without_exact_shards_no_utilization_is_reported():
     assert Settings(epochs=1, batch_size=64, lr=0.1).about_exact(2) is None

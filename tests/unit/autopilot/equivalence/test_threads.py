@@ -1,4 +1,4 @@
-"""Other threads of a script print, and read and call a model, while a check computes it."""
+"""Other threads of a script print, and read and call a model, during an equivalence check."""
 
 import itertools
 import random
@@ -71,7 +71,7 @@ def test_a_forward_calls_parts_of_a_checked_module_in_threads():
             pass
 
 
-def test_a_functional_call_in_another_thread_hinders_no_call():
+def test_a_functional_call_in_another_thread_is_no_obstacle():
     model, running, done = nn.Linear(3, 3), threading.Event(), threading.Event()
 
     class Waits(nn.Module):
@@ -92,7 +92,7 @@ def test_a_functional_call_in_another_thread_hinders_no_call():
 
 
 @pytest.mark.parametrize("is_beside", [True, False])
-def test_draws_of_another_thread_are_told_from_those_of_the_model(is_beside):
+def test_draws_of_other_threads_are_distinguished_from_those_of_the_model(is_beside):
     class Skips(nn.Linear):
         def forward(self, x):
             if is_beside:

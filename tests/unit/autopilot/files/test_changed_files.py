@@ -420,7 +420,7 @@ def test_functions_in_modules_are_restored():
 
 
 class Handler:
-    """Takes the calls that open files, and executes them as they are."""
+    """Handles the calls that open files, and executes them unchanged."""
 
     def accessed(self, original, access, args, kwargs):
         return original(*args, **kwargs)

@@ -96,7 +96,7 @@ def test_all_ranks_read_the_same_as_a_serial_run(switch, items, sequence, turns,
         shutil.rmtree(base)
 
 
-def test_files_in_shared_memory(switch):
+def test_all_ranks_read_the_same_in_shared_memory(switch):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as base:
         items, sequence = [("a", "file", "64")], [("rewrite", "a"), ("append", "log", "1"), *LOOK_AT_ALL]
 

@@ -20,7 +20,7 @@ from samestep.autopilot.files.overlay_files import Overlay
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """A folder to work in, with a file of before; a journal; and a shadow."""
+    """Return a journal and an overlay; the working folder has a file from before the run."""
     work, scratch = tmp_path / "work", tmp_path / "scratch"
     work.mkdir()
     scratch.mkdir()
@@ -64,7 +64,7 @@ def test_a_rank_reads_its_own_files(world):
     assert real_files() == ["before.txt"]
 
 
-def test_descriptors(world):
+def test_files_are_opened_by_their_descriptors(world):
     with redirected(world[1]):
         read, write = os.pipe()
         with open(write, "w") as file:
@@ -131,7 +131,7 @@ def test_files_of_rank_0_are_hidden(world, tmp_path):
     assert Path("out/model.pt").read_text() == "rank 0"
 
 
-def test_temporary_files_and_devices(world):
+def test_temporary_files_and_devices_are_read_and_written(world):
     with redirected(world[1]):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "q").write_text("t")
@@ -153,7 +153,7 @@ def test_all_functions_are_restored(world):
 
 
 class Racing(Journal):
-    """A journal of a rank 0 that makes a folder just after this copy has looked into the journal."""
+    """A journal whose rank 0 creates a folder just after this rank has read the journal."""
 
     def __init__(self, file, makes):
         super().__init__(file)

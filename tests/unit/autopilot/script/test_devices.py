@@ -60,7 +60,7 @@ FACTS = [
 
 
 def evaluated(text, **names):
-    """Evaluate as in a script of the user's, which is told of a GPU."""
+    """Evaluate `text` as in a script of the user, to which a GPU is reported."""
     return eval(compile(text, __file__, "eval"), {"torch": torch, "nn": torch.nn, **names})
 
 
@@ -94,7 +94,7 @@ def test_mixed_precision_computes_in_full_precision():
     torch.testing.assert_close(model.weight, before - 0.3)
 
 
-def test_events_and_streams():
+def test_events_and_streams_can_be_used_on_the_cpu():
     with onto_cpu():
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -114,7 +114,7 @@ def test_libraries_get_the_actual_devices_and_so_does_a_script_afterwards():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error is that of a machine without GPUs")
-def test_without_this_mode_such_a_script_fails():
+def test_without_redirection_a_script_with_cuda_devices_fails():
     with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         evaluated("torch.ones(2).cuda()")
 

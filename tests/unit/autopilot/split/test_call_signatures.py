@@ -95,7 +95,7 @@ def test_each_size_is_checked_once():
     ]
 
 
-def test_of_many_sizes_fewer_and_fewer_are_checked():
+def test_fewer_sizes_are_checked_as_their_number_grows():
     sizes = CheckedSizes()
 
     checked = [count for count in range(10, 74) if sizes.are_checked(of(count), count, 2)]

@@ -1,4 +1,4 @@
-"""Calls that a CUDA graph captures; torch's questions about a capture are answered by the test."""
+"""Calls during the capture of a CUDA graph; the test replaces torch's functions that report a capture."""
 
 import pytest
 import torch

@@ -55,7 +55,7 @@ def read(compute, reading, *, grad):
 
 @pytest.mark.parametrize("grad", [True, False], ids=["graph", "operations"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_weight_is_read(case, grad):
+def test_the_reduction_and_its_weight_are_found(case, grad):
     compute, reading, expected = CASES[case]
     assert read(compute, reading, grad=grad) == expected
 
@@ -92,7 +92,7 @@ def test_without_observation_the_reduction_is_unknown():
         (lambda: F.cross_entropy(X, Y).sum(), None, ("mean", 5.0)),
     ],
 )
-def test_of_two_reductions_either_may_be_over_the_samples(loss, outer, inner, grad):
+def test_either_of_two_reductions_can_be_over_the_samples(loss, outer, inner, grad):
     if outer is not None:
         assert read(loss, PLAIN, grad=grad) == outer
     assert read(loss, Reading(inner=True), grad=grad) == inner

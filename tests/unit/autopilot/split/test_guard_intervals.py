@@ -21,7 +21,7 @@ class Scheduled(nn.Module):
         return x if self.temperature < 0.25 or self.calls == self.warm_up else -x
 
 
-def test_numbers_between_the_same_constants_are_alike():
+def test_numbers_between_the_same_constants_share_an_interval():
     intervals = GuardIntervals({0.25, 40, "a"})
 
     assert intervals.of(0.3) == intervals.of(39)
@@ -46,7 +46,7 @@ def test_a_value_beyond_a_constant_has_its_own_signature():
     assert signature(0.23) == signature(0.24)
 
 
-def test_a_count_of_calls_is_compared_where_it_comes_to_a_constant():
+def test_a_call_counter_is_compared_when_it_reaches_a_constant():
     signatures, module = CallSignatures(torch.device("cpu")), Scheduled()
     found = []
     for call in range(1, 50):

@@ -56,7 +56,7 @@ class Keeps(nn.Module):
         return x
 
 
-def test_an_object_that_a_call_assigns_to_an_attribute_is_kept_of_the_slice():
+def test_an_object_that_a_call_assigns_to_an_attribute_is_kept_from_the_slice():
     module = Keeps()
     before = python_state(module)
     assert not changed(before, python_state(module))

@@ -1,11 +1,11 @@
-"""Figures from made-up times."""
+"""Figures are computed from synthetic times."""
 
 import pytest
 
 from samestep.studies.bench.figures import Row, bus_factor, fastest, figures, slowest
 
 
-def test_the_time_of_a_call_is_the_slowest_ranks():
+def test_the_time_of_a_call_is_that_of_the_slowest_rank():
     assert slowest([[1.0, 5.0, 2.0], [3.0, 4.0, 2.5]]) == [3.0, 5.0, 2.5]
 
 
@@ -21,11 +21,11 @@ def test_the_time_of_a_call_is_the_slowest_ranks():
         ("reduce", 1.0),
     ],
 )
-def test_the_bytes_that_a_rank_has_to_move_are_those_of_nccls_tests(collective, factor):
+def test_bandwidth_factors_equal_those_of_nccl_tests(collective, factor):
     assert bus_factor(collective, 4) == factor
 
 
-def test_bandwidths_and_the_share_of_copying():
+def test_bandwidths_are_computed_and_related_to_memory_copies():
     row = figures(
         "all_reduce", "ring", nbytes=4000, ranks=4, times=[2.0, 9.0, 1.0, 2.0], copying=[0.5, 0.4, 0.6]
     )
@@ -35,7 +35,7 @@ def test_bandwidths_and_the_share_of_copying():
     assert row.spread_s == (1.75, 3.75)
 
 
-def test_an_object_of_json_has_what_a_reader_of_the_form_expects():
+def test_the_json_of_a_row_has_the_expected_fields():
     row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
 
     assert list(row.as_dict()) == [
@@ -55,7 +55,7 @@ def timed(name, median_s, *quartiles, nbytes=1024):
     return Row(collective="all_reduce", algorithm=name, bytes=nbytes, ranks=2, limit_share=0.1, **times)
 
 
-def test_no_algorithm_is_the_fastest_where_quartiles_overlap():
+def test_algorithms_with_overlapping_quartiles_are_all_the_fastest():
     rows = [
         timed("tree", 3.0, 2.9, 3.1),
         timed("ring", 1.1, 0.9, 1.2),

@@ -1,4 +1,4 @@
-"""Tests of the requests that the command line makes."""
+"""Options of the command line become a request, or are refused."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from samestep.base.errors import UsageError
 from samestep.studies.bench.request import BUCKET, Request, chosen, names_of, sizes_of
 
 
-def test_sizes_go_by_powers_of_four_with_ddps_bucket_and_both_ends():
+def test_sizes_are_powers_of_four_with_the_bucket_of_ddp_and_both_ends():
     whole = sizes_of(None, None, None)
     assert whole[:3] == (4, 16, 64)
     assert whole[-3:] == (BUCKET, 64 << 20, 256 << 20)
@@ -39,11 +39,11 @@ def test_invalid_requests_are_refused(fields, named):
 
 
 def test_algorithms_are_the_requested_ones_or_all():
-    there = ["native", "ring", "halving_doubling"]
+    available = ["native", "ring", "halving_doubling"]
     assert names_of("halving-doubling,ring,ring") == ("halving_doubling", "ring")
-    assert chosen((), there, "all_reduce") == tuple(there)
-    assert chosen(("ring",), there, "all_reduce") == ("ring",)
+    assert chosen((), available, "all_reduce") == tuple(available)
+    assert chosen(("ring",), available, "all_reduce") == ("ring",)
     with pytest.raises(UsageError, match=r"tre: .*all_reduce .*native, ring, halving_doubling"):
-        chosen(("tre",), there, "all_reduce")
+        chosen(("tre",), available, "all_reduce")
     with pytest.raises(UsageError, match="shared_memory"):
-        chosen(("shared_memory",), there, "all_reduce")
+        chosen(("shared_memory",), available, "all_reduce")

@@ -1,3 +1,5 @@
+"""The baseline of one process uses the GPUs of all workers."""
+
 import pytest
 import torch
 
@@ -17,5 +19,5 @@ from samestep.studies.bench.synchronizers import gpus_fed
         ("cpu", 2, 4, []),
     ],
 )
-def test_one_process_feeds_as_many_gpus_as_there_are_workers_its_own_first(device, size, seen, fed):
+def test_one_process_uses_as_many_gpus_as_workers_and_its_own_first(device, size, seen, fed):
     assert gpus_fed(torch.device(device), size, count=lambda: seen) == fed

@@ -1,4 +1,4 @@
-"""How figures are told."""
+"""Figures are printed as tables, sentences and charts."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -30,12 +30,12 @@ def test_a_table_has_the_fastest_first_and_each_size_once():
     assert len({line.index("us") for line in lines[1:3]}) == 1
 
 
-def test_rows_by_algorithm():
+def test_rows_are_grouped_by_algorithm():
     times = {"ring": {4: 1.0, 16: 2.0}, "tree": {4: 3.0}}
     assert times_of(rows_of(times)) == times
 
 
-def test_the_answer_is_one_sentence():
+def test_the_answer_compares_the_fastest_algorithm_with_native():
     times = {
         "native": {65536: 540e-6, BUCKET: 20e-3},
         "shared_memory": {65536: 45e-6, BUCKET: 2.85e-3},
@@ -47,23 +47,23 @@ def test_the_answer_is_one_sentence():
     )
 
 
-def test_where_native_is_the_fastest_the_next_is_named():
+def test_a_fastest_native_is_compared_with_the_next_algorithm():
     assert answer(rows_of({"native": {4: 1e-5}, "ring": {4: 2e-5}, "tree": {4: 3e-5}})) == (
         "native is 2.0x ring at 4 B: 10 us, not 20 us"
     )
 
 
-def test_one_algorithm_is_compared_with_nothing():
+def test_one_algorithm_is_reported_without_a_comparison():
     assert answer(rows_of({"ring": {4: 1e-5, 16: 2e-5}})) == "ring takes 20 us at 16 B"
 
 
-def test_fits_and_crossovers_are_told():
+def test_fits_and_crossovers_are_printed():
     times = {"tree": {4: 1e-5, 1 << 20: 1e-5}, "ring": {4: 2e-5, 1 << 20: 2e-6}}
     assert fits(times)[1].split() == ["tree", "10", "us", "0", "ns/B", "-"]
     assert fastest_text(rows_of(times)) == "tree from 4 B; ring from 1 MiB"
 
 
-def test_overlapping_quartiles_are_no_difference():
+def test_algorithms_with_overlapping_quartiles_are_named_together():
     rows = rows_of({"native": {4: 9e-5}, "ring": {4: 1e-5}, "tree": {4: 1.1e-5}}, spread=0.1)
 
     assert not {"ring", "tree"} - {*re.split(r"[ ;,]", fastest_text(rows))}
@@ -72,11 +72,11 @@ def test_overlapping_quartiles_are_no_difference():
     assert "x" not in answer([row for row in rows if row.algorithm != "native"])
 
 
-def test_one_size_is_no_line():
+def test_one_size_has_no_fit():
     assert fits({"tree": {4: 1e-5}, "ring": {4: 2e-5}}) == []
 
 
-def test_the_picture_is_svg_with_a_line_for_each_and_one_for_copying():
+def test_the_chart_is_svg_with_a_line_for_each_algorithm_and_one_for_copying():
     times = {"ring": {4: 1e-5, 1 << 20: 1e-3}, "<b>": {4: 2e-5}}
     chart = times_chart(times, copying={4: 1e-9, 1 << 20: 1e-4}, title="a & b", name="ring")
     root = ET.fromstring(chart.svg())
@@ -101,14 +101,14 @@ def step_row(sync, efficiency, exposed=0.001, *, spread=0.001):
 STEP_ROWS = [step_row("alone", 1.0, 0.0), step_row("ddp", 0.8, None), step_row("flat", 0.97)]
 
 
-def test_the_table_begins_with_the_best():
+def test_the_table_of_synchronizers_begins_with_the_best():
     cells = step_cells(STEP_ROWS)
 
     assert [row[0] for row in cells] == ["alone", "flat", "ddp"]
     assert cells[2][2:4] == ("-", "80%")
 
 
-def test_the_answer_compares_the_best_with_ddp():
+def test_the_best_synchronizer_is_compared_with_ddp():
     best, _, ddp = step_answer(STEP_ROWS).partition(", ")
 
     assert [word for word in best.split() if word in ("flat", "2", "97%")] == ["flat", "2", "97%"]
@@ -128,7 +128,7 @@ def test_the_best_synchronizer_is_compared_with_one_process():
 SPREAD = {"flat": 0.95, "ddp": 0.8, "exact": 0.5, "one_process": 0.9}
 
 
-def test_no_synchronizer_is_the_best_where_quartiles_overlap():
+def test_synchronizers_with_overlapping_quartiles_are_named_together():
     rows = [step_row("alone", 1.0), *(step_row(name, at, spread=0.1) for name, at in SPREAD.items())]
     first, *_, last = step_answer(rows).partition("; ")
 

@@ -1,4 +1,4 @@
-"""A look that fails or hangs is a finding, and does not keep the others from looking."""
+"""A check that fails or hangs is a finding, and the other checks run."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ def examine(context, checks=OWN):
 
 @pytest.fixture
 def stuck():
-    """A look that hangs until the test is over."""
+    """Return a check that hangs until the end of the test."""
     release, done = threading.Event(), threading.Event()
 
     def hang(_=None):
@@ -55,38 +55,38 @@ def stuck():
         time.sleep(0.001)
 
 
-def failed_checks(part, looks=OWN):
+def failed_checks(part, checks=OWN):
     """Return the findings about checks that raised an error or took too long."""
-    subjects = [f"check of {look.subject} failed" for look in looks]
+    subjects = [f"check of {check.subject} failed" for check in checks]
     return [one.text for one in part.findings if any(subject in one.text for subject in subjects)]
 
 
-def test_a_look_that_fails_is_a_finding(tmp_path):
+def test_a_failing_check_is_a_finding(tmp_path):
     def fail(_):
         raise RuntimeError("driver says no")
 
-    looks = [Check("a device", fail, 5.0), Check("rest", lambda _: Result(rows=[("a", "b")]), 5.0)]
-    part = examine(here(tmp_path), looks)
+    checks = [Check("a device", fail, 5.0), Check("rest", lambda _: Result(rows=[("a", "b")]), 5.0)]
+    part = examine(here(tmp_path), checks)
     (finding,) = part.findings
-    assert failed_checks(part, looks) == [finding.text]
+    assert failed_checks(part, checks) == [finding.text]
     assert "RuntimeError: driver says no" in finding.text
     assert part.rows == [("a", "b")]
 
 
-def test_a_look_that_hangs_is_a_finding(tmp_path, stuck):
+def test_a_hanging_check_is_a_finding(tmp_path, stuck):
     part = run_check(Check("a file server", stuck, 0.01), here(tmp_path))
     (finding,) = part.findings
     assert "a file server failed: no answer within 0.01 s" in finding.text
     assert any_stuck()
 
 
-def test_what_is_left_behind_and_ends_is_not_stuck(stuck):
+def test_a_thread_is_stuck_after_its_timeout(stuck):
     with pytest.raises(TimeoutError):
         with_timeout(0.01, stuck, name=THREAD)
     assert any_stuck()
 
 
-def test_the_launcher_is_told_with_what_decided(tmp_path):
+def test_the_launcher_is_reported_with_the_variables_that_decided(tmp_path):
     part = run_check(OWN[0], here(tmp_path, name="slurm_step_2x2_rank3"))
     rows = dict(part.rows)
     assert rows["place"] == "rank 3 of 4 (local rank 1 of 2 on node 1 of 2)"
@@ -95,7 +95,7 @@ def test_the_launcher_is_told_with_what_decided(tmp_path):
     assert part.facts["backend"] == "gloo"
 
 
-def test_all_looks_work_on_this_machine(tmp_path):
+def test_all_checks_work_on_this_machine(tmp_path):
     part = examine(here(tmp_path))
     assert failed_checks(part) == []
     assert {"place", "versions", "interface", "shared mem", "run folder", "orphans"} <= {
@@ -103,21 +103,23 @@ def test_all_looks_work_on_this_machine(tmp_path):
     }
 
 
-def test_a_machine_with_nothing_to_read_is_examined_too(tmp_path):
+def test_all_checks_work_without_system_files(tmp_path):
     part = examine(here(tmp_path, root=tmp_path / "nothing"), OWN[:-2])
     assert failed_checks(part) == []
 
 
-def test_an_eight_gpu_node_shows_its_ports_and_says_which_lack_addresses(tmp_path):
+def test_the_ports_of_an_eight_gpu_node_are_shown_and_missing_addresses_reported(tmp_path):
     """Gloo between two such nodes: eight active ports, none of which has an IP address."""
     root = trees.planted(tmp_path, {**trees.two_sockets_with_eight_gpus(), **trees.limits()})
     part = examine(here(tmp_path, name="slurm_step_2x2_rank3", root=root), OWN[2:4])
-    told = [finding.text for finding in part.findings]
+    texts = [finding.text for finding in part.findings]
     assert len([row for row in part.rows if "mlx5_" in row[1]]) == 8
-    assert any("mlx5_0:1 is active (200 Gb/sec (4X HDR)), but ib0 has no IP address" in text for text in told)
+    assert any(
+        "mlx5_0:1 is active (200 Gb/sec (4X HDR)), but ib0 has no IP address" in text for text in texts
+    )
 
 
-def test_a_container_shows_what_it_may_use(tmp_path):
+def test_the_limits_of_a_container_are_reported(tmp_path):
     files = trees.container()
     files["proc/self/mountinfo"] = files["proc/self/mountinfo"].format(group=tmp_path / "sys/fs/cgroup")
     root = trees.planted(tmp_path, {**files, "sys/fs/cgroup/pids.max": "max", "dev/shm/x": ""})
@@ -125,7 +127,7 @@ def test_a_container_shows_what_it_may_use(tmp_path):
     assert any("A process may have 1024 open files" in finding.text for finding in part.findings)
 
 
-def test_rows_of_the_diagnosis_follow_its_facts(tmp_path):
+def test_an_unknown_device_has_no_row(tmp_path):
     seen = here(tmp_path)
     seen = replace(seen, devices=None, choice=None)
     assert "device" not in dict(run_check(OWN[0], seen).rows)

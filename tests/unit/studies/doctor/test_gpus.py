@@ -1,4 +1,4 @@
-"""Where GPUs are, how they are linked, and copies that arrive wrong: recorded, and tried on the CPU."""
+"""The location and the links of GPUs are read, and wrong copies between them are reported."""
 
 import subprocess
 
@@ -49,19 +49,19 @@ def judged(root, *, uuid="", allowed=range(192), visible=8, copies=()):
     return part, [(finding.text, finding.hurts) for finding in part.findings]
 
 
-def test_eight_gpus_at_two_sockets_are_found_and_nothing_else(node):
+def test_eight_gpus_at_two_sockets_are_found(node):
     found = read_cards(node)
     assert [card.address for card in found] == [f"0000:{0x1B + 0x11 * i:02x}:00.0" for i in range(8)]
     assert [card.numa for card in found] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (found[7].cpus, found[7].width, found[7].vendor) == ("48-95,144-191", (16, 16), "NVIDIA")
 
 
-def test_a_machine_of_one_numa_node_says_minus_one(tmp_path):
+def test_a_numa_node_of_minus_one_is_unknown(tmp_path):
     root = trees.planted(tmp_path, trees.gpu_slot("0000:01:00.0", numa=-1, cpus="0-7"))
     assert read_cards(root)[0].numa is None
 
 
-def test_the_tools_list_is_read(node):
+def test_the_list_of_nvidia_smi_is_parsed(node):
     first, second = parse_gpus(LISTED + "garbage\n")
     assert first == Gpu(
         index=0,
@@ -74,14 +74,14 @@ def test_the_tools_list_is_read(node):
     assert second.index == 4
 
 
-def test_the_tools_matrix_is_read_without_its_adapters():
+def test_the_topology_of_nvidia_smi_is_parsed_without_network_adapters():
     links = parse_links(TOPOLOGY)
     assert len(links) == 12
     assert (links[0, 1], links[3, 2], links[1, 2]) == ("NV4", "NV4", "SYS")
     assert parse_links("no devices were found") == {}
 
 
-def test_where_gpus_are_and_how_they_are_linked_is_shown(node):
+def test_the_location_and_the_links_of_gpus_are_shown(node):
     seen = Accelerators(cards=read_cards(node), gpus=parse_gpus(LISTED), links=parse_links(TOPOLOGY))
     rows = [value for _, value in gpus.judge(seen, visible=8, uuid="", allowed=range(192)).rows]
     assert rows[0] == (
@@ -90,7 +90,7 @@ def test_where_gpus_are_and_how_they_are_linked_is_shown(node):
     assert rows[9].split() == ["0", "-", "NV4", "SYS", "SYS"]
 
 
-def test_a_rank_on_the_wrong_socket_is_noted(node):
+def test_a_rank_on_the_wrong_socket_is_a_note(node):
     _, found = judged(node, uuid="aaaa", allowed=range(48, 96))
     ((text, hurts),) = found
     assert not hurts
@@ -98,19 +98,19 @@ def test_a_rank_on_the_wrong_socket_is_noted(node):
     assert judged(node, uuid="aaaa", allowed=range(40, 60))[1] == []
 
 
-def test_a_gpu_that_others_use_hurts(node):
+def test_a_gpu_in_use_by_other_processes_is_a_problem(node):
     ((text, hurts),) = judged(node, uuid="bbbb", allowed=range(192))[1]
     assert hurts
     assert "68.4 GiB of 79.6 GiB in use already" in text
 
 
-def test_cards_that_torch_does_not_see_are_noted(node):
+def test_gpus_that_torch_does_not_find_are_a_note(node):
     ((text, hurts),) = judged(node, visible=0)[1]
     assert not hurts
     assert "NVIDIA at 0000:1b:00.0" in text
 
 
-def test_a_card_with_too_few_lanes_is_noted(tmp_path):
+def test_a_gpu_with_too_few_pcie_lanes_is_a_note(tmp_path):
     root = trees.planted(tmp_path, trees.gpu_slot("0000:01:00.0", numa=-1, cpus="0-7", width="4"))
     ((text, hurts),) = judged(root, visible=1)[1]
     assert not hurts
@@ -124,7 +124,7 @@ def test_a_copy_is_compared_value_by_value():
     assert speed > 0
 
 
-def test_a_copy_that_arrives_as_zeros_hurts(monkeypatch, tmp_path):
+def test_a_wrong_copy_between_gpus_is_a_problem(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source: self)
     wrong, values, _ = copy_and_compare(torch.device("cpu"), torch.device("cpu"), 1000)
     assert wrong == values == 1000
@@ -148,17 +148,17 @@ def test_a_copy_that_arrives_as_zeros_hurts(monkeypatch, tmp_path):
     ]
 
 
-def test_all_pairs_right_is_well(tmp_path):
+def test_correct_copies_have_no_finding(tmp_path):
     copies = [Copy(source=0, target=1, direct=True, wrong=0, values=9, bytes_per_s=1e9)]
     assert judged(tmp_path, visible=2, copies=copies)[1] == []
 
 
-def test_a_machine_without_cards_does_not_ask_the_tool(tmp_path, monkeypatch):
+def test_without_gpus_nvidia_smi_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     assert gpus.read(tmp_path) == Accelerators(cards=[], copies=())
 
 
-def test_a_tool_that_hangs_is_said_so(monkeypatch):
+def test_a_hanging_nvidia_smi_raises_a_timeout_error(monkeypatch):
     def hang(*_, timeout, **__):
         raise subprocess.TimeoutExpired("nvidia-smi", timeout)
 

@@ -1,4 +1,4 @@
-"""InfiniBand ports that are up and of no use to whoever needs an IP address."""
+"""InfiniBand ports that are active but have no IP address are reported."""
 
 from samestep.base.machine.interfaces import interfaces
 from samestep.studies.doctor.network import Network, has_device_files, infiniband, read_ports
@@ -31,7 +31,7 @@ def test_a_port_is_read_from_sysfs(tmp_path):
     assert port.interfaces == ("ib0",)
 
 
-def test_an_active_port_without_an_address_hurts_gloo_and_not_nccl(tmp_path):
+def test_an_active_port_without_an_address_is_a_problem_for_gloo_and_a_note_for_nccl(tmp_path):
     root = machine(tmp_path)
     ((text, hurts),) = judged(root).items()
     assert hurts
@@ -43,21 +43,21 @@ def test_an_active_port_without_an_address_hurts_gloo_and_not_nccl(tmp_path):
     assert "NCCL uses it without" in text
 
 
-def test_a_port_without_even_an_interface_is_told(tmp_path):
+def test_a_port_without_an_interface_is_a_problem(tmp_path):
     ((text, hurts),) = judged(machine(tmp_path, net="")).items()
     assert hurts
     assert "it has no network interface" in text
 
 
-def test_a_port_with_an_address_is_well(tmp_path):
+def test_a_port_with_an_address_has_no_finding(tmp_path):
     assert judged(machine(tmp_path), addresses={**ADDRESSES, "ib0": ["10.1.0.2"]}) == {}
 
 
-def test_one_node_does_not_need_it(tmp_path):
+def test_a_single_node_has_no_finding(tmp_path):
     assert judged(machine(tmp_path), nodes=1) == {}
 
 
-def test_a_port_that_is_down_beside_one_that_is_up_is_noted(tmp_path):
+def test_a_port_that_is_down_is_a_note_if_another_is_active(tmp_path):
     root = machine(tmp_path)
     trees.planted(root, trees.infiniband_port("mlx5_1", state="1: DOWN", net="ib1"))
     found = judged(root, addresses={**ADDRESSES, "ib0": ["10.1.0.2"]})
@@ -65,11 +65,11 @@ def test_a_port_that_is_down_beside_one_that_is_up_is_noted(tmp_path):
     assert "mlx5_1:1" in next(iter(found))
 
 
-def test_all_ports_down_are_a_machine_without_infiniband(tmp_path):
+def test_a_machine_with_all_ports_down_has_no_finding(tmp_path):
     assert judged(machine(tmp_path, state="1: DOWN")) == {}
 
 
-def test_a_container_without_the_device_files_hurts_nccl(tmp_path):
+def test_missing_device_files_in_a_container_are_a_problem_for_nccl(tmp_path):
     root = machine(tmp_path)
     assert not has_device_files(root)
     found = judged(root, backend="nccl", addresses={**ADDRESSES, "ib0": ["10.1.0.2"]}, device_files=False)

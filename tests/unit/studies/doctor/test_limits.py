@@ -1,4 +1,4 @@
-"""Limits as the kernel writes them, and when they are too low for ranks."""
+"""The limits of the kernel are read, and those that are too low for the ranks are reported."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from samestep.studies.doctor.limits import Limits
 from support import trees
 
 GIB = 2**30
-PLENTY = Limits(shared_memory=(8 * GIB, 8 * GIB), files=(65536, 65536))
+SUFFICIENT = Limits(shared_memory=(8 * GIB, 8 * GIB), files=(65536, 65536))
 
 
 def texts(found, *, local_size=4, infiniband=False):
@@ -15,11 +15,11 @@ def texts(found, *, local_size=4, infiniband=False):
     return [(finding.text, finding.hurts) for finding in part.findings]
 
 
-def test_plenty_is_well():
-    assert texts(PLENTY, infiniband=True) == []
+def test_sufficient_limits_have_no_finding():
+    assert texts(SUFFICIENT, infiniband=True) == []
 
 
-def test_a_container_of_cgroup_v2_is_read_whole(tmp_path):
+def test_the_limits_of_a_cgroup_v2_container_are_read(tmp_path):
     """The limits of open files and processes of a container with Docker's defaults."""
     group = tmp_path / "sys/fs/cgroup"
     files = trees.container()
@@ -41,7 +41,7 @@ def _fields(found):
     return {name: getattr(found, name) for name in Limits.__slots__}
 
 
-def test_a_machine_without_proc_or_shared_memory_is_told(tmp_path):
+def test_missing_shared_memory_is_a_problem(tmp_path):
     found = limits.read(tmp_path)
     assert found == Limits(shared_memory=None, files=(None, None))
     ((text, hurts),) = texts(found)
@@ -49,32 +49,32 @@ def test_a_machine_without_proc_or_shared_memory_is_told(tmp_path):
     assert "no /dev/shm" in text
 
 
-def test_dockers_64_mib_of_shared_memory_hurt():
+def test_shared_memory_of_64_mib_is_a_problem():
     ((text, hurts),) = texts(Limits(shared_memory=(64 * 2**20, 64 * 2**20), files=(65536, 65536)))
     assert hurts
     assert "is small (64 MiB free of 64 MiB)" in text
     assert "--shm-size" in text
 
 
-def test_full_shared_memory_hurts_in_other_words():
+def test_full_shared_memory_has_its_own_message():
     ((text, _),) = texts(Limits(shared_memory=(8 * GIB, 2**20), files=(65536, 65536)))
     assert "is full" in text
 
 
 @pytest.mark.parametrize(("soft", "hurts"), [(1024, True), (2048, False), (None, None), (4096, None)])
-def test_few_open_files_hurt_and_some_more_are_noted(soft, hurts):
+def test_a_low_limit_of_open_files_is_a_problem_and_a_moderate_one_a_note(soft, hurts):
     found = texts(Limits(shared_memory=(8 * GIB, 8 * GIB), files=(soft, 524288)))
     assert [one[1] for one in found] == ([] if hurts is None else [hurts])
 
 
-def test_little_locked_memory_hurts_where_there_is_infiniband():
+def test_little_locked_memory_is_a_problem_with_infiniband():
     little = Limits(shared_memory=(8 * GIB, 8 * GIB), files=(65536, 65536), locked=8 * 2**20)
     assert texts(little) == []
     ((text, _),) = texts(little, infiniband=True)
     assert "ulimit -l unlimited" in text
 
 
-def test_a_limit_that_cannot_be_raised_is_asked_for():
+def test_a_limit_that_the_user_cannot_raise_has_other_advice():
     ((text, _),) = texts(Limits(shared_memory=(8 * GIB, 8 * GIB), files=(1024, 1024)))
     assert "cannot be raised from here" in text
     assert "ulimit -n" not in text

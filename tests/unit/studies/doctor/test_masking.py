@@ -1,4 +1,4 @@
-"""What is pasted holds no secret, wherever the secret came from."""
+"""A report contains no secret, whether from a variable, a path or a command."""
 
 import pytest
 
@@ -40,7 +40,7 @@ MASK = Mask.of(ENVIRONMENT)
         ("/srv/project", "/srv/project"),
     ],
 )
-def test_what_must_not_be_seen_is_masked_in_any_text(text, shown):
+def test_secrets_and_user_names_are_masked_in_any_text(text, shown):
     assert MASK.text(text) == shown
 
 
@@ -57,16 +57,16 @@ def test_what_must_not_be_seen_is_masked_in_any_text(text, shown):
         "SLURM_JWT",
     ],
 )
-def test_names_of_secrets(name):
+def test_names_of_secret_variables_are_recognized(name):
     assert is_secret(name)
 
 
 @pytest.mark.parametrize("name", ["PWD", "OLDPWD", "PATH", "SLURM_JOB_ID", "PYTHONPATH", "OMP_NUM_THREADS"])
-def test_names_of_no_secrets(name):
+def test_names_of_other_variables_are_not_secret(name):
     assert not is_secret(name)
 
 
-def test_only_variables_that_say_how_a_run_goes_are_told():
+def test_only_variables_that_affect_a_run_are_shown():
     assert environment_rows(ENVIRONMENT) == [
         ("variables", "HF_TOKEN=***"),
         ("", "NCCL_DEBUG=INFO"),
@@ -87,20 +87,20 @@ def test_only_variables_that_say_how_a_run_goes_are_told():
         "SLURM_SPANK_SITE",
     ],
 )
-def test_what_launchers_pass_to_themselves_is_not_told(name):
+def test_internal_variables_of_launchers_are_not_shown(name):
     assert environment_rows({name: "a1b2-c3d4"}) == []
 
 
-def test_a_schedulers_login_is_never_told():
+def test_the_token_of_a_scheduler_is_not_shown():
     assert "eyJhb" not in str(environment_rows({"SLURM_JWT": "eyJhb.c2Vj.sig"}))
 
 
 @pytest.mark.parametrize("name", ["slurm_step_2x2_rank3", "openmpi_2x2_rank3", "mpich_2x2_rank3"])
-def test_the_variables_that_decide_are_told(name):
+def test_the_variables_that_decide_the_place_are_shown(name):
     environment = recording(name).environment
-    told = {text.partition("=")[0] for _, text in environment_rows(environment)}
+    names = {text.partition("=")[0] for _, text in environment_rows(environment)}
     decided = {variable for variable, _ in detect(environment).evidence}
-    assert decided <= told
+    assert decided <= names
 
 
 def test_a_result_is_masked_everywhere():
@@ -132,6 +132,6 @@ def test_the_result_of_a_rank_is_masked_everywhere_but_in_its_host(monkeypatch):
     assert "0123456789abcdef" not in str(rank)
 
 
-def test_short_values_are_not_hunted_for():
-    """A key of one character would turn each such character into a mask."""
+def test_short_values_are_not_masked():
+    """Otherwise a key of one character would mask every such character."""
     assert Mask.of({"A_KEY": "1"}).text("rank 1 of 11") == "rank 1 of 11"

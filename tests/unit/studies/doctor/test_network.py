@@ -1,4 +1,4 @@
-"""When the interface that carries the messages is the wrong one."""
+"""A slow, missing or inactive network interface is a problem between nodes."""
 
 from samestep.base.machine.interfaces import Interface
 from samestep.studies.doctor.network import Network, interfaces
@@ -13,7 +13,7 @@ def texts(among, used, reason, *, nodes):
     return [finding.text for finding in result.findings if finding.hurts]
 
 
-def test_a_much_faster_interface_beside_the_one_in_use_hurts_between_nodes():
+def test_an_unused_much_faster_interface_is_a_problem_between_nodes():
     (text,) = texts([ETH, IB, LO], ETH, "route to rank 0", nodes=2)
     assert "GLOO_SOCKET_IFNAME=ib0" in text
     assert "1 Gbit/s" in text
@@ -22,7 +22,7 @@ def test_a_much_faster_interface_beside_the_one_in_use_hurts_between_nodes():
     assert texts([ETH, IB, LO], IB, "route to rank 0", nodes=2) == []
 
 
-def test_no_interface_or_one_that_is_down_hurts_between_nodes():
+def test_a_missing_or_inactive_interface_is_a_problem_between_nodes():
     down = Interface(name="eth0", up=False, addresses=("10.0.0.2",))
     assert "None" not in texts([LO], None, "", nodes=2)[0]
     assert "cannot be reached" in texts([LO], None, "", nodes=2)[0]

@@ -1,4 +1,4 @@
-"""What dead jobs leave: judged from recordings, and found for real."""
+"""Processes, ports and memory that ended jobs have left are found and reported."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def replaced(**changes):
 
 
 def written_proc(folder, *, living=None, pid="pid:[4026531836]"):
-    """Return a folder like /proc, with some processes, by number, and all the numbers they have."""
+    """Write a folder like /proc; `living` has each process and its ids in all namespaces."""
     (folder / "self" / "ns").mkdir(parents=True)
     (folder / "self" / "ns" / "pid").symlink_to(pid)
     for number, numbers in (living or {"1": "1", "8": "8"}).items():
@@ -42,7 +42,7 @@ def written_proc(folder, *, living=None, pid="pid:[4026531836]"):
     return folder
 
 
-def test_a_worker_whose_launcher_is_gone_is_an_orphan():
+def test_a_worker_of_an_ended_launcher_is_an_orphan():
     in_container = replaced(pid=5, parent=77, parent_name="tini")
     assert orphans([WORKER, in_container], own={1, 10}) == [WORKER, in_container]
 
@@ -50,7 +50,7 @@ def test_a_worker_whose_launcher_is_gone_is_an_orphan():
 @pytest.mark.parametrize(
     "changes", [{"parent": 99, "parent_name": "torchrun"}, {"variables": ()}, {"pid": 10}], ids=str
 )
-def test_a_worker_with_a_launcher_and_a_process_of_this_job_are_not(changes):
+def test_workers_with_a_launcher_and_processes_of_this_job_are_no_orphans(changes):
     assert orphans([replaced(**changes)], own={1, 10}) == []
 
 
@@ -64,7 +64,7 @@ def test_a_worker_with_a_launcher_and_a_process_of_this_job_are_not(changes):
         "/env/bin/python -u -m samestep run -n 2 train.py",
     ],
 )
-def test_what_a_launcher_that_is_process_1_has_started_is_no_orphan(launcher):
+def test_a_worker_of_a_launcher_that_is_process_1_is_no_orphan(launcher):
     live = replaced(parent=1, parent_name=launcher.split()[0], parent_command=launcher)
     assert orphans([live], own=set()) == []
 
@@ -77,7 +77,7 @@ def test_what_a_launcher_that_is_process_1_has_started_is_no_orphan(launcher):
         ("sleep", "sleep infinity"),
     ],
 )
-def test_a_containers_process_1_takes_in_orphans_where_it_is_no_launcher(name, command):
+def test_a_child_of_process_1_is_an_orphan_unless_process_1_is_a_launcher(name, command):
     left = replaced(parent=1, parent_name=name, parent_command=command)
     assert orphans([left], own=set()) == [left]
 
@@ -89,7 +89,7 @@ def test_an_agent_that_was_started_in_a_slurm_step_is_no_worker():
     assert orphans([worker], own=set()) == [worker]
 
 
-def test_an_orphan_hurts_and_is_told_with_its_port_and_age():
+def test_an_orphan_is_a_problem_with_its_port_and_age():
     ((text, hurts),) = judged([WORKER])
     assert hurts
     assert "4242 (python train.py, RANK=3, since 2 h 3 min, listens at 29500)" in text
@@ -103,20 +103,20 @@ def test_many_orphans_are_counted():
     assert "1007" in text
 
 
-def test_a_port_that_somebody_holds_hurts():
+def test_a_port_in_use_by_another_process_is_a_problem():
     ((text, hurts),) = judged(holder=WORKER, port=29500)
     assert hurts
     assert all(value in text for value in ("29500", "4242 (python train.py)", "MASTER_PORT"))
 
 
-def test_memory_of_the_dead_is_noted():
+def test_orphaned_segments_are_a_note():
     ((text, hurts),) = judged(segments=[Segment(name="torch_9_1_0", bytes=2**20)])
     assert not hurts
     assert "1 MiB" in text
     assert "torch_9_1_0" in text
 
 
-def test_memory_of_the_dead_is_found_by_its_name(tmp_path):
+def test_orphaned_segments_are_found_by_their_names(tmp_path):
     for name in ("torch_77_1_0", "torch_12_1_0", "torch_8_1_0", "other"):
         (tmp_path / name).write_bytes(b"12345")
     proc = written_proc(tmp_path / "proc", living={"1": "1", "8": "8", "4711": "4711\t12"})
@@ -124,19 +124,19 @@ def test_memory_of_the_dead_is_found_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "told", [{"pid": "pid:[4026532201]"}, {"living": {"8": "8"}}], ids=["container", "hidepid"]
+    "changes", [{"pid": "pid:[4026532201]"}, {"living": {"8": "8"}}], ids=["container", "hidepid"]
 )
-def test_nobodys_memory_is_called_that_of_the_dead_where_not_all_processes_are_seen(tmp_path, told):
+def test_no_segment_is_orphaned_if_processes_are_hidden(tmp_path, changes):
     (tmp_path / "torch_77_1_0").write_bytes(b"12345")
-    assert orphan_checks.orphaned_segments(tmp_path, written_proc(tmp_path / "proc", **told)) == []
+    assert orphan_checks.orphaned_segments(tmp_path, written_proc(tmp_path / "proc", **changes)) == []
 
 
-def test_this_process_is_among_the_living():
+def test_this_process_is_among_the_running_ones():
     living = numbers_of_the_living()
     assert living is None or str(os.getpid()) in living
 
 
-def test_a_real_worker_and_its_port_are_seen():
+def test_a_running_worker_and_its_port_are_found():
     code = (
         "import socket, time; server = socket.create_server(('127.0.0.1', 0)); "
         "print(server.getsockname()[1], flush=True); time.sleep(60)"
@@ -161,6 +161,6 @@ def test_a_real_worker_and_its_port_are_seen():
         worker.stdout.close()
 
 
-def test_a_port_of_ones_own_is_nobody_elses():
+def test_a_port_of_this_process_is_not_in_use_by_another():
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert orphan_checks.listener_at(server.getsockname()[1], own={os.getpid()}) is None

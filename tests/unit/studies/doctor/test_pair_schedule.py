@@ -1,4 +1,4 @@
-"""Pairs of ranks: each once, and no host in two at a time."""
+"""Each pair of ranks measures once, and no host is in two pairs at a time."""
 
 from itertools import combinations
 
@@ -12,7 +12,7 @@ HOSTS = st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=12)
 
 @settings(max_examples=40)
 @given(HOSTS)
-def test_each_pair_of_ranks_that_are_there_meets_once(hosts):
+def test_each_pair_of_present_ranks_is_scheduled_once(hosts):
     ranks = [rank for rank, host in enumerate(hosts) if host]
     every = rounds(hosts, ranks)
     assert sorted(pair for this in every for pair in this) == list(combinations(ranks, 2))
@@ -28,8 +28,8 @@ def test_no_host_is_in_two_pairs_of_a_round(hosts):
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=MOST_RANKS))
-def test_what_must_be_done_before_a_pair_keeps_its_hosts_to_themselves(hosts):
-    """Whoever waits for these has waited, step by step, for all earlier pairs of its hosts."""
+def test_predecessors_of_a_pair_imply_all_earlier_pairs_of_its_hosts(hosts):
+    """After the predecessors, and theirs, all earlier pairs of the hosts have ended."""
     every = rounds(hosts, [rank for rank, host in enumerate(hosts) if host])
     past, waited = set(), {}
     for this in every:
@@ -45,11 +45,11 @@ def test_ranks_of_one_host_measure_one_pair_at_a_time():
     assert rounds(["a"] * 3, [0, 1, 2]) == [[(0, 1)], [(0, 2)], [(1, 2)]]
 
 
-def test_ranks_on_hosts_of_their_own_measure_side_by_side():
+def test_ranks_on_separate_hosts_measure_at_the_same_time():
     assert rounds(list("abcd"), [0, 1, 2, 3]) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
 
 
-def test_of_many_ranks_one_of_each_host_measures():
+def test_one_rank_of_each_host_measures_if_there_are_many():
     hosts = ["a"] * 4 + ["b"] * 4 + [""] + ["c"] * 3
     assert measuring_ranks(hosts) == [0, 4, 9]
     assert measuring_ranks(["a"] * MOST_RANKS) == list(range(MOST_RANKS))

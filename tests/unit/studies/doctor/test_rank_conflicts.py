@@ -1,11 +1,11 @@
-"""Ranks that do not fit together are named, from what each told of itself."""
+"""Ranks with conflicting facts are named in findings."""
 
 from samestep.studies.doctor.rank_conflicts import conflicts
 from samestep.studies.doctor.results import RankResult
 
 
 def ranks(*changes, hosts=("node0", "node0", "node1", "node1")):
-    """Four ranks that agree, two on each of two hosts, but for what is changed in their facts."""
+    """Return four ranks that agree, two on each of two hosts, with changes of their facts."""
     usual = {
         "versions": {"samestep": "0.2", "torch": "2.13.0", "python": "3.11.7"},
         "kind": "cpu",
@@ -22,17 +22,17 @@ def ranks(*changes, hosts=("node0", "node0", "node1", "node1")):
     ]
 
 
-def told(every):
+def findings_of(every):
     return [(finding.text, finding.hurts) for finding in conflicts(every)]
 
 
-def test_ranks_that_agree_are_well():
-    assert told(ranks()) == []
+def test_ranks_that_agree_have_no_finding():
+    assert findings_of(ranks()) == []
 
 
-def test_another_torch_hurts_and_another_python_is_noted():
+def test_another_torch_is_a_problem_and_another_python_a_note():
     other = {"samestep": "0.2", "torch": "2.12.0", "python": "3.12.0"}
-    torch, python = told(ranks((2, {"versions": other}), (3, {"versions": other})))
+    torch, python = findings_of(ranks((2, {"versions": other}), (3, {"versions": other})))
     assert torch[0].startswith(
         "The ranks differ in their version of torch: 2.13.0 on ranks 0-1, 2.12.0 on ranks 2-3."
     )
@@ -40,49 +40,49 @@ def test_another_torch_hurts_and_another_python_is_noted():
     assert python[1] is False
 
 
-def test_another_device_or_back_end_hurts():
-    found = told(ranks((3, {"kind": "cuda", "backend": "nccl"})))
+def test_another_device_or_back_end_is_a_problem():
+    found = findings_of(ranks((3, {"kind": "cuda", "backend": "nccl"})))
     assert [hurts for _, hurts in found] == [True, True]
     assert "cuda on rank 3" in found[0][0]
     assert "gloo on ranks 0-2" in found[1][0]
 
 
-def test_another_number_of_threads_hurts():
-    ((text, hurts),) = told(ranks((1, {"threads": {"count": 1}})))
+def test_another_number_of_threads_is_a_problem():
+    ((text, hurts),) = findings_of(ranks((1, {"threads": {"count": 1}})))
     assert hurts
     assert "2 on ranks 0, 2-3, 1 on rank 1" in text
 
 
-def test_ranks_that_share_processors_and_use_all_of_them_hurt():
+def test_ranks_with_more_threads_than_shared_cpus_are_a_problem():
     same = {"cpus": [0, 1]}
-    ((text, hurts),) = told(ranks((1, same)))
+    ((text, hurts),) = findings_of(ranks((1, same)))
     assert hurts
     assert "On node0, ranks 0-1 compute with 4 threads on 2 CPU(s)" in text
 
 
-def test_a_quota_leaves_ranks_less_than_their_mask():
+def test_the_cpus_of_ranks_are_limited_by_a_quota():
     limited = {"cpus": list(range(8)), "processors": {"usable": 2}}
-    ((text, _),) = told(ranks((0, limited), (1, limited)))
+    ((text, _),) = findings_of(ranks((0, limited), (1, limited)))
     assert "On node0, ranks 0-1 compute with 4 threads on 2 CPU(s)" in text
 
 
-def test_processors_that_overlap_through_a_third_rank_are_one_group():
+def test_ranks_that_share_cpus_through_a_third_rank_are_one_group():
     every = ranks(
         (0, {"cpus": [0, 1]}), (1, {"cpus": [2, 3]}), (2, {"cpus": [1, 2]}), hosts=("a", "a", "a", "b")
     )
-    ((text, _),) = told(every)
+    ((text, _),) = findings_of(every)
     assert "ranks 0-2 compute with 6 threads on 4 CPU(s)" in text
 
 
-def test_one_node_on_two_hosts_is_noted():
+def test_one_node_on_two_hosts_is_a_note():
     one = {"place": {"nodes": 1}}
-    ((text, hurts),) = told(ranks(*((rank, one) for rank in range(4))))
+    ((text, hurts),) = findings_of(ranks(*((rank, one) for rank in range(4))))
     assert not hurts
     assert "2 hosts (node0, node1)" in text
 
 
-def test_two_ranks_on_one_gpu_hurt_where_nccl_refuses_that():
+def test_two_ranks_on_one_gpu_are_a_problem_with_nccl():
     gpus = [{"kind": "cuda", "backend": "nccl", "uuid": uuid} for uuid in ("A", "B", "A", "C")]
-    ((text, hurts),) = told(ranks(*enumerate(gpus)))
+    ((text, hurts),) = findings_of(ranks(*enumerate(gpus)))
     assert hurts
     assert text.startswith("Ranks 0 and 2 are on the same device (A), which nccl refuses.")

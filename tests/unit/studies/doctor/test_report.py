@@ -1,4 +1,4 @@
-"""The report's lines: what is alike once, what differs by name."""
+"""The report shows equal values once, and differing values with their ranks."""
 
 from samestep.ranks.hang.report import format_ranks
 from samestep.studies.doctor.report import finding_lines, folded, row_lines
@@ -7,7 +7,7 @@ from samestep.studies.doctor.results import Finding
 HOSTS = {0: "a", 1: "a", 2: "b"}
 
 
-def test_what_ranks_have_alike_stands_once():
+def test_values_that_all_ranks_share_are_shown_once():
     rows = {rank: [("back end", "gloo"), ("memory", "1 GiB")] for rank in range(3)}
     assert folded(rows) == [("back end", "gloo"), ("memory", "1 GiB")]
 
@@ -17,7 +17,7 @@ def test_ranks_that_differ_are_named():
     assert folded(rows) == [("threads", "ranks 0-1: 4"), ("", "rank 2: 1"), ("", "  why")]
 
 
-def test_a_row_that_a_rank_does_not_have_is_said_so():
+def test_a_rank_without_a_row_is_shown_with_none():
     rows = {0: [("host", "a")], 1: [("host", "a"), ("outer", "slurm")]}
     assert folded(rows) == [("host", "a"), ("outer", "rank 0: none"), ("", "rank 1: slurm")]
 
@@ -27,14 +27,14 @@ def test_variables_are_folded_one_by_one():
     assert folded(rows) == [("because", "RANK=0 on rank 0, 1 on rank 1"), ("", "WORLD_SIZE=2")]
 
 
-def test_a_variable_that_a_thousand_ranks_have_of_their_own_stays_one_line():
+def test_a_variable_that_differs_on_a_thousand_ranks_is_one_line():
     rows = {rank: [("because", f"RANK={rank}"), ("", "WORLD_SIZE=1000")] for rank in range(1000)}
     first, second = folded(rows)
     assert len(first[1]) < 120
     assert second == ("", "WORLD_SIZE=1000")
 
 
-def test_equal_findings_are_one_and_those_that_hurt_come_first():
+def test_equal_findings_are_merged_and_problems_come_first():
     note, problem = Finding(text="a note", hurts=False), Finding(text="a problem")
     owned = [((0,), note), ((2,), problem), ((0,), problem), ((), Finding(text="of all"))]
     assert list(finding_lines(owned, HOSTS)) == [
@@ -44,11 +44,11 @@ def test_equal_findings_are_one_and_those_that_hurt_come_first():
     ]
 
 
-def test_a_rank_alone_is_not_named():
+def test_a_single_rank_is_not_named():
     assert list(finding_lines([((0,), Finding(text="it"))], {0: "a"})) == ["problem: it"]
 
 
-def test_rows_stand_below_each_other():
+def test_rows_are_aligned():
     assert list(row_lines([("place", "rank 0"), ("", "more"), ("x", "")])) == [
         "  place       rank 0",
         "              more",
@@ -56,5 +56,5 @@ def test_rows_stand_below_each_other():
     ]
 
 
-def test_ranks_are_counted_in_runs():
+def test_consecutive_ranks_are_shown_as_a_range():
     assert format_ranks([5, 3, 4]) == "ranks 3-5"

@@ -1,4 +1,4 @@
-"""The run folder's file system, really tried; and what is said where a step fails."""
+"""The file system of the run folder is tested, and each failed operation is reported."""
 
 import errno
 import fcntl
@@ -22,14 +22,14 @@ def texts(tried):
     return [(finding.text, finding.hurts) for finding in run_folder.judge(tried).findings]
 
 
-def test_a_file_system_that_works_is_well_and_left_as_it_was(tmp_path):
+def test_a_working_file_system_has_no_failure_and_is_left_unchanged(tmp_path):
     tried = probe_folder(tmp_path)
     assert tried.failed == {}
     assert set(tried.seconds) == {"write", "fsync", "rename", "lock"}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_nearest_folder_that_there_is_is_tried(tmp_path):
+def test_the_nearest_existing_folder_is_tested(tmp_path):
     assert existing_folder(tmp_path / "runs" / "one") == tmp_path
     (tmp_path / "file").write_text("")
     assert existing_folder(tmp_path / "file") == tmp_path
@@ -51,25 +51,25 @@ def test_the_kind_is_that_of_the_innermost_mount(place, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "says"),
+    ("name", "module", "message"),
     [
         ("fsync", os, "fsync does not work in"),
         ("flock", fcntl, "Locks do not work in"),
     ],
 )
-def test_a_step_that_the_system_refuses_hurts(name, module, says, tmp_path, monkeypatch):
+def test_a_failed_flush_or_lock_is_a_problem(name, module, message, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(module, name, refuse)
     ((text, hurts),) = [one for one in texts(probe_folder(tmp_path)) if one[1]]
     assert hurts
-    assert says in text
+    assert message in text
     assert "No locks available" in text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rename_that_the_system_refuses_hurts(tmp_path, monkeypatch):
+def test_a_failed_rename_is_a_problem(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
@@ -80,13 +80,13 @@ def test_a_rename_that_the_system_refuses_hurts(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_everybody_gets_hurts(tmp_path, monkeypatch):
+def test_a_lock_without_effect_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     ((text, _),) = [one for one in texts(probe_folder(tmp_path)) if one[1]]
     assert "lock" in text
 
 
-def test_a_folder_that_takes_no_files_hurts(tmp_path, monkeypatch):
+def test_a_folder_without_write_access_is_a_problem(tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -97,13 +97,13 @@ def test_a_folder_that_takes_no_files_hurts(tmp_path, monkeypatch):
     assert "Permission denied" in text
 
 
-def test_a_slow_a_full_and_a_fleeting_file_system_are_told():
-    (slow, full, fleeting) = texts(FolderTest(folder="/w", kind="tmpfs", free=2**20, seconds={"fsync": 4.2}))
+def test_slow_full_and_volatile_file_systems_are_reported():
+    (slow, full, volatile) = texts(FolderTest(folder="/w", kind="tmpfs", free=2**20, seconds={"fsync": 4.2}))
     assert "fsync 4.2 s" in slow[0]
     assert "1 MiB left" in full[0]
-    assert fleeting[1] is False
+    assert volatile[1] is False
 
 
-def test_a_folder_that_takes_no_files_is_not_called_full_as_well():
+def test_a_folder_without_write_access_is_not_reported_as_full():
     ((text, _),) = texts(FolderTest(folder="/proc", kind="proc", free=0, failed={"write": "No such file"}))
     assert "Nothing can be written" in text

@@ -1,4 +1,4 @@
-"""Settings that contradict the machine: each rule where it speaks and where it does not."""
+"""Settings that contradict the machine are problems, and settings that fit it are not."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def situation(**changes):
     return Network(**{**usual, **changes})
 
 
-def hurting(here, **variables):
+def problems(here, **variables):
     return [finding.text for finding in settings.judge(variables, here).findings if finding.hurts]
 
 
@@ -52,10 +52,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "says"), WRONG, ids=lambda one: str(one)[:40])
-def test_a_setting_that_contradicts_the_machine_hurts(variables, says):
-    (text,) = hurting(situation(), **variables)
-    assert says in text
+@pytest.mark.parametrize(("variables", "message"), WRONG, ids=lambda one: str(one)[:40])
+def test_a_setting_that_contradicts_the_machine_is_a_problem(variables, message):
+    (text,) = problems(situation(), **variables)
+    assert message in text
 
 
 RIGHT = [
@@ -76,8 +76,8 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("variables", "changes"), RIGHT, ids=lambda one: str(one)[:40])
-def test_a_setting_that_fits_the_machine_does_not(variables, changes):
-    assert hurting(situation(**changes), **variables) == []
+def test_a_setting_that_fits_the_machine_is_no_problem(variables, changes):
+    assert problems(situation(**changes), **variables) == []
 
 
 def test_settings_are_shown_and_other_variables_are_not():

@@ -192,7 +192,7 @@ def test_the_page_is_written_into_the_folder(tmp_path):
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_runs_side_by_side_show_what_differs(tmp_path):
+def test_compared_runs_show_their_differences(tmp_path):
     folders = [
         run_folder(tmp_path / "one"),
         run_folder(tmp_path / "two", config='recipe = "digits"\nlr = 0.2\nbatch_size = 64\n', finished=False),
@@ -205,7 +205,7 @@ def test_runs_side_by_side_show_what_differs(tmp_path):
 
 
 @pytest.mark.parametrize("out", [".", "..", "there"])
-def test_a_page_is_not_written_over_a_folder(tmp_path, monkeypatch, out):
+def test_a_page_does_not_replace_a_folder(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     with pytest.raises(UsageError, match=r"folder.* --page"):

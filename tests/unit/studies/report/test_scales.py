@@ -13,7 +13,7 @@ any_number = st.one_of(numbers, st.sampled_from([math.nan, math.inf, -math.inf])
 
 
 @given(numbers, st.floats(1e-6, 1e9), st.integers(2, 12))
-def test_ticks_are_few_round_within_and_evenly_apart(low, width, most):
+def test_ticks_are_few_and_round_and_within_the_axis(low, width, most):
     high = low + width
     if not high - low > 1e-7 * abs(low):
         return

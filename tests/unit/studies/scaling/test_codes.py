@@ -41,7 +41,7 @@ def test_every_sentence_is_used():
     assert {code for codes in STATEMENTS.values() for code in codes} <= constants()
 
 
-def test_no_statement_is_made_without_a_code_of_the_table():
+def test_every_statement_has_a_code_of_the_table():
     trees = [
         ast.parse(path.read_text()) for one in FOLDERS for path in (ROOT / "src/samestep" / one).glob("*.py")
     ]

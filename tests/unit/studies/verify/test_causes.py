@@ -286,7 +286,7 @@ def test_a_schedule_by_epochs_that_become_shorter_is_no_fault_of_its_own():
     assert found(run(2, change=change)) == ["batch-times-n"]
 
 
-def test_of_ranks_that_fail_in_one_step_the_reported_one_is_named_with_its_line():
+def test_the_reported_one_of_ranks_that_fail_in_one_step_is_named_with_its_line():
     failure = Failure(rank=1, local_rank=1, pid=7, exit_code=1, error="RuntimeError", line="train.py:7")
     facts = {"ended": "RuntimeError", "message": "unused parameters"}
     (finding,) = causes(Comparison(REFERENCE, run(2, facts=lambda _: facts, failure=failure), CONTROL))
@@ -303,14 +303,14 @@ def test_a_fault_before_a_crash_is_named_beside_it():
     assert found(run(2, change=change, facts=failed)) == ["crash", "never-averaged"]
 
 
-def test_optimizers_that_part_the_ranks_are_found():
+def test_optimizers_that_make_ranks_diverge_are_found():
     def change(rank, step):
         return replace(step, after=[value * (1 + rank) for value in step.after])
 
     assert found(run(2, change=change)) == ["replicas-diverge"]
 
 
-def test_ranks_that_hang_one_step_apart_have_not_ended_their_loops():
+def test_ranks_that_hang_at_different_steps_are_reported_as_a_hang():
     def killed(_):
         return {"ended": "killed"}
 
@@ -359,9 +359,9 @@ def test_another_order_of_the_same_samples_has_its_own_cause():
 
 def test_ranks_that_all_use_global_batches_are_found_though_nothing_else_differs():
     assert found(run(2, share=lambda _, samples: samples)) == ["overlapping-shards"]
-    alike = run(2, share=lambda *_: [1.0, 2.0])  # positions, say
+    equal_keys = run(2, share=lambda *_: [1.0, 2.0])  # positions, for example
     reference = run(share=lambda *_: [1.0, 2.0])
-    assert causes(Comparison(reference, alike, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
+    assert causes(Comparison(reference, equal_keys, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
 
 
 def test_workers_without_a_process_group_are_silent_copies():
@@ -568,7 +568,7 @@ def test_a_loss_is_a_fault_if_nothing_else_is_compared():
 
 
 @pytest.mark.parametrize(("samples", "is_alone"), [([0.0, 1.0, 2.0], True), ([0.0, 2.0], False)])
-def test_a_number_of_an_evaluation_of_all_samples_is_not_said_to_be_of_a_shard(samples, is_alone):
+def test_a_differing_metric_of_all_samples_is_attributed_to_the_size_of_a_batch(samples, is_alone):
     reference, control = (
         run(facts=lambda _: {"evaluated": [2.0, 1.0, 0.0]}, jitter=jitter) for jitter in (0, 1e-15)
     )

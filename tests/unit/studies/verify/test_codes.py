@@ -21,7 +21,7 @@ def test_the_guide_lists_every_code_of_a_note():
     assert {code for row in rows for code in re.findall(r"`([a-z0-9-]+)`", row)} == set(get_args(NoteCode))
 
 
-def test_the_guide_lists_every_code_of_what_was_not_compared():
+def test_the_guide_lists_every_code_of_parts_that_were_not_compared():
     row = next(line for line in GUIDE.read_text().splitlines() if line.startswith("| `not_compared`"))
     assert set(re.findall(r"`([a-z0-9-]+)`", row)) == set(get_args(NotCompared))
 

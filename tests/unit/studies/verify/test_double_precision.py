@@ -35,7 +35,7 @@ def test_other_types_are_kept(dtype):
         assert torch.zeros(2, dtype=dtype).dtype == dtype
 
 
-def test_single_precision_that_meets_double_precision_is_converted():
+def test_single_precision_is_converted_in_operations_with_double_precision():
     single = torch.full((3, 2), 0.5)  # made before, as by a library
     with in_double_precision():
         model = nn.Linear(2, 4)
@@ -49,7 +49,7 @@ def test_complex_numbers_are_double_too():
         assert torch.zeros(2, dtype=torch.complex64).dtype == torch.complex128
 
 
-def test_single_precision_is_usual_again_behind_the_block():
+def test_single_precision_is_the_default_again_after_the_block():
     with in_double_precision():
         pass
     assert (torch.zeros(2).dtype, torch.get_default_dtype()) == (torch.float32, torch.float32)

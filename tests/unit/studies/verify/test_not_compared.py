@@ -21,7 +21,7 @@ def compared(**quantities):
     return Comparison(run(**quantities), run(2, **quantities), run(**quantities))
 
 
-def test_runs_without_loss_and_parameters_prove_nothing():
+def test_runs_without_loss_and_parameters_are_inconclusive():
     nothing = nothing_compared(compared())
     assert (nothing.cause, nothing.gravity, nothing.workers) == ("not-compared", "inconclusive", 2)
     assert verdict_of([nothing]) == "inconclusive"
@@ -50,7 +50,7 @@ def test_a_padded_evaluation_counts_only_by_a_printed_fraction(printed, missing)
     assert list(not_compared(Comparison(usual, replace(seen, traces=traces), usual))) == missing
 
 
-def test_what_one_worker_does_not_reach_is_named():
+def test_parts_that_one_worker_does_not_reach_are_named():
     assert set(not_reached(run())) == {"evaluation", "second-epoch"}
     steps = [Step(index=k, samples=[1.0], evaluated=[2.0]) for k in range(2)]
     assert not_reached(RunRecord([Trace(Facts(rank=0), steps, 2)], is_replicated=False)) == {}

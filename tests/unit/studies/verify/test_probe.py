@@ -238,7 +238,7 @@ def test_draws_for_samples_are_detected_in_the_loop_and_in_calls(watch, where):
     assert (streams[0] != streams[2]) == facts.drew
 
 
-def test_models_that_are_never_trained_are_recorded_at_their_first_call_as_they_are_there(watch):
+def test_untrained_models_are_recorded_with_their_parameters_at_the_first_call(watch):
     at_first = []
 
     def script():

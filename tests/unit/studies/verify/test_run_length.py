@@ -55,7 +55,7 @@ def test_time_limits_a_run(s_per_step, expected):
     assert length(until_evaluated(s_per_step=s_per_step, limit_s=10.0), steps(epoch=10**6)) == expected
 
 
-def test_numbers_of_steps():
+def test_a_given_number_of_steps_limits_a_run():
     assert length(StepsOfAll(7), steps(epoch=3)) == 7
     found = [StepsOfEach(3).is_reached(Step(index=index), optimizers=2) for index in range(6)]
     assert found == [False] * 5 + [True]

@@ -80,7 +80,7 @@ def test_a_loss_that_is_nan_only_before_the_end_is_no_finding():
     assert found(run(losses=(NAN, 1.0, None)), run(losses=(NAN, 1.0, None))) == []
 
 
-def test_what_the_steps_do_not_reach_is_not_compared():
+def test_parts_that_the_steps_do_not_reach_are_not_compared():
     again = run()
     again.traces[0].steps[2].samples = [0.0]
     again.traces[0].facts.evaluated = [1.0]

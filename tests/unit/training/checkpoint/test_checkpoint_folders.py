@@ -1,4 +1,4 @@
-"""What a kill leaves behind is told apart by name, and put right by the next writer."""
+"""Folders that a killed writer left are recognized by name, and the next writer restores or deletes them."""
 
 import errno
 import hashlib
@@ -23,20 +23,20 @@ from samestep.training.checkpoint.snapshot import MARK, STATE
 
 
 def folder_with(path, text):
-    """Make a folder of the run that writes to `path`'s parent."""
+    """Create a folder of the run that writes to `path`'s parent."""
     own = OwnedFolders.claim(path.parent)
     draft = own.begin("new")
     (draft / STATE).write_text(text)
     draft.rename(path)
 
 
-def in_hand(parent, kind, name):
-    """Return a name of this run's for a folder that is being written, replaced or deleted."""
+def unfinished(parent, kind, name):
+    """Return the path of a folder that this run is writing, replacing or deleting."""
     return parent / hidden_name(kind, name, OwnedFolders.claim(parent).identity)
 
 
 class FullDisk:
-    """A stream that takes some bytes and no more."""
+    """A stream that raises an error after some bytes."""
 
     left = 500
 
@@ -49,11 +49,11 @@ class FullDisk:
 
 
 def names(parent):
-    """Return what lies in a folder beside the identity of the run that writes to it."""
+    """Return the names in a folder, without the identity of the run that writes to it."""
     return sorted(path.name for path in parent.iterdir() if path.name != IDENTITY_FILE)
 
 
-def test_a_sealed_file_knows_its_bytes(tmp_path):
+def test_a_sealed_file_records_its_size_and_checksum(tmp_path):
     data = bytes(range(256)) * 10_000  # more than a piece
 
     with SealedFile(tmp_path / "f") as file:
@@ -65,7 +65,7 @@ def test_a_sealed_file_knows_its_bytes(tmp_path):
     assert (file.seal.bytes, file.seal.sha256) == (len(written), hashlib.sha256(written).hexdigest())
 
 
-def test_a_full_disk_is_what_is_told_whatever_comes_of_it(tmp_path):
+def test_a_full_disk_is_reported_although_torch_save_raises_another_error(tmp_path):
     file = SealedFile(tmp_path / "f")
     file._stream.close()
     file._stream = FullDisk()
@@ -74,7 +74,7 @@ def test_a_full_disk_is_what_is_told_whatever_comes_of_it(tmp_path):
         torch.save({"w": torch.zeros(10)}, file)
 
 
-def test_a_file_system_that_cannot_flush_folders_will_do(tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_flush_folders_is_accepted(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError(errno.EINVAL, "Invalid argument")
 
@@ -85,7 +85,7 @@ def test_a_file_system_that_cannot_flush_folders_will_do(tmp_path, monkeypatch):
     assert names(tmp_path) == ["c"]
 
 
-def test_a_draft_gets_its_name_at_the_end_of_the_block(tmp_path):
+def test_a_draft_is_renamed_at_the_end_of_the_block(tmp_path):
     with whole_or_absent(tmp_path / "deep" / "c") as draft:
         (draft / STATE).write_text("new")
         assert not (tmp_path / "deep" / "c").exists()
@@ -101,7 +101,7 @@ def test_a_failure_while_writing_leaves_neither_a_folder_nor_a_draft(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_failure_leaves_the_one_that_was_to_be_replaced(tmp_path):
+def test_a_failure_keeps_the_folder_that_was_to_be_replaced(tmp_path):
     folder_with(tmp_path / "c", "old")
 
     with pytest.raises(KeyError), whole_or_absent(tmp_path / "c"):
@@ -123,31 +123,29 @@ def test_a_folder_is_replaced_and_the_old_one_deleted(tmp_path):
 
 
 class Recorder:
-    """Keeps the order in which things reach the disk, by names below `folder`."""
+    """Records the order of file system calls, with paths relative to `folder`."""
 
     def __init__(self, folder, monkeypatch):
         self.seen = []
-        for name, whom in (
+        for name, path_of in (
             ("fsync", lambda handle: Path(f"/proc/self/fd/{handle}").readlink()),
             ("rename", lambda path, target, **_: f"{path} -> {target}"),
             ("unlink", lambda path, **_: path),
             ("rmdir", lambda path, **_: path),
         ):
-            monkeypatch.setattr(os, name, self.recording(folder, name, getattr(os, name), whom))
+            monkeypatch.setattr(os, name, self.recording(folder, name, getattr(os, name), path_of))
 
-    def recording(self, folder, name, function, whom):
+    def recording(self, folder, name, function, path_of):
         def recorded(*arguments, **options):
-            told = re.sub(r"\.samestep-(\w+)-[0-9a-f-]{49}", r".\1", str(whom(*arguments, **options)))
+            text = re.sub(r"\.samestep-(\w+)-[0-9a-f-]{49}", r".\1", str(path_of(*arguments, **options)))
             result = function(*arguments, **options)  # what fails has not happened
-            self.seen.append(f"{name} {told}".replace(f"{folder}/", ""))
+            self.seen.append(f"{name} {text}".replace(f"{folder}/", ""))
             return result
 
         return recorded
 
 
-def test_a_name_is_given_once_its_bytes_are_on_disk_and_the_old_ones_go_once_the_name_is(
-    tmp_path, monkeypatch
-):
+def test_files_are_flushed_before_the_rename_and_the_old_folder_is_deleted_after_it(tmp_path, monkeypatch):
     folder_with(tmp_path / "c", "old")
     recorder = Recorder(tmp_path.parent, monkeypatch)
 
@@ -171,16 +169,16 @@ def test_a_name_is_given_once_its_bytes_are_on_disk_and_the_old_ones_go_once_the
     ]
 
 
-def test_each_new_folder_is_on_disk_in_the_one_above_it(tmp_path, monkeypatch):
+def test_the_parent_of_each_new_folder_is_flushed(tmp_path, monkeypatch):
     recorder = Recorder(tmp_path.parent, monkeypatch)
 
     make(tmp_path / "a" / "b")
 
-    flushed = [told for told in recorder.seen if told.startswith("fsync")]
+    flushed = [text for text in recorder.seen if text.startswith("fsync")]
     assert flushed == [f"fsync {tmp_path.name}", f"fsync {tmp_path.name}/a"]
 
 
-def test_an_old_one_that_cannot_be_removed_does_not_undo_the_new_one(tmp_path, monkeypatch):
+def test_an_old_folder_that_cannot_be_deleted_does_not_undo_the_replacement(tmp_path, monkeypatch):
     folder_with(tmp_path / "c", "old")
 
     def refuse(*_, **__):
@@ -196,8 +194,8 @@ def test_an_old_one_that_cannot_be_removed_does_not_undo_the_new_one(tmp_path, m
     assert names(tmp_path) == ["c"]
 
 
-def test_an_old_one_whose_place_was_not_taken_is_the_one_until_it_is(tmp_path):
-    folder_with(in_hand(tmp_path, "old", "c"), "old")
+def test_an_old_folder_without_a_replacement_is_restored_by_the_next_write(tmp_path):
+    folder_with(unfinished(tmp_path, "old", "c"), "old")
 
     with pytest.raises(KeyError), whole_or_absent(tmp_path / "c"):
         raise KeyError
@@ -205,7 +203,7 @@ def test_an_old_one_whose_place_was_not_taken_is_the_one_until_it_is(tmp_path):
     assert (tmp_path / "c" / STATE).read_text() == "old"
 
 
-def test_deleting_takes_the_name_first(tmp_path, monkeypatch):
+def test_a_folder_is_renamed_before_its_deletion(tmp_path, monkeypatch):
     folder_with(tmp_path / "c", "old")
 
     def killed(*_):
@@ -220,13 +218,13 @@ def test_deleting_takes_the_name_first(tmp_path, monkeypatch):
     assert left.startswith(".samestep-gone-")
 
 
-def test_the_next_writer_clears_away_what_was_in_hand_and_nothing_else(tmp_path):
+def test_the_next_writer_deletes_unfinished_folders_and_no_other(tmp_path):
     for kind, name in (("draft", "step-1"), ("gone", "step-2"), ("old", "step-3")):
-        folder_with(in_hand(tmp_path, kind, name), name)
+        folder_with(unfinished(tmp_path, kind, name), name)
     for name in ("step-3", "step-4"):
         folder_with(tmp_path / name, name)
-    in_hand(tmp_path, "draft", "step-5").mkdir()  # killed before the mark was written
-    half = in_hand(tmp_path, "draft", "step-6")
+    unfinished(tmp_path, "draft", "step-5").mkdir()  # killed before the mark was written
+    half = unfinished(tmp_path, "draft", "step-6")
     half.mkdir()
     (half / MARK).write_bytes(OwnedFolders.claim(tmp_path).mark[:20])
 
@@ -235,9 +233,9 @@ def test_the_next_writer_clears_away_what_was_in_hand_and_nothing_else(tmp_path)
     assert names(tmp_path) == ["step-3", "step-4"]
 
 
-def test_a_folder_that_was_being_replaced_gets_its_name_again_unless_the_new_one_has_it(tmp_path):
-    folder_with(in_hand(tmp_path, "old", "step-3"), "old")
-    folder_with(in_hand(tmp_path, "old", "step-4"), "old")
+def test_a_replaced_folder_gets_its_name_back_unless_the_new_folder_exists(tmp_path):
+    folder_with(unfinished(tmp_path, "old", "step-3"), "old")
+    folder_with(unfinished(tmp_path, "old", "step-4"), "old")
     folder_with(tmp_path / "step-4", "new")
 
     restore(tmp_path)
@@ -248,7 +246,7 @@ def test_a_folder_that_was_being_replaced_gets_its_name_again_unless_the_new_one
 
 
 def contents(parent):
-    """Return everything below `parent`: bytes, link targets and times, the identity of the run left out."""
+    """Return everything below `parent` (bytes, link targets, times), without the identity of the run."""
     return {
         str(path.relative_to(parent)): (
             path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None,
@@ -260,8 +258,8 @@ def contents(parent):
 
 
 @pytest.fixture
-def foreign(tmp_path):
-    """Folders of a user with names like ours: each is to be named, and left as it is."""
+def user_folders(tmp_path):
+    """Folders of a user with names like those of samestep: each must be reported and kept."""
     parent, outside = tmp_path / "checkpoints", tmp_path / "outside"
     outside.mkdir()
     (outside / "thesis.tex").write_text("years of work")
@@ -270,34 +268,34 @@ def foreign(tmp_path):
         (parent / name).mkdir()
         (parent / name / "mine").write_text(name)
     (parent / ".link.draft-2").symlink_to(outside)
-    in_hand(parent, "draft", "link").symlink_to(outside)
-    in_hand(parent, "old", "link").symlink_to(outside)
+    unfinished(parent, "draft", "link").symlink_to(outside)
+    unfinished(parent, "old", "link").symlink_to(outside)
     for file in ("mine", STATE):  # under our very name, but without our mark
-        path = in_hand(parent, "gone", file)
+        path = unfinished(parent, "gone", file)
         path.mkdir()
         (path / file).write_text("mine")
-    marked = in_hand(parent, "draft", "with-a-foreign-file")
+    marked = unfinished(parent, "draft", "with-a-foreign-file")
     folder_with(marked, "ours")
     (marked / "mine").write_text("mine")
     other = OwnedFolders(parent, "0" * 32)
     (parent / hidden_name("draft", "another-run", OwnedFolders.claim(parent).identity)).mkdir()
     (next(parent.glob("*.another-run")) / MARK).write_bytes(other.mark)
     other.begin("another-run")
-    in_hand(parent, "gone", "file").write_text("a file where a folder is expected")
+    unfinished(parent, "gone", "file").write_text("a file where a folder is expected")
     return parent
 
 
-def test_what_this_run_has_not_made_is_named_and_left_as_it_is(foreign):
-    before = contents(foreign.parent)
+def test_folders_that_this_run_did_not_create_are_reported_and_kept(user_folders):
+    before = contents(user_folders.parent)
 
-    told = tidy(foreign)
+    text = tidy(user_folders)
 
-    assert {path.name for path in foreign.iterdir()} - {IDENTITY_FILE} == {
-        name for name in before_names(before) if name in told
+    assert {path.name for path in user_folders.iterdir()} - {IDENTITY_FILE} == {
+        name for name in before_names(before) if name in text
     }
-    after = contents(foreign.parent)
+    after = contents(user_folders.parent)
     assert after == before
-    assert "\n" not in told
+    assert "\n" not in text
 
 
 def before_names(before):
@@ -305,7 +303,7 @@ def before_names(before):
 
 
 @pytest.mark.parametrize("put", ["file", "empty folder", "link", "unmarked", "another run's"])
-def test_a_name_that_is_taken_is_not_taken_over(tmp_path, put):
+def test_an_existing_path_of_another_owner_is_not_replaced(tmp_path, put):
     path = tmp_path / "c"
     if put == "file":
         path.write_text("mine")
@@ -326,7 +324,7 @@ def test_a_name_that_is_taken_is_not_taken_over(tmp_path, put):
     assert contents(tmp_path) == before
 
 
-def test_a_link_put_in_the_place_of_a_folder_is_not_followed(tmp_path):
+def test_a_link_in_place_of_a_folder_is_not_followed_by_a_deletion(tmp_path):
     own = OwnedFolders.claim(tmp_path)
     draft = own.begin("c")
     (tmp_path / "outside").mkdir()
@@ -340,7 +338,7 @@ def test_a_link_put_in_the_place_of_a_folder_is_not_followed(tmp_path):
     assert names(tmp_path / "outside") == [STATE]
 
 
-def test_an_identity_of_something_else_is_not_overwritten(tmp_path):
+def test_an_identity_file_of_another_program_is_not_overwritten(tmp_path):
     (tmp_path / IDENTITY_FILE).write_text("mine")
 
     with pytest.raises(OSError, match="not samestep's"):
@@ -349,7 +347,7 @@ def test_an_identity_of_something_else_is_not_overwritten(tmp_path):
     assert (tmp_path / IDENTITY_FILE).read_text() == "mine"
 
 
-def test_an_identity_that_a_kill_left_empty_is_drawn(tmp_path):
+def test_an_empty_identity_file_of_a_killed_writer_is_filled(tmp_path):
     (tmp_path / IDENTITY_FILE).touch()
 
     assert OwnedFolders.claim(tmp_path) == OwnedFolders.find(tmp_path)

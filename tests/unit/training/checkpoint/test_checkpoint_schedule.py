@@ -1,4 +1,4 @@
-"""Checkpoints are written while the training goes on, and a failure costs none but itself."""
+"""Checkpoints are written while training continues, and a failed write affects no other checkpoint."""
 
 import errno
 import os
@@ -23,8 +23,8 @@ def save(writer, step, *, score=None, **changes):
     writer.save(snapshot(step, **changes), score=score)
 
 
-class Held:
-    """Holds the writing of checkpoints until it is let go."""
+class BlockedWrite:
+    """Blocks the writing of checkpoints until `go` is set."""
 
     def __init__(self, monkeypatch):
         self.begun, self.go = threading.Event(), threading.Event()
@@ -40,8 +40,8 @@ class Held:
         return path
 
 
-def test_what_is_written_is_the_state_at_the_call_whatever_the_next_step_does(tmp_path, monkeypatch):
-    held = Held(monkeypatch)
+def test_a_checkpoint_has_the_state_at_the_call_although_later_steps_change_it(tmp_path, monkeypatch):
+    blocked = BlockedWrite(monkeypatch)
     model = network()
     optimizer = stepped(model)
     with closing(Writer(tmp_path, Retention())) as writer:
@@ -51,10 +51,10 @@ def test_what_is_written_is_the_state_at_the_call_whatever_the_next_step_does(tm
         writer.save(
             Snapshot(model.state_dict(), {"optimizer": optimizer.state_dict()}, {"step": 1, "lr": 0.1})
         )
-        assert held.begun.wait(60)
+        assert blocked.begun.wait(60)
         for _ in range(3):
             optimizer.step()
-        held.go.set()
+        blocked.go.set()
 
     found = read(tmp_path / "step-1")
     assert same(dict(found.model), before)
@@ -62,24 +62,24 @@ def test_what_is_written_is_the_state_at_the_call_whatever_the_next_step_does(tm
     assert not same(dict(model.state_dict()), before)
 
 
-def test_the_call_returns_before_the_checkpoint_is_there(tmp_path, monkeypatch):
-    held = Held(monkeypatch)
+def test_the_call_returns_before_the_checkpoint_is_written(tmp_path, monkeypatch):
+    blocked = BlockedWrite(monkeypatch)
     writer = Writer(tmp_path, Retention())
 
     save(writer, 1)
     assert steps_in(tmp_path) == []
-    held.go.set()
+    blocked.go.set()
     writer.wait()
 
     assert steps_in(tmp_path) == [1]
 
 
-def test_a_second_waits_for_the_first_because_it_uses_its_memory(tmp_path, monkeypatch):
-    held, waits = Held(monkeypatch), threading.Event()
+def test_a_second_save_waits_for_the_first_because_both_use_the_same_memory(tmp_path, monkeypatch):
+    blocked, waits = BlockedWrite(monkeypatch), threading.Event()
     take, join = Stage.take, threading.Thread.join
 
     def recorded(stage, given):
-        held.order.append(f"step-{given.state['step']} is copied")
+        blocked.order.append(f"step-{given.state['step']} is copied")
         return take(stage, given)
 
     def waiting(thread, *timeout):
@@ -89,16 +89,16 @@ def test_a_second_waits_for_the_first_because_it_uses_its_memory(tmp_path, monke
     monkeypatch.setattr(Stage, "take", recorded)
     with closing(Writer(tmp_path, Retention())) as writer:
         save(writer, 1)
-        assert held.begun.wait(60)
+        assert blocked.begun.wait(60)
         second = threading.Thread(target=save, args=(writer, 2))
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "join", waiting)
             second.start()
             assert waits.wait(60)  # it has come to where it has to wait, or else it would have copied by now
-        held.go.set()
+        blocked.go.set()
         second.join()
 
-    assert held.order == [
+    assert blocked.order == [
         "step-1 is copied",
         "step-1 is written",
         "step-2 is copied",
@@ -118,7 +118,7 @@ def test_step_and_score_are_part_of_the_state(tmp_path):
     assert same(dict(found.average), dict(network(2).state_dict()))
 
 
-def test_the_last_and_the_best_are_kept_also_by_another_writer(tmp_path):
+def test_the_last_and_the_best_checkpoints_are_kept_across_writers(tmp_path):
     scores = {1: 0.3, 2: 0.9, 3: 0.5, 4: 0.4}
     for step, score in scores.items():
         with closing(Writer(tmp_path, Retention(last=2))) as writer:  # as of a run that was resumed each time
@@ -127,7 +127,7 @@ def test_the_last_and_the_best_are_kept_also_by_another_writer(tmp_path):
     assert steps_in(tmp_path) == [4, 3, 2]
 
 
-def test_drafts_of_a_killed_writer_are_cleared_away(tmp_path):
+def test_drafts_of_a_killed_writer_are_deleted(tmp_path):
     with closing(Writer(tmp_path, Retention())) as writer:
         save(writer, 3)
     in_hand(tmp_path / "step-3", "draft")
@@ -137,7 +137,7 @@ def test_drafts_of_a_killed_writer_are_cleared_away(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_what_has_a_name_of_ours_and_is_not_is_told(tmp_path):
+def test_a_folder_of_the_user_with_a_name_like_ours_is_reported_and_kept(tmp_path):
     (tmp_path / ".photos.gone-2024").mkdir()
 
     with closing(Writer(tmp_path, Retention())) as writer:
@@ -145,7 +145,7 @@ def test_what_has_a_name_of_ours_and_is_not_is_told(tmp_path):
     assert names(tmp_path) == [".photos.gone-2024"]
 
 
-def test_one_of_the_same_step_is_replaced(tmp_path):
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     with closing(Writer(tmp_path, Retention())) as writer:
         save(writer, 1, score=0.1)
         save(writer, 1, score=0.2)
@@ -153,7 +153,7 @@ def test_one_of_the_same_step_is_replaced(tmp_path):
     assert read(tmp_path / "step-1").state["score"] == 0.2
 
 
-def test_a_failed_write_is_told_by_name_and_the_next_one_is_tried(tmp_path, monkeypatch):
+def test_a_failed_write_is_reported_with_its_path_and_the_next_one_is_attempted(tmp_path, monkeypatch):
     writer = Writer(tmp_path, Retention())
     save(writer, 1)
     writer.wait()
@@ -174,7 +174,7 @@ def test_a_failed_write_is_told_by_name_and_the_next_one_is_tried(tmp_path, monk
     assert (writer.failure, newest_valid(tmp_path).path.name) == (None, "step-3")
 
 
-def test_whatever_goes_wrong_in_the_thread_is_told_and_not_raised(tmp_path, monkeypatch):
+def test_an_error_of_the_writing_thread_is_reported_and_not_raised(tmp_path, monkeypatch):
     def broken(*_):
         raise MemoryError("no more")
 
@@ -185,7 +185,7 @@ def test_whatever_goes_wrong_in_the_thread_is_told_and_not_raised(tmp_path, monk
     assert writer.failure == f"cannot write the checkpoint {tmp_path / 'step-1'}: MemoryError: no more."
 
 
-def test_an_old_one_that_cannot_be_deleted_does_not_undo_the_new_one(tmp_path, monkeypatch):
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_kept(tmp_path, monkeypatch):
     def refused(_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -207,7 +207,7 @@ def test_an_old_one_that_cannot_be_deleted_does_not_undo_the_new_one(tmp_path, m
     assert (steps_in(tmp_path), writer.warning) == ([3], None)
 
 
-def test_whatever_goes_wrong_in_clearing_up_is_told_and_not_raised(tmp_path, monkeypatch):
+def test_an_error_in_the_deletion_of_old_checkpoints_is_reported_and_not_raised(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no more")
 
@@ -219,7 +219,7 @@ def test_whatever_goes_wrong_in_clearing_up_is_told_and_not_raised(tmp_path, mon
     assert writer.warning == f"old checkpoints in {tmp_path} cannot be listed: no more."
 
 
-def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):
+def test_state_that_cannot_be_saved_is_an_error_of_the_call(tmp_path):
     with (
         closing(Writer(tmp_path, Retention())) as writer,
         pytest.raises(CheckpointError, match=r"optimizer\.f is a "),
@@ -227,7 +227,7 @@ def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):
         save(writer, 1, optimizer={"f": save})
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_writer(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_of_the_constructor(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*file/c: Not a directory"):

@@ -1,4 +1,4 @@
-"""A checkpoint of another model is told by its first differences, before anything changes."""
+"""A checkpoint of another model is refused with its first differences, before anything changes."""
 
 import doctest
 
@@ -12,12 +12,12 @@ from samestep.training.checkpoint.compatibility import optimizer_mismatch
 from support.snapshots import network, snapshot, stepped
 
 
-def test_the_same_names_and_shapes_fit():
+def test_equal_names_and_shapes_are_compatible():
     snapshot(average=network(1).state_dict()).check_fits(network(2, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("part", ["model", "average"])
-def test_other_names_and_shapes_are_told(part):
+def test_other_names_and_shapes_are_reported(part):
     weights = {**network().state_dict(), "0.bias": torch.zeros(7), "more": torch.zeros(1)}
     del weights["1.bias"]
 
@@ -30,7 +30,7 @@ def test_other_names_and_shapes_are_told(part):
     )
 
 
-def test_groups_of_an_optimizer_are_compared():
+def test_parameter_groups_of_optimizers_are_compared():
     model = network()
     one = stepped(model)
     two = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=1)
@@ -63,7 +63,7 @@ def made(kind):
 
 @pytest.mark.parametrize("given", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_of_another_kind_of_optimizer_nothing_is_taken_that_a_step_could_fail_on(kind, given):
+def test_state_of_another_optimizer_is_accepted_only_if_a_step_with_it_works(kind, given):
     saved, optimizer = made(kind), made(given)
     saved.step()
     mismatch = optimizer_mismatch(saved.state_dict(), optimizer)
@@ -77,7 +77,7 @@ def test_of_another_kind_of_optimizer_nothing_is_taken_that_a_step_could_fail_on
         optimizer.step()
 
 
-def test_what_tells_kinds_of_optimizers_apart_is_told():
+def test_hyperparameters_that_differ_between_optimizers_are_reported():
     adam, adamax = (made(kind).state_dict() for kind in (torch.optim.Adam, torch.optim.Adamax))
 
     assert (
@@ -88,7 +88,7 @@ def test_what_tells_kinds_of_optimizers_apart_is_told():
     assert optimizer_mismatch(adamax, made(torch.optim.Adam)).startswith("it has no amsgrad")
 
 
-def test_hyperparameters_that_come_and_go_between_torchs_and_scripts_are_no_difference():
+def test_hyperparameters_that_depend_on_the_torch_version_or_the_script_are_ignored():
     optimizer = made(torch.optim.Adam)
     saved = optimizer.state_dict()
     (group,) = saved["param_groups"]
@@ -103,7 +103,7 @@ def test_hyperparameters_that_come_and_go_between_torchs_and_scripts_are_no_diff
 
 @pytest.mark.parametrize("has_stepped", [True, False])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad], ids=lambda kind: kind.__name__)
-def test_shapes_of_what_an_optimizer_keeps_are_compared(kind, has_stepped):
+def test_shapes_of_optimizer_state_are_compared(kind, has_stepped):
     saved, optimizer = made(kind), made(kind)
     saved.step()
     if has_stepped:
@@ -111,18 +111,18 @@ def test_shapes_of_what_an_optimizer_keeps_are_compared(kind, has_stepped):
     state = saved.state_dict()
     state["param_groups"][0]["params"].reverse()  # as of a model that lists its parameters in another order
 
-    told = optimizer_mismatch(state, optimizer)
+    message = optimizer_mismatch(state, optimizer)
 
-    assert told.startswith("of another shape: ")
-    assert "of parameter 0 (3, 2), in the optimizer (2, 3)" in told
-
-
-class OfItsOwn(torch.optim.SGD):
-    """Keeps something in a shape of its own."""
+    assert message.startswith("of another shape: ")
+    assert "of parameter 0 (3, 2), in the optimizer (2, 3)" in message
 
 
-def test_of_another_kind_than_torchs_only_what_it_shows_is_compared():
-    saved, fresh, other = (made(OfItsOwn) for _ in range(3))
+class UserDefined(torch.optim.SGD):
+    """A user-defined optimizer, whose state has other shapes than its parameters."""
+
+
+def test_only_existing_state_of_a_user_defined_optimizer_is_compared():
+    saved, fresh, other = (made(UserDefined) for _ in range(3))
     first = saved.param_groups[0]["params"][0]
     saved.state[first] = {"exp_avg": torch.ones(2), "step": 1}
     other.state[other.param_groups[0]["params"][0]] = {"exp_avg": torch.ones(4)}
@@ -137,7 +137,7 @@ def test_of_another_kind_than_torchs_only_what_it_shows_is_compared():
 @pytest.mark.parametrize(
     "module", [compatibility, third_party, retention], ids=lambda module: module.__name__
 )
-def test_the_examples_are_true(module):
+def test_the_examples_in_docstrings_are_correct(module):
     failed, tried = doctest.testmod(module)
 
     assert (failed, tried > 0) == (0, True)

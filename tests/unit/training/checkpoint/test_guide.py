@@ -1,4 +1,4 @@
-"""What the guide says of checkpoints is what the code does."""
+"""The guide describes checkpoints as the code writes and reads them."""
 
 import ast
 import re
@@ -10,16 +10,16 @@ from samestep.training.checkpoint.third_party import WRAPPINGS
 GUIDE = (Path(__file__).parents[4] / "docs" / "guide" / "checkpoints.md").read_text()
 
 
-def test_every_file_of_a_checkpoint_is_described_and_no_other():
+def test_the_guide_describes_every_file_of_a_checkpoint_and_no_other():
     assert set(re.findall(r"^\| `([\w.]+)` \|", GUIDE, re.MULTILINE)) == FILES | {MARK}
 
 
-def test_every_usual_wrapping_is_named():
-    (told,) = re.findall(r"under its usual keys: ([^;]+);", GUIDE)
+def test_the_guide_lists_the_usual_keys_of_a_state_dict():
+    (listed,) = re.findall(r"under its usual keys: ([^;]+);", GUIDE)
 
-    assert tuple(re.findall(r"`(\w+)`", told)) == WRAPPINGS
+    assert tuple(re.findall(r"`(\w+)`", listed)) == WRAPPINGS
 
 
-def test_the_shown_code_is_code():
+def test_the_code_in_the_guide_is_valid_python():
     for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         ast.parse(block)

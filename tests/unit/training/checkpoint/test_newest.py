@@ -1,4 +1,4 @@
-"""The newest usable checkpoint is found, and each newer one told with the reason."""
+"""The newest valid checkpoint is found, and each newer one is reported with the reason."""
 
 import os
 import shutil
@@ -13,19 +13,19 @@ from support.snapshots import in_hand, snapshot, write
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    """Steps of different numbers of digits."""
+    """Checkpoints of steps with different numbers of digits."""
     for step in (5, 90, 100):
         write(snapshot(step), tmp_path / f"step-{step}")
     return tmp_path
 
 
-def test_the_newest_is_by_number_not_by_name(checkpoints):
+def test_checkpoints_are_ordered_by_step_number_not_by_name(checkpoints):
     chosen = newest_valid(checkpoints)
 
     assert (chosen.path.name, chosen.snapshot.state["step"], chosen.refused) == ("step-100", 100, ())
 
 
-def test_damaged_ones_are_told_newest_first_and_the_one_before_is_used(checkpoints):
+def test_damaged_checkpoints_are_reported_newest_first_and_an_older_one_is_used(checkpoints):
     os.truncate(checkpoints / "step-100" / "model.safetensors", 10)
     (checkpoints / "step-90" / "manifest.json").unlink()
 
@@ -37,7 +37,7 @@ def test_damaged_ones_are_told_newest_first_and_the_one_before_is_used(checkpoin
     assert "no manifest.json" in chosen.refused[1][1]
 
 
-def test_a_renamed_checkpoint_does_not_pass_for_a_newer_one(checkpoints):
+def test_a_checkpoint_that_was_renamed_to_a_later_step_is_refused(checkpoints):
     (checkpoints / "step-5").rename(checkpoints / "step-500")
 
     chosen = newest_valid(checkpoints)
@@ -46,7 +46,7 @@ def test_a_renamed_checkpoint_does_not_pass_for_a_newer_one(checkpoints):
     assert "step-500 contains step 5" in chosen.refused[0][1]
 
 
-def test_drafts_and_other_names_are_no_checkpoints(checkpoints):
+def test_drafts_and_folders_with_other_names_are_ignored(checkpoints):
     for name in (
         ".step-200.draft-1",
         "step-200.bak",
@@ -61,26 +61,26 @@ def test_drafts_and_other_names_are_no_checkpoints(checkpoints):
     assert newest_valid(checkpoints).refused == ()
 
 
-def test_one_that_was_being_replaced_when_the_writer_was_killed_is_found(checkpoints):
+def test_a_checkpoint_is_found_after_its_replacement_was_killed(checkpoints):
     in_hand(checkpoints / "step-100", "old")
 
     assert newest_valid(checkpoints).path.name == "step-100"
 
 
-def test_a_single_checkpoint_is_taken_under_any_name(checkpoints):
+def test_a_given_checkpoint_is_used_under_any_name(checkpoints):
     (checkpoints / "step-5").rename(checkpoints / "the good one")
 
     assert newest_valid(checkpoints / "the good one").snapshot.state["step"] == 5
 
 
-def test_a_single_damaged_checkpoint_is_not_replaced_by_another(checkpoints):
+def test_a_given_damaged_checkpoint_is_refused_although_others_are_valid(checkpoints):
     (checkpoints / "step-100" / "manifest.json").unlink()
 
     with pytest.raises(CheckpointError, match=r"step-100 .* manifest\.json"):
         newest_valid(checkpoints / "step-100")
 
 
-def test_a_single_one_that_was_being_replaced_when_the_writer_was_killed_is_found(checkpoints):
+def test_a_given_checkpoint_is_found_after_its_replacement_was_killed(checkpoints):
     in_hand(checkpoints / "step-100", "old")
     (checkpoints / ".mine.old-1").mkdir()
 
@@ -89,7 +89,7 @@ def test_a_single_one_that_was_being_replaced_when_the_writer_was_killed_is_foun
 
 
 @pytest.mark.parametrize("name", ["step-100", "left-step-100", "left-step-100.2"])
-def test_a_single_damaged_checkpoint_is_not_a_beginning_without_one(checkpoints, name):
+def test_a_given_damaged_checkpoint_is_refused_also_if_a_missing_one_is_accepted(checkpoints, name):
     folder = (checkpoints / "step-100").rename(checkpoints / name)
     (folder / "manifest.json").unlink()
 
@@ -97,15 +97,15 @@ def test_a_single_damaged_checkpoint_is_not_a_beginning_without_one(checkpoints,
         choose_on_all(SoloWorld(), folder, missing_ok=True)
 
 
-def test_a_place_of_checkpoints_may_be_called_as_one_of_them(checkpoints):
-    place = checkpoints / "step-7"
-    assert choose_on_all(SoloWorld(), place, missing_ok=True) is None
+def test_a_folder_of_checkpoints_can_have_the_name_of_a_checkpoint(checkpoints):
+    folder = checkpoints / "step-7"
+    assert choose_on_all(SoloWorld(), folder, missing_ok=True) is None
 
-    write(snapshot(3), place / "step-3")
-    assert choose_on_all(SoloWorld(), place).path == place / "step-3"
+    write(snapshot(3), folder / "step-3")
+    assert choose_on_all(SoloWorld(), folder).path == folder / "step-3"
 
 
-def test_where_none_is_usable_each_is_told(checkpoints):
+def test_every_checkpoint_is_reported_if_none_is_valid(checkpoints):
     for step in (5, 90, 100):
         (checkpoints / f"step-{step}" / "state.json").unlink()
 
@@ -113,14 +113,14 @@ def test_where_none_is_usable_each_is_told(checkpoints):
         newest_valid(checkpoints)
 
 
-def test_where_there_is_nothing_it_is_said(tmp_path):
+def test_a_folder_without_checkpoints_and_a_missing_folder_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no folder is called step-N"):
         newest_valid(tmp_path)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         newest_valid(tmp_path / "none")
 
 
-def test_a_beginning_without_checkpoints_is_not_one_with_damaged_ones(checkpoints):
+def test_a_missing_folder_can_be_accepted_but_damaged_checkpoints_are_refused(checkpoints):
     world = SoloWorld()
     assert choose_on_all(world, checkpoints / "none", missing_ok=True) is None
 

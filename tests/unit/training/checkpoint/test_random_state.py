@@ -1,4 +1,4 @@
-"""Random draws go on after a resume where they would have gone on."""
+"""After a resume, random generators continue as without an interruption."""
 
 import random
 
@@ -38,7 +38,7 @@ def draws():
     ]
 
 
-def test_every_generator_goes_on_where_it_was_through_a_file(tmp_path):
+def test_every_generator_continues_from_its_state_in_a_checkpoint(tmp_path):
     torch.manual_seed(1)
     draws()
     folder = write(snapshot(optimizer={"random": [random_state(CPU)]}), tmp_path / "c")
@@ -51,7 +51,7 @@ def test_every_generator_goes_on_where_it_was_through_a_file(tmp_path):
     assert (draws(), draws()) == expected
 
 
-def test_another_number_of_ranks_changes_nothing_and_says_so():
+def test_states_of_another_number_of_ranks_are_not_restored():
     states = gather_random_state(SoloWorld(), step=1)
     before = torch.get_rng_state()
     torch.rand(1)

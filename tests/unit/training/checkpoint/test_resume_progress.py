@@ -1,4 +1,4 @@
-"""A position in a checkpoint agrees with the data set, the settings and itself, or is refused by name."""
+"""The progress in a checkpoint must agree with the data set, the settings and itself."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def state(**changes):
         {"loss_sum": float("nan")},  # a training that has diverged goes on
     ],
 )
-def test_a_position_that_a_training_has_is_taken(changes):
+def test_consistent_progress_is_accepted(changes):
     check_progress(state(**changes), EXTENT)
 
 
@@ -68,7 +68,7 @@ def test_a_position_that_a_training_has_is_taken(changes):
         ("identity", "a"),
     ],
 )
-def test_a_forged_value_is_named(name, value):
+def test_an_inconsistent_value_is_refused_with_its_name(name, value):
     with pytest.raises(CheckpointError, match=f"the checkpoint has {name} "):
         check_progress(state(**{name: value}), EXTENT)
 

@@ -1,4 +1,4 @@
-"""Deletion never takes what may still be needed."""
+"""The last and the best checkpoints are kept, and older ones are deleted."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ SCORES = st.dictionaries(st.integers(0, 50), st.none() | st.floats(0, 1), min_si
 
 
 @given(scores=SCORES, last=st.integers(1, 5), best=st.booleans(), data=st.data())
-def test_the_newest_the_last_and_the_best_stay_and_later_ones_are_not_touched(scores, last, best, data):
+def test_the_last_and_the_best_checkpoints_are_kept_and_later_ones_are_not_deleted(scores, last, best, data):
     newest = data.draw(st.sampled_from(sorted(scores)))
     upto = {step: score for step, score in scores.items() if step <= newest}
 
@@ -32,16 +32,16 @@ def test_the_newest_the_last_and_the_best_stay_and_later_ones_are_not_touched(sc
     assert len(stay) <= last + best
 
 
-def test_of_equal_scores_the_newest_stays():
+def test_the_newest_of_equal_scores_is_kept():
     assert expired({1: 0.5, 2: 0.5, 3: None}, Retention(last=1), newest=3) == [1]
 
 
-def test_none_to_keep_is_refused():
+def test_a_retention_of_no_checkpoint_is_refused():
     with pytest.raises(UsageError, match="keep is 0"):
         Retention(last=0)
 
 
-def test_pruning_counts_and_deletes_whole_checkpoints_only(tmp_path):
+def test_pruning_counts_and_deletes_complete_checkpoints_only(tmp_path):
     for step, score in ((1, 0.1), (2, 0.9), (3, float("nan")), (4, 0.2), (5, 0.3), (6, 0.4)):
         write(snapshot(state={"step": step, "score": score}), tmp_path / f"step-{step}")
     (tmp_path / "step-1" / "notes.txt").write_text("mine")
@@ -50,36 +50,40 @@ def test_pruning_counts_and_deletes_whole_checkpoints_only(tmp_path):
     elsewhere = write(snapshot(0), tmp_path / "elsewhere")
     (tmp_path / "step-0").symlink_to(elsewhere)
 
-    told = prune(tmp_path, Retention(last=2), newest=6)
+    message = prune(tmp_path, Retention(last=2), newest=6)
 
-    assert [name for name in ("step-0", "step-1", "step-7") if name in told] == ["step-0", "step-1", "step-7"]
+    assert [name for name in ("step-0", "step-1", "step-7") if name in message] == [
+        "step-0",
+        "step-1",
+        "step-7",
+    ]
     assert steps_in(tmp_path) == [7, 6, 5, 4, 2, 1, 0]
     assert read(elsewhere).state["step"] == 0
     assert [name for name in names(tmp_path) if name.startswith(".")] == []
 
 
-def test_one_that_cannot_be_deleted_is_told_and_the_others_are(tmp_path, monkeypatch):
+def test_checkpoints_that_cannot_be_deleted_are_reported_and_the_others_are_deleted(tmp_path, monkeypatch):
     for step in (1, 2, 3, 4):
         write(snapshot(step), tmp_path / f"step-{step}")
     rename = os.rename
 
-    def held(name, target, **options):
+    def refuse_some(name, target, **options):
         if name in {"step-1", "step-3"}:
             raise PermissionError(errno.EACCES, "Permission denied")
         return rename(name, target, **options)
 
-    monkeypatch.setattr(os, "rename", held)
+    monkeypatch.setattr(os, "rename", refuse_some)
 
-    told = prune(tmp_path, Retention(last=1), newest=4)
+    message = prune(tmp_path, Retention(last=1), newest=4)
 
-    assert told == (
+    assert message == (
         f"old checkpoints in {tmp_path} cannot be deleted: step-1 (Permission denied), "
         "step-3 (Permission denied). Delete them by hand."
     )
     assert steps_in(tmp_path) == [4, 3, 1]
 
 
-def test_later_checkpoints_are_set_aside_under_names_that_no_resume_takes(tmp_path):
+def test_later_checkpoints_are_renamed_so_that_no_resume_uses_them(tmp_path):
     for step in (1, 2, 3):
         write(snapshot(step), tmp_path / f"step-{step}")
 

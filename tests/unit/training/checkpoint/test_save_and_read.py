@@ -1,4 +1,4 @@
-"""A checkpoint is whole and unchanged, or refused by name."""
+"""A checkpoint is read if it is complete and unchanged, and otherwise refused with its path."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ WRITTEN = sorted(FILES - {"average.safetensors"})
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A checkpoint that nobody changes."""
+    """A checkpoint that no test changes."""
     return write(snapshot(), tmp_path_factory.mktemp("written") / "step-3")
 
 
@@ -45,13 +45,13 @@ def folder(written, tmp_path):
 
 
 def reseal(folder, name, data: bytes):
-    """Write `data` as file `name`, and say in the manifest that this is what was saved."""
+    """Write `data` as file `name`, with its size and checksum in the manifest."""
     (folder / name).write_bytes(data)
     seals = {**read_manifest(folder), name: Seal(len(data), hashlib.sha256(data).hexdigest())}
     (folder / MANIFEST).write_text(manifest_text(seals))
 
 
-def test_everything_comes_back(tmp_path):
+def test_all_parts_of_a_checkpoint_are_read_back(tmp_path):
     before = snapshot(average=network(seed=1).state_dict())
 
     after = read(write(before, tmp_path / "step-3"))
@@ -62,12 +62,12 @@ def test_everything_comes_back(tmp_path):
     assert after.state == {**before.state, "format": 1}
 
 
-def test_without_averaged_weights_there_is_no_file_of_them(written):
+def test_without_averaged_weights_no_file_for_them_is_written(written):
     assert sorted(path.name for path in written.iterdir()) == sorted([MARK, *WRITTEN])
     assert read(written).average is None
 
 
-def test_the_manifest_is_written_last_and_lists_the_others(written):
+def test_the_manifest_lists_all_other_files_with_size_and_checksum(written):
     listed = json.loads((written / MANIFEST).read_text())["files"]
 
     assert sorted([*listed, MANIFEST]) == WRITTEN
@@ -84,7 +84,7 @@ def test_the_state_alone_is_read_and_verified(folder):
 
 
 @given(at=st.integers(0, 10**9), bit=st.integers(0, 7), name=st.sampled_from(WRITTEN))
-def test_any_flipped_bit_is_found(written, tmp_path_factory, at, bit, name):
+def test_any_flipped_bit_is_detected(written, tmp_path_factory, at, bit, name):
     folder = shutil.copytree(written, tmp_path_factory.mktemp("flipped") / "step-3")
     data = bytearray((folder / name).read_bytes())
     data[at % len(data)] ^= 1 << bit
@@ -97,7 +97,7 @@ def test_any_flipped_bit_is_found(written, tmp_path_factory, at, bit, name):
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("cut", [0, 1, 2], ids=["empty", "half", "a byte less"])
-def test_a_truncated_file_is_named(folder, name, cut):
+def test_a_truncated_file_is_refused_with_its_name(folder, name, cut):
     size = (folder / name).stat().st_size
     os.truncate(folder / name, (0, size // 2, size - 1)[cut])
 
@@ -106,14 +106,14 @@ def test_a_truncated_file_is_named(folder, name, cut):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_missing_file_is_named(folder, name):
+def test_a_missing_file_is_refused_with_its_name(folder, name):
     (folder / name).unlink()
 
     with pytest.raises(CheckpointError, match=name):
         read(folder)
 
 
-def test_a_half_written_folder_is_no_checkpoint(folder):
+def test_an_incomplete_folder_is_refused(folder):
     (folder / MANIFEST).unlink()
     (folder / STATE).unlink()
 
@@ -121,7 +121,7 @@ def test_a_half_written_folder_is_no_checkpoint(folder):
         read(folder)
 
 
-def test_a_foreign_folder_a_file_and_nothing_are_no_checkpoints(tmp_path):
+def test_an_empty_folder_a_file_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="found: nothing"):
         read(tmp_path)
     (tmp_path / "file").write_text("")
@@ -131,7 +131,7 @@ def test_a_foreign_folder_a_file_and_nothing_are_no_checkpoints(tmp_path):
         read(tmp_path / "none")
 
 
-def test_a_later_format_says_to_update(folder):
+def test_a_later_format_is_refused_with_both_numbers(folder):
     path = folder / MANIFEST
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
 
@@ -152,7 +152,7 @@ def test_a_later_format_says_to_update(folder):
         ('{"format": 1, "files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}}', "is damaged"),
     ],
 )
-def test_a_manifest_of_another_form_is_refused(folder, text, reason):
+def test_an_invalid_manifest_is_refused(folder, text, reason):
     (folder / MANIFEST).write_text(text)
 
     with pytest.raises(CheckpointError, match=reason):
@@ -180,7 +180,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(folder, tmp_path, m
 
 
 @pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
-def test_sealed_bytes_of_another_kind_are_one_clear_error(folder, name):
+def test_sealed_files_with_other_contents_are_refused_with_their_name(folder, name):
     reseal(folder, name, b"has no format number")
 
     with pytest.raises(CheckpointError, match=f"{name} (cannot be read|is refused)"):
@@ -188,7 +188,7 @@ def test_sealed_bytes_of_another_kind_are_one_clear_error(folder, name):
 
 
 @pytest.mark.parametrize("name", [OPTIMIZER, STATE])
-def test_a_list_where_a_dict_belongs_is_refused(folder, name):
+def test_a_list_instead_of_a_dict_is_refused(folder, name):
     torch.save([1], folder / "list.pt")
     reseal(folder, name, (folder / "list.pt").read_bytes() if name == OPTIMIZER else b"[1]")
 
@@ -196,7 +196,7 @@ def test_a_list_where_a_dict_belongs_is_refused(folder, name):
         read(folder)
 
 
-def test_the_library_reads_the_weights_that_were_written_by_hand(written):
+def test_safetensors_reads_the_written_weights(written):
     weights = safetensors.torch.load_file(written / MODEL)
 
     assert same(weights, dict(snapshot().model))
@@ -226,7 +226,7 @@ def test_the_library_reads_the_weights_that_were_written_by_hand(written):
     ],
     ids=str,
 )
-def test_weights_of_every_dtype_and_shape_come_back_as_the_library_writes_them(tmp_path, dtype):
+def test_weights_of_every_dtype_and_shape_are_read_back_as_from_safetensors(tmp_path, dtype):
     if not _is_read_back(dtype):
         pytest.skip(f"safetensors {safetensors.__version__} does not read {dtype}")
     weights = {
@@ -256,7 +256,7 @@ def test_tied_weights_are_saved_under_both_names(tmp_path):
     assert torch.equal(weights["0.weight"], weights["1.weight"])
 
 
-def test_a_checkpoint_of_the_same_name_is_replaced_whole(tmp_path):
+def test_a_checkpoint_of_the_same_name_is_replaced_completely(tmp_path):
     folder = write(snapshot(average=network().state_dict()), tmp_path / "step-3")
 
     write(snapshot(seed=1), folder)
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_the_same_name_is_replaced_whole(tmp_path):
     assert names(tmp_path) == ["step-3"]
 
 
-def test_a_folder_with_anything_else_in_it_is_not_replaced(tmp_path):
+def test_a_checkpoint_with_a_file_of_the_user_is_not_replaced(tmp_path):
     folder = write(snapshot(), tmp_path / "step-3")
     (folder / "notes.txt").write_text("the good one")
 
@@ -277,7 +277,7 @@ def test_a_folder_with_anything_else_in_it_is_not_replaced(tmp_path):
     assert (folder / "notes.txt").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
+def test_a_path_that_cannot_be_written_is_refused_with_its_name(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*file/c: Not a directory"):

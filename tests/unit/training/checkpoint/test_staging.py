@@ -1,4 +1,4 @@
-"""A staged copy is what the state was, and nothing that could not be read back gets into one."""
+"""A staged copy has the state at the call, and state that cannot be read back is refused."""
 
 from collections import Counter, OrderedDict
 
@@ -17,7 +17,7 @@ from samestep.training.checkpoint.staging import Stage
 from support.snapshots import network, same, snapshot, stepped, write
 
 
-def test_a_copy_does_not_see_what_happens_to_the_state_afterwards():
+def test_later_changes_of_the_state_do_not_change_a_copy():
     model = network()
     optimizer = stepped(model)
     state = {"step": 1, "list": [1, 2]}
@@ -37,7 +37,7 @@ def test_a_copy_does_not_see_what_happens_to_the_state_afterwards():
     assert copy.state == {"step": 1, "list": [1, 2]}
 
 
-def test_memory_is_used_again_where_the_form_is_the_same():
+def test_memory_is_reused_for_tensors_of_equal_shape():
     stage = Stage()
     first = stage.take(snapshot(model={"a": torch.zeros(3), "b": torch.zeros(3)}))
     again = stage.take(snapshot(model={"a": torch.ones(3), "b": torch.ones(4)}))
@@ -46,7 +46,7 @@ def test_memory_is_used_again_where_the_form_is_the_same():
     assert same(again.model, {"a": torch.ones(3), "b": torch.ones(4)})
 
 
-def test_memory_format_is_kept_so_that_a_copy_is_one_pass():
+def test_a_copy_keeps_the_memory_format():
     images = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
 
     copy = Stage().take(snapshot(model={"w": images}))
@@ -55,7 +55,7 @@ def test_memory_format_is_kept_so_that_a_copy_is_one_pass():
     assert torch.equal(copy.model["w"], images)
 
 
-def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path):
+def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path):
     small = torch.zeros(1_000_000)[:3]
 
     folder = write(snapshot(optimizer={"part": small}), tmp_path / "c")
@@ -73,7 +73,7 @@ def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path):
     ids=["multi-step", "one-cycle", "sequential"],
 )
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW], ids=["SGD", "AdamW"])
-def test_optimizers_and_schedules_go_on_as_if_nothing_had_happened(tmp_path, make, kind):
+def test_optimizers_and_schedules_continue_as_without_an_interruption(tmp_path, make, kind):
     def training():
         model = network()
         options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
@@ -101,7 +101,7 @@ def test_optimizers_and_schedules_go_on_as_if_nothing_had_happened(tmp_path, mak
     assert second[2].get_last_lr() == first[2].get_last_lr()
 
 
-def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_path):
+def test_numpy_scalars_become_python_values_and_containers_keep_their_type(tmp_path):
     tree = {
         "float": np.float64(0.5),
         "half": np.float32(0.5),
@@ -129,19 +129,19 @@ def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_p
     assert [type(found[name]) for name in ("tuple", "counter", "ordered")] == [tuple, Counter, OrderedDict]
 
 
-def test_two_tensors_of_one_dotted_path_are_two(tmp_path):
+def test_tensors_with_equal_dotted_paths_stay_distinct(tmp_path):
     tree = {"a": {"b": torch.zeros(1), 1: torch.ones(1), "1": torch.ones(1) * 2}, "a.b": torch.ones(1) * 3}
 
     assert same(read(write(snapshot(optimizer=tree), tmp_path / "c")).optimizer, tree)
 
 
 @pytest.mark.parametrize(
-    ("tree", "told"),
+    ("tree", "message"),
     [
         ({"t": np.datetime64("2026-01-01")}, r"optimizer\.t is a datetime\.date"),
         ({"a": {"b": [1, np.zeros(2)]}}, r"optimizer\.a\.b\.1 is a numpy\.ndarray"),
         (
-            {"f": test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind},
+            {"f": test_numpy_scalars_become_python_values_and_containers_keep_their_type},
             r"optimizer\.f is a ",
         ),
         ({"m": nn.Linear(1, 1)}, r"optimizer\.m is a torch\.nn\.modules\.linear\.Linear"),
@@ -149,12 +149,12 @@ def test_two_tensors_of_one_dotted_path_are_two(tmp_path):
         ({"s": torch.eye(2).to_sparse()}, r"optimizer\.s is a torch\.sparse_coo tensor on cpu"),
     ],
 )
-def test_what_could_not_be_read_back_is_named_by_its_path(tree, told):
-    with pytest.raises(CheckpointError, match=told):
+def test_a_value_that_cannot_be_read_back_is_refused_with_its_path(tree, message):
+    with pytest.raises(CheckpointError, match=message):
         Stage().take(snapshot(optimizer=tree))
 
 
-def test_state_that_is_no_tensor_is_named():
+def test_extra_state_that_is_not_a_tensor_is_refused():
     class Counting(nn.Module):
         def get_extra_state(self):
             return {"calls": 3}
@@ -175,12 +175,12 @@ def test_state_that_is_no_tensor_is_named():
         (np.complex64(1), "a complex64"),
     ],
 )
-def test_state_that_json_does_not_give_back_is_named(value, why):
+def test_state_that_json_does_not_preserve_is_refused_with_its_name(value, why):
     with pytest.raises(CheckpointError, match=rf"best=.*JSON \({why}"):
         Stage().take(snapshot(state={"step": 1, "best": value}))
 
 
-def test_in_the_state_numbers_of_numpy_become_plain_and_tuples_lists():
+def test_numpy_scalars_in_the_state_become_python_values_and_tuples_become_lists():
     given = {
         "a": np.float32(0.5),
         "b": [np.int64(3), np.bool_(False)],
@@ -194,7 +194,7 @@ def test_in_the_state_numbers_of_numpy_become_plain_and_tuples_lists():
 
 
 @pytest.mark.parametrize("part", ["model", "average"])
-def test_a_dtype_that_could_not_be_read_back_is_named_before_anything_is_copied(part, monkeypatch):
+def test_a_dtype_that_cannot_be_read_back_is_refused_before_tensors_are_copied(part, monkeypatch):
     stage = Stage()
     copy = stage.take(snapshot(model={"z": torch.zeros(1)}))
 
@@ -209,7 +209,7 @@ def test_a_dtype_that_could_not_be_read_back_is_named_before_anything_is_copied(
     assert copy.model["z"] == 0
 
 
-def test_the_library_is_asked_what_it_reads(monkeypatch):
+def test_readable_dtypes_depend_on_the_installed_safetensors(monkeypatch):
     def older(data):
         raise KeyError("F32")
 

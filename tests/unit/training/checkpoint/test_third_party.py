@@ -1,4 +1,4 @@
-"""Weights that anybody has saved are found and named as the serial script names them."""
+"""Weights saved by other programs are found, and get the names of the serial script."""
 
 import argparse
 import shutil
@@ -27,7 +27,7 @@ def prefixed(prefix, state=None):
 @pytest.mark.parametrize(
     "prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.module."]
 )
-def test_prefixes_are_taken_off(tmp_path, prefix):
+def test_prefixes_of_wrappers_are_removed(tmp_path, prefix):
     torch.save(prefixed(prefix), tmp_path / "w.pt")
     model = network(seed=2)
 
@@ -47,7 +47,7 @@ def test_prefixes_are_taken_off(tmp_path, prefix):
     data=st.data(),
 )
 def test_wrapping_changes_no_serial_name(names, depth, data):
-    """However modules were wrapped, the names are those of the bare model."""
+    """The names of a wrapped model are those of the bare model."""
 
     def wrapped(name):
         parts = name.split(".")
@@ -59,20 +59,20 @@ def test_wrapping_changes_no_serial_name(names, depth, data):
     assert serial_names(seen.values()) == {seen[name]: bare[name] for name in names}
 
 
-def test_names_that_would_become_one_are_refused():
+def test_names_that_are_equal_without_their_prefixes_are_refused():
     with pytest.raises(CheckpointError, match=r"the mapping has both a and _orig_mod\.a"):
         load_state({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("name", WRAPPINGS)
-def test_a_state_dict_is_found_in_its_usual_wrapping(name):
+def test_a_state_dict_is_found_under_its_usual_keys(name):
     saved = {"epoch": 3, "loss": torch.tensor(0.1), "optimizer": {"state": {}}, name: prefixed("module.")}
 
     assert same(load_state(saved), weights())
     assert same(load_state({"state_dict": saved}), weights())
 
 
-def test_a_prefix_that_all_names_share_goes_only_if_the_rest_is_the_model():
+def test_a_common_prefix_is_removed_only_if_the_remaining_names_fit_the_model():
     lightning = {"state_dict": prefixed("model."), "pytorch-lightning_version": "2"}
     nested = nn.Module()
     nested.model = network(2)
@@ -82,7 +82,7 @@ def test_a_prefix_that_all_names_share_goes_only_if_the_rest_is_the_model():
     assert same(load_state(lightning, nested), prefixed("model."))
 
 
-def test_the_names_are_the_own_ones_of_a_wrapped_model():
+def test_serial_weights_get_the_names_of_a_wrapped_model():
     model = nn.Module()
     model.module = network(2)  # as DistributedDataParallel names it
 
@@ -92,7 +92,7 @@ def test_the_names_are_the_own_ones_of_a_wrapped_model():
     assert same(dict(model.state_dict()), prefixed("module."))
 
 
-def test_a_compiled_model_takes_serial_weights():
+def test_a_compiled_model_loads_serial_weights():
     model = network(2)
 
     load_state(weights(), torch.compile(model, backend="eager"))
@@ -100,7 +100,7 @@ def test_a_compiled_model_takes_serial_weights():
     assert same(dict(model.state_dict()), weights())
 
 
-def test_batch_norms_of_old_files_lack_a_counter_as_torch_allows():
+def test_batch_norms_of_old_files_can_lack_their_counter():
     old = {name: tensor for name, tensor in prefixed("model.").items() if "num_batches" not in name}
     model = network(2)
 
@@ -110,7 +110,7 @@ def test_batch_norms_of_old_files_lack_a_counter_as_torch_allows():
     assert torch.equal(model[0].weight, weights()["0.weight"])
 
 
-def test_extra_state_reaches_the_module_that_has_it():
+def test_extra_state_is_loaded_into_its_module():
     class Counting(nn.Linear):
         calls = 0
 
@@ -129,7 +129,7 @@ def test_extra_state_reaches_the_module_that_has_it():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"0.weight": None}, "missing: 0.weight"),
         ({"2.bias": torch.zeros(1)}, "unexpected: 2.bias"),
@@ -138,11 +138,11 @@ def test_extra_state_reaches_the_module_that_has_it():
         ({"0.weight": None, "x": torch.zeros(1)}, r"missing: 0\.weight; unexpected: x\.$"),
     ],
 )
-def test_weights_of_another_model_are_told_in_one_line_and_change_nothing(changes, told):
+def test_weights_of_another_model_are_refused_in_one_line_and_change_nothing(changes, message):
     state = {name: tensor for name, tensor in {**weights(), **changes}.items() if tensor is not None}
     model = network(2)
 
-    with pytest.raises(CheckpointError, match=told) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         load_state(state, model)
 
     assert str(caught.value).startswith("the mapping does not fit this Sequential: ")
@@ -158,18 +158,18 @@ def test_safetensors_and_old_pickles_are_read(tmp_path):
     assert same(load_state(tmp_path / "w.pth"), weights())
 
 
-def test_our_own_are_read_and_verified(tmp_path):
+def test_checkpoints_of_samestep_are_read_and_verified(tmp_path):
     write(snapshot(1, seed=1), tmp_path / "step-1")
     later = shutil.copytree(write(snapshot(2), tmp_path / "step-2"), tmp_path / "copy")
     (tmp_path / "step-2" / "state.json").unlink()
 
-    with pytest.warns(UserWarning, match=r"step-2 is not used: .*state\.json is missing") as told:
+    with pytest.warns(UserWarning, match=r"step-2 is not used: .*state\.json is missing") as warned:
         assert same(load_state(tmp_path), dict(snapshot(1, seed=1).model))
     assert same(load_state(later), dict(snapshot(2).model))
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
 
 
-def test_a_pickle_that_needs_its_code_is_refused_with_its_name(tmp_path):
+def test_a_pickle_that_needs_another_class_is_refused_with_the_name_of_the_class(tmp_path):
     torch.save({"model": weights(), "args": argparse.Namespace(lr=0.1)}, tmp_path / "w.pt")
 
     with pytest.raises(CheckpointError, match=r"w\.pt .* argparse\.Namespace"):
@@ -184,7 +184,7 @@ def test_a_pickle_that_needs_its_code_is_refused_with_its_name(tmp_path):
         b"contents of\nGLOBAL interest\n",  # which a pickle would begin so as to name a global
     ],
 )
-def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
+def test_a_file_that_torch_did_not_save_is_refused_with_its_first_bytes(tmp_path, contents):
     (tmp_path / "w.pth").write_bytes(contents)
 
     with pytest.raises(CheckpointError) as caught:
@@ -197,7 +197,7 @@ def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_torch_cannot_follow_is_no_matter_of_trust(tmp_path, zipped):
+def test_a_pickle_with_an_unsupported_operation_is_refused_without_other_advice(tmp_path, zipped):
     torch.save(weights(), tmp_path / "w.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
 
     with pytest.raises(CheckpointError, match=r"w\.pt .* Unsupported operand 149") as caught:
@@ -206,14 +206,14 @@ def test_a_pickle_that_torch_cannot_follow_is_no_matter_of_trust(tmp_path, zippe
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
-def test_a_file_of_something_else_is_one_clear_error(tmp_path, name):
+def test_a_file_that_is_not_a_checkpoint_is_refused_with_its_name(tmp_path, name):
     (tmp_path / name).write_bytes(b"PK\x03\x04 not weights")
 
     with pytest.raises(CheckpointError, match=f"{name} cannot be read as a checkpoint"):
         load_state(tmp_path / name)
 
 
-def test_what_is_not_there_or_holds_no_weights_is_said(tmp_path):
+def test_a_missing_file_and_a_value_without_weights_are_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
 
     with pytest.raises(CheckpointError, match=r"there is no .*none\.pt"):

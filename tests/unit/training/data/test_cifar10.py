@@ -1,4 +1,4 @@
-"""CIFAR-10 from whatever form of it there is, and from nothing else."""
+"""CIFAR-10 is read from each of its published forms, and other files are refused."""
 
 import bz2
 import gzip
@@ -27,7 +27,7 @@ COUNT = 20
 
 
 class Hostile:
-    """Would write a file if it were unpickled."""
+    """Writes a file if it is unpickled."""
 
     def __reduce__(self):
         return open, ("written-by-a-pickle", "w")
@@ -42,7 +42,7 @@ def made(seed):
 
 
 def pickled(records):
-    """Return the same in the python form, as Python 2 wrote it."""
+    """Return `records` in the Python form, as Python 2 wrote it."""
     table = np.frombuffer(records, np.uint8).reshape(-1, RECORD)
     batch = {
         b"batch_label": b"some batch",
@@ -115,7 +115,7 @@ def test_an_archive_is_read_without_unpacking(batches, tmp_path, name):
     assert {path.name for path in tmp_path.iterdir()} == {name, "cache"}
 
 
-def test_what_is_decoded_once_is_not_decoded_again(batches, tmp_path):
+def test_decoded_batches_are_cached(batches, tmp_path):
     for name, records in batches.items():
         (tmp_path / f"{name}.bin.xz").write_bytes(lzma.compress(records))
     loaded(tmp_path)
@@ -125,7 +125,7 @@ def test_what_is_decoded_once_is_not_decoded_again(batches, tmp_path):
     assert_all(loaded(tmp_path), batches)
 
 
-def test_a_batch_that_is_not_the_published_one_is_named(batches, tmp_path):
+def test_a_batch_that_is_not_the_published_one_is_refused_with_its_name(batches, tmp_path):
     for name, records in batches.items():
         (tmp_path / f"{name}.bin").write_bytes(records)
     (tmp_path / "data_batch_3.bin").write_bytes(made(99))
@@ -155,12 +155,12 @@ def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(tmp_path, monk
 @pytest.mark.parametrize(
     "content", [b"", b"nonsense", pickled(made(0))[:-1000], pickle.dumps([1, 2]), pickle.dumps({b"data": 1})]
 )
-def test_what_is_no_batch_is_named(content):
+def test_contents_that_are_not_a_batch_are_refused(content):
     with pytest.raises(DataError, match=r"^batch is "):
         from_pickle(content, "batch")
 
 
-def test_arrays_and_plain_values_are_what_a_pickle_may_hold():
+def test_a_pickle_of_arrays_and_plain_values_is_read():
     value = {b"a": np.arange(3, dtype=np.uint8), b"b": [1, 2.5, b"x", None, (True,)]}
     found = load_arrays(pickle.dumps(value, protocol=2), "it")
     np.testing.assert_array_equal(found[b"a"], value[b"a"])
@@ -170,13 +170,13 @@ def test_arrays_and_plain_values_are_what_a_pickle_may_hold():
 @pytest.mark.parametrize(
     "content", [b"no archive at all" * 100, gzip.compress(b"x" * 5000), bz2.compress(b"x")]
 )
-def test_what_is_no_archive_is_named(content, tmp_path):
+def test_a_file_that_is_not_an_archive_is_refused_with_its_name(content, tmp_path):
     (tmp_path / "it.tar").write_bytes(content)
     with pytest.raises(DataError, match=r"it\.tar is damaged"):
         members(tmp_path / "it.tar")
 
 
-def test_a_damaged_memory_of_a_content_is_not_believed(tmp_path):
+def test_damaged_contents_of_the_cache_are_replaced(tmp_path):
     import hashlib
 
     sha256 = hashlib.sha256(b"right").hexdigest()
@@ -185,7 +185,7 @@ def test_a_damaged_memory_of_a_content_is_not_believed(tmp_path):
     assert (tmp_path / sha256).read_bytes() == b"right"
 
 
-def test_a_content_that_cannot_be_kept_is_returned_all_the_same(tmp_path):
+def test_contents_that_cannot_be_cached_are_returned(tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert cached_content("0" * 64, lambda: b"content", tmp_path / "file" / "deeper", most=100) == b"content"
 

@@ -1,4 +1,4 @@
-"""Downloads: once, whole, checked; and a clear word where they cannot be."""
+"""Files are downloaded once and verified, and failed downloads are reported in one line."""
 
 import threading
 from collections import Counter
@@ -14,10 +14,10 @@ from support.idx_files import ENCODERS, TinySet
 
 
 class Mirror(ThreadingHTTPServer):
-    """Serves files on loopback and counts who asks; holds its answers until `gate` is open."""
+    """Serves files on loopback and counts requests; answers once `gate` is set."""
 
     def __init__(self, files):
-        self.files, self.asked, self.gate = files, Counter(), threading.Event()
+        self.files, self.requests, self.gate = files, Counter(), threading.Event()
         self.gate.set()
         super().__init__(("127.0.0.1", 0), Answer)
 
@@ -29,7 +29,7 @@ class Mirror(ThreadingHTTPServer):
 class Answer(BaseHTTPRequestHandler):
     def do_GET(self):
         name = self.path.lstrip("/")
-        self.server.asked[name] += 1
+        self.server.requests[name] += 1
         self.server.gate.wait(10)
         content = self.server.files.get(name)
         self.send_response(200 if content is not None else 404)
@@ -58,18 +58,18 @@ def files_in(folder):
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_a_data_set_is_downloaded_once_and_then_kept(mirror, tmp_path):
+def test_a_data_set_is_downloaded_once_and_cached(mirror, tmp_path):
     entry = TinySet(mirrors=(mirror.address,)).entry
     for _ in range(2):
         assert entry.load("train").labels.tolist() == [3, 1, 4, 1, 5]
-    assert mirror.asked == {"tiny-images-idx3-ubyte.gz": 1, "tiny-labels-idx1-ubyte.gz": 1}
+    assert mirror.requests == {"tiny-images-idx3-ubyte.gz": 1, "tiny-labels-idx1-ubyte.gz": 1}
     assert files_in(tmp_path / "samestep" / "tiny") == [
         "tiny-images-idx3-ubyte.gz",
         "tiny-labels-idx1-ubyte.gz",
     ]
 
 
-def test_whoever_comes_second_waits_and_finds_the_file(mirror, tmp_path, caplog):
+def test_a_second_download_waits_and_uses_the_file_of_the_first(mirror, tmp_path, caplog):
     entry = TinySet(mirrors=(mirror.address,)).entry
     file = entry.files["train"][0]
     mirror.gate.clear()
@@ -80,15 +80,15 @@ def test_whoever_comes_second_waits_and_finds_the_file(mirror, tmp_path, caplog)
         mirror.gate.set()
         paths = {one.result(timeout=10) for one in both}
     assert paths == {tmp_path / "tiny-images-idx3-ubyte.gz"}
-    assert mirror.asked == {"tiny-images-idx3-ubyte.gz": 1}
+    assert mirror.requests == {"tiny-images-idx3-ubyte.gz": 1}
 
 
-def test_the_next_mirror_is_tried(mirror, tmp_path):
+def test_the_next_mirror_is_used_if_the_first_fails(mirror, tmp_path):
     entry = TinySet(mirrors=(mirror.address + "nothing-here/", mirror.address)).entry
     assert len(entry.load("train")) == 5
 
 
-def test_a_wrong_file_is_never_kept(mirror, tmp_path):
+def test_a_wrong_file_is_refused_and_not_cached(mirror, tmp_path):
     mirror.files["tiny-images-idx3-ubyte.gz"] = b"has no format number"
     entry = TinySet(mirrors=(mirror.address,)).entry
     with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+: not the published file"):
@@ -96,7 +96,7 @@ def test_a_wrong_file_is_never_kept(mirror, tmp_path):
     assert files_in(tmp_path / "samestep" / "tiny") == []
 
 
-def test_without_network_one_line_names_every_mirror_and_the_flag(mirror, tmp_path):
+def test_failed_downloads_are_reported_in_one_line_with_the_error_of_each_mirror(mirror, tmp_path):
     closed = Mirror({})
     closed.server_close()
     entry = TinySet(mirrors=(closed.address, mirror.address + "gone/")).entry
@@ -109,7 +109,7 @@ def test_without_network_one_line_names_every_mirror_and_the_flag(mirror, tmp_pa
     assert "--data-dir" in message
 
 
-def test_a_lock_that_is_never_released_is_named(monkeypatch, tmp_path):
+def test_a_lock_that_is_never_released_is_reported_with_its_path(monkeypatch, tmp_path):
     monkeypatch.setattr("samestep.training.data.published._LOCK_TIMEOUT_S", 0.01)
     file = TinySet().entry.files["train"][0]
     lock = tmp_path / f".{file.name}.gz.lock"

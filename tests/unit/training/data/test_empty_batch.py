@@ -1,4 +1,4 @@
-"""A batch of none has the form of the others, whatever the collate function."""
+"""An empty batch has the structure of the other batches of its collate function."""
 
 from collections import OrderedDict, UserDict, namedtuple
 
@@ -16,17 +16,17 @@ IMAGE = torch.ones(3, 2, 2)
 
 
 class Encoding(UserDict):
-    """A dict with a method, as tokenizers give it."""
+    """A dict with a method, as tokenizers return it."""
 
     def to(self, device):
         return Encoding({key: value.to(device) for key, value in self.items()})
 
 
 class Graph:
-    """A batch whose class says nothing about its samples."""
+    """A batch whose class does not reveal its samples."""
 
 
-def test_detection_gives_no_image_and_no_target():
+def test_a_detection_batch_has_no_image_and_no_target():
     assert empty_batch(lambda samples: tuple(zip(*samples, strict=True)), (IMAGE, {"boxes": 1})) == ((), ())
 
 
@@ -40,7 +40,7 @@ def test_arrays_have_length_0():
     assert labels.shape == (0,)
 
 
-def test_sequences_in_front_are_cut_where_the_samples_are():
+def test_padded_sequences_are_empty_in_the_dimension_of_the_samples():
     tokens, lengths = empty_batch(
         lambda samples: (pad_sequence(samples), torch.tensor([len(one) for one in samples])), torch.arange(5)
     )
@@ -48,7 +48,7 @@ def test_sequences_in_front_are_cut_where_the_samples_are():
     assert lengths.shape == (0,)
 
 
-def test_every_form_of_the_default_collation_is_kept():
+def test_all_types_of_the_default_collate_function_are_kept():
     sample = OrderedDict(x=IMAGE, box=Box(np.zeros(2), "a"), parts=[1, 0.5])
     batch = empty_batch(default_collate, sample)
     assert type(batch) is OrderedDict
@@ -59,7 +59,7 @@ def test_every_form_of_the_default_collation_is_kept():
     assert [part.shape for part in batch["parts"]] == [(0,), (0,)]
 
 
-def test_samples_laid_end_to_end_leave_one_offset_and_a_count_of_0():
+def test_concatenated_samples_have_one_offset_and_a_count_of_0():
     def flat(samples):
         ends = torch.tensor([0, *(len(one) for one in samples)]).cumsum(0)
         return {"values": torch.cat(samples), "offsets": ends, "count": len(samples), "unit": "mm"}
@@ -75,7 +75,7 @@ def test_a_dict_keeps_its_class():
     assert batch.to("cpu")["ids"].shape == (0, 5)
 
 
-def test_packed_sequences_hold_no_sequence():
+def test_a_packed_batch_has_no_sequence():
     packed = empty_batch(pack_sequence, torch.ones(3, 2))
     assert packed.data.shape == (0, 2)
     assert packed.batch_sizes.tolist() == [0, 0, 0]
@@ -83,11 +83,11 @@ def test_packed_sequences_hold_no_sequence():
     assert output.data.shape == (0, 4)
 
 
-def test_a_function_that_squeezes_a_batch_of_one_is_understood():
+def test_a_collate_function_that_squeezes_a_batch_of_one_is_supported():
     assert empty_batch(lambda samples: torch.stack(samples).squeeze(), torch.ones(1, 2)).shape == (0, 2)
 
 
-def test_a_function_that_takes_its_samples_apart_is_understood():
+def test_a_collate_function_that_modifies_its_samples_is_supported():
     batch = empty_batch(lambda samples: torch.stack([one.pop("x") for one in samples]), {"x": IMAGE})
     assert batch.shape == (0, 3, 2, 2)
 
@@ -96,7 +96,7 @@ def as_graph(samples):
     return Graph()
 
 
-def by_place(samples):
+def by_index(samples):
     return dict(enumerate(samples))
 
 
@@ -105,17 +105,17 @@ def total(samples):
 
 
 @pytest.mark.parametrize(
-    ("collate", "says"),
+    ("collate", "message"),
     [
         (as_graph, r"test_empty_batch\.Graph"),
-        (by_place, "returns a dict"),
+        (by_index, "returns a dict"),
         (torch.nested.nested_tensor, "nested"),
         (total, "returns a dict of equal length"),
         (lambda samples: samples if len(samples) > 2 else samples[0], "a torch.Tensor of 2 .* a list of 4"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_batch_that_cannot_be_understood_is_refused_with_its_type_and_the_way_out(collate, says):
-    with pytest.raises(UsageError, match=says) as refusal:
+def test_an_unsupported_batch_is_refused_with_its_type_and_advice(collate, message):
+    with pytest.raises(UsageError, match=message) as refusal:
         empty_batch(collate, IMAGE)
     assert "drop_last=True" in str(refusal.value)

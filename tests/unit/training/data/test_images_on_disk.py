@@ -1,4 +1,4 @@
-"""Images that are read as they are needed make the batches of those in memory."""
+"""Images that are read on demand make the same batches as images in memory."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Recorded:
-    """Reads images from memory, and notes which."""
+    """Reads images from memory, and records their indices."""
 
     def __init__(self, images):
         self.images = images
@@ -42,7 +42,7 @@ def assert_equal_batches(ours, theirs):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_read_and_in_memory_give_the_same_bits(size, accumulate):
+def test_images_on_disk_and_in_memory_make_batches_with_equal_bits(size, accumulate):
     images = random_images(41, channels=3)
     options = {
         "batch_size": 12,
@@ -59,7 +59,7 @@ def test_read_and_in_memory_give_the_same_bits(size, accumulate):
         )
 
 
-def test_epochs_one_after_the_other_and_cut_short_are_the_same():
+def test_an_interrupted_epoch_can_be_repeated_and_followed_by_another():
     images = random_images(30)
     loader = ImageLoader(as_read(images), LoaderOptions(batch_size=8), workers=0)
     first = next(iter(loader.epoch(Position(1))))  # and the pass is left
@@ -70,7 +70,7 @@ def test_epochs_one_after_the_other_and_cut_short_are_the_same():
     assert not torch.equal(again[0].ids, other[0].ids)
 
 
-def test_a_resumed_epoch_reads_what_is_left_alone():
+def test_a_resumed_epoch_reads_only_the_remaining_images():
     images = random_images(30)
     recorded = Recorded(images.images)
     left = batches(as_read(images, recorded), Position(1, 0, 16), batch_size=8)
@@ -84,12 +84,12 @@ def test_a_rank_without_samples_gets_an_empty_batch():
     assert (last.labels.shape, last.labels.dtype, last.weight) == ((0,), torch.int64, 0.0)
 
 
-def test_a_batch_below_the_world_size_is_refused():
+def test_a_global_batch_smaller_than_the_world_size_is_refused():
     with pytest.raises(UsageError, match=r"global batch of 2 .* 3 workers"):
         ImageLoader(as_read(random_images(9)), LoaderOptions(batch_size=2), place=Place(size=3))
 
 
-def test_an_image_of_another_shape_is_named():
+def test_an_image_of_another_shape_is_refused_with_its_index():
     images = random_images(9)
     with pytest.raises(
         DataError, match=r"random train: image 0 is torch.uint8 \(1, 3, 6\), expected uint8 \(1, 6, 6\)"
@@ -97,7 +97,7 @@ def test_an_image_of_another_shape_is_named():
         as_read(images, lambda index: images.images[index][:, :3])[0]
 
 
-def test_a_subset_is_the_first_samples():
+def test_a_subset_has_the_first_samples():
     images = random_images(9)
     assert len(as_read(images).subset(4)) == 4
     assert torch.equal(as_read(images).subset(4)[3][0], images.images[3])
@@ -105,7 +105,7 @@ def test_a_subset_is_the_first_samples():
         as_read(images).subset(10)
 
 
-def test_loading_processes_share_the_processor():
+def test_loading_processes_share_the_cores_of_the_host():
     cores = cpu_share().usable
     assert loading_processes(Place(local_size=1, size=1), torch.device("cuda")) == cores
     assert loading_processes(Place(local_size=1, size=1), CPU) == max(1, cores // 2)

@@ -1,4 +1,4 @@
-"""Batches from memory: normalised, sliced, resumable."""
+"""Batches from memory are normalized, sharded and resumable."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def assert_equal_steps(got, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_images_are_normalised_per_channel(dtype):
+def test_images_are_normalized_per_channel(dtype):
     images = random_images(9, channels=3)
     batch = next(ImageLoader(images, LoaderOptions(batch_size=9, shuffle=False, dtype=dtype)).epoch())
     mean = torch.tensor(images.mean, dtype=torch.float64).view(1, 3, 1, 1)
@@ -51,7 +51,7 @@ def test_images_are_normalised_per_channel(dtype):
     assert torch.equal(batch.labels, images.labels)
 
 
-def test_the_brightest_pixel_of_a_set_need_not_be_255():
+def test_images_with_another_largest_value_than_255_are_normalized():
     digits = load("digits", "train")
     options = LoaderOptions(batch_size=len(digits), shuffle=False, dtype=torch.float64)
     batch = next(ImageLoader(digits, options).epoch())
@@ -61,7 +61,7 @@ def test_the_brightest_pixel_of_a_set_need_not_be_255():
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("augment", [None, parse_augment("crop:2,flip")])
-def test_the_ranks_in_order_are_the_serial_batch_bit_for_bit(size, augment):
+def test_the_shards_of_all_ranks_equal_the_serial_batch_bit_by_bit(size, augment):
     images, position = random_images(53, channels=2), Position(seed=4, epoch=1)
     options = {"batch_size": 8, "augment": augment}
     assert_equal_steps(
@@ -70,7 +70,7 @@ def test_the_ranks_in_order_are_the_serial_batch_bit_for_bit(size, augment):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_run_cut_short_goes_on_at_any_size(size):
+def test_an_interrupted_epoch_continues_with_any_number_of_ranks(size):
     images, begin = random_images(53), Position(seed=4)
     options = {"batch_size": 8, "augment": parse_augment("crop:1")}
     whole = global_batches(images, 1, begin, **options)
@@ -81,7 +81,7 @@ def test_a_run_cut_short_goes_on_at_any_size(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_evaluation_counts_each_sample_once_and_in_order(size):
+def test_an_unshuffled_epoch_has_each_sample_once_and_in_order(size):
     images = random_images(53)
     steps = global_batches(images, size, Position(), batch_size=8, shuffle=False)
     assert torch.cat([ids for ids, _, _ in steps]).tolist() == list(range(53))
@@ -96,13 +96,13 @@ def test_a_rank_without_samples_gets_an_empty_batch_of_weight_0():
     assert last[2].images.shape == (0, 3, 6, 6)
 
 
-def test_a_rank_without_samples_may_be_augmented():
+def test_an_empty_batch_can_be_augmented():
     augment = parse_augment("crop:2,flip")
     last = [list(loader.epoch())[-1] for loader in ranks(random_images(9), 3, batch_size=4, augment=augment)]
     assert last[2].images.shape == (0, 1, 6, 6)
 
 
-def test_the_images_themselves_are_left_alone():
+def test_the_images_of_the_data_set_are_not_changed():
     images = random_images(20)
     before = images.images.clone()
     for _ in ImageLoader(images, LoaderOptions(batch_size=7, augment=parse_augment("crop:2,flip"))).epoch():
@@ -116,12 +116,12 @@ def test_each_epoch_has_its_own_order():
     assert len(set(orders)) == 3
 
 
-def test_the_length_is_the_number_of_steps():
+def test_the_length_of_a_loader_is_its_number_of_steps():
     loader = ImageLoader(random_images(53), LoaderOptions(batch_size=8))
     assert len(list(loader.epoch())) == len(loader)
 
 
-def test_a_batch_below_the_world_size_is_refused():
+def test_a_global_batch_smaller_than_the_world_size_is_refused():
     with pytest.raises(UsageError, match=r"global batch of 2 .* 3 workers"):
         ImageLoader(random_images(9), LoaderOptions(batch_size=2), place=Place(size=3))
 
@@ -143,7 +143,7 @@ def test_mnist_steps_use_the_same_samples_at_1_2_and_3_workers():
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("parts", [2, 4])
-def test_micro_batches_are_the_same_parts_of_the_global_batch_at_any_size(size, parts):
+def test_micro_batches_have_the_same_samples_with_any_number_of_ranks(size, parts):
     images, position = random_images(53), Position(seed=4, epoch=1)
     options = {"batch_size": 24, "augment": parse_augment("crop:1")}
     whole = global_batches(images, 1, position, **options)
@@ -171,7 +171,7 @@ def test_weighted_means_over_micro_batches_add_up_to_the_mean_of_the_step(size, 
         assert sums[step].item() == pytest.approx(images.labels[sorted(ids)].double().mean().item())
 
 
-def test_only_the_last_micro_batch_ends_a_step_and_a_run_stands_behind_it():
+def test_only_the_last_micro_batch_ends_a_step_and_has_the_position_after_it():
     batches = list(
         ImageLoader(random_images(10), LoaderOptions(batch_size=8, accumulate=4)).epoch(Position(1))
     )

@@ -1,4 +1,4 @@
-"""Compiling and memory format: what is saved stays the serial model; what is missing is told before work."""
+"""Compiling and the memory format do not change the saved model; a missing compiler is refused early."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ def network():
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with no programs but those one puts there; the compiler itself does not need any."""
+    """A machine without programs except those that `install` adds; torch.compile itself needs none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -38,13 +38,13 @@ def install(machine, name):
     (machine / name).chmod(0o755)
 
 
-def test_unless_asked_for_nothing_is_compiled(machine):
+def test_without_the_option_nothing_is_compiled(machine):
     model = network()
 
     assert compiled(model, settings()) is model
 
 
-def test_the_compiled_form_trains_the_model_whose_keys_stay_serial(machine):
+def test_the_compiled_model_trains_the_original_and_keeps_its_keys(machine):
     install(machine, USUAL)
     model, plain = network(), network()
     forward = compiled(model, settings(compile=True))
@@ -60,7 +60,7 @@ def test_the_compiled_form_trains_the_model_whose_keys_stay_serial(machine):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_for_exact_bits_there_is_code_for_each_size_and_none_for_any(machine, monkeypatch):
+def test_exact_training_compiles_separately_for_each_batch_size(machine, monkeypatch):
     install(machine, USUAL)
     sizes = []
 
@@ -78,7 +78,7 @@ def test_for_exact_bits_there_is_code_for_each_size_and_none_for_any(machine, mo
     assert all(type(size) is int for size in sizes)
 
 
-def test_a_share_without_samples_is_not_given_to_the_compiled_form(machine, monkeypatch):
+def test_an_empty_shard_is_computed_without_the_compiled_model(machine, monkeypatch):
     def refuse_empty(model, **_):
         def fast(images):
             assert len(images), "torch's compiler fails here"
@@ -93,12 +93,12 @@ def test_a_share_without_samples_is_not_given_to_the_compiled_form(machine, monk
     assert [forward(torch.zeros(samples, 3, 4, 4)).shape for samples in (2, 0)] == [(2, 3), (0, 3)]
 
 
-def test_a_missing_compiler_is_told_before_work(machine):
+def test_a_missing_compiler_is_refused_before_work_starts(machine):
     with pytest.raises(UsageError, match=rf"--compile runs .*{re.escape(USUAL)} is not found\. Install"):
         compiled(network(), settings(compile=True))
 
 
-def test_a_compiler_that_is_named_and_missing_is_told_by_its_name(machine, monkeypatch):
+def test_a_missing_compiler_of_the_variable_cxx_is_refused_with_its_name(machine, monkeypatch):
     install(machine, USUAL)
     monkeypatch.setenv("CXX", "no-such-compiler")
 
@@ -106,14 +106,14 @@ def test_a_compiler_that_is_named_and_missing_is_told_by_its_name(machine, monke
         compiled(network(), settings(compile=True))
 
 
-def test_a_compiler_of_ones_own_is_enough(machine, monkeypatch):
+def test_a_compiler_of_the_variable_cxx_is_accepted(machine, monkeypatch):
     install(machine, "mine")
     monkeypatch.setenv("CXX", "mine")
 
     assert compiled(network(), settings(compile=True)) is not None
 
 
-def test_a_torch_that_cannot_compile_here_is_told_before_work(machine, monkeypatch):
+def test_a_torch_that_cannot_compile_is_refused_before_work_starts(machine, monkeypatch):
     def refuse(model, **_):
         raise RuntimeError("torch.compile is not supported on Python 4")
 
@@ -124,7 +124,7 @@ def test_a_torch_that_cannot_compile_here_is_told_before_work(machine, monkeypat
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_channels_last_changes_where_numbers_lie_and_not_what_they_are(channels_last):
+def test_channels_last_changes_the_memory_layout_and_no_value(channels_last):
     model, plain = in_memory_format(network(), settings(channels_last=channels_last)), network()
 
     weight = model[0].weight

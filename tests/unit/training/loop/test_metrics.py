@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics: made by name, refused before work starts, exact at any number of ranks."""
+"""Metrics of torchmetrics are checked before work starts, and exact with any number of ranks."""
 
 import sys
 
@@ -25,8 +25,8 @@ def samples(count=37):
     return scores, labels
 
 
-def shared_out(world, make, scores, labels, batch_size):
-    """Feed this rank's part of every batch, as an evaluation does: none where it is empty."""
+def sharded_evaluation(world, make, scores, labels, batch_size):
+    """Update metrics with this rank's shard of every batch, as an evaluation does; skip empty shards."""
     metrics = make()
     for _ in range(2):  # nothing is left of the evaluation before
         metrics.reset()
@@ -74,27 +74,27 @@ ASKED = (
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("batch_size", [10, 4], ids=["batches of 10", "batches of 4"])
-def test_any_number_of_ranks_gives_the_serial_figures(size, batch_size):
+def test_metrics_of_any_number_of_ranks_equal_the_serial_ones(size, batch_size):
     scores, labels = samples()
 
     def make():
         return metrics_of(ASKED, classes=CLASSES)
 
-    serial = shared_out(SoloWorld(), make, scores, labels, len(labels))
-    everywhere = run_ranks(shared_out, size, make, scores, labels, batch_size)
+    serial = sharded_evaluation(SoloWorld(), make, scores, labels, len(labels))
+    everywhere = run_ranks(sharded_evaluation, size, make, scores, labels, batch_size)
 
     assert all(figures == everywhere[0] for figures in everywhere)
     assert everywhere[0] == pytest.approx(serial, rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_figures_are_those_computed_by_hand(size):
+def test_metrics_equal_those_computed_by_hand(size):
     scores, labels = samples()
 
     def make():
         return metrics_of(["Accuracy", "F1Score", "F1Score:average=macro", "AUROC"], classes=CLASSES)
 
-    figures = run_ranks(shared_out, size, make, scores, labels, 10)[0]
+    figures = run_ranks(sharded_evaluation, size, make, scores, labels, 10)[0]
 
     assert figures == pytest.approx(
         {
@@ -107,18 +107,18 @@ def test_the_figures_are_those_computed_by_hand(size):
     )
 
 
-def test_ranks_without_a_sample_change_nothing():
+def test_ranks_without_a_sample_do_not_change_a_metric():
     scores, labels = samples(2)
 
     def make():
         return metrics_of(["Accuracy", "CalibrationError"], classes=CLASSES)
 
-    serial = shared_out(SoloWorld(), make, scores, labels, 2)
+    serial = sharded_evaluation(SoloWorld(), make, scores, labels, 2)
 
-    assert run_ranks(shared_out, 5, make, scores, labels, 2) == [pytest.approx(serial)] * 5
+    assert run_ranks(sharded_evaluation, 5, make, scores, labels, 2) == [pytest.approx(serial)] * 5
 
 
-def test_scores_that_lie_between_0_and_1_are_scores_all_the_same():
+def test_scores_between_0_and_1_are_not_taken_for_probabilities():
     scores, labels = samples()
     narrow = scores.clone()
     narrow[:19] = narrow[:19].sigmoid()  # one rank's scores all look like probabilities
@@ -126,13 +126,15 @@ def test_scores_that_lie_between_0_and_1_are_scores_all_the_same():
     def make():
         return metrics_of(["AUROC", "CalibrationError"], classes=CLASSES)
 
-    serial = shared_out(SoloWorld(), make, narrow, labels, len(labels))
+    serial = sharded_evaluation(SoloWorld(), make, narrow, labels, len(labels))
 
-    assert run_ranks(shared_out, 2, make, narrow, labels, len(labels))[0] == pytest.approx(serial, rel=1e-6)
+    assert run_ranks(sharded_evaluation, 2, make, narrow, labels, len(labels))[0] == pytest.approx(
+        serial, rel=1e-6
+    )
 
 
 class Extremes(torchmetrics.Metric):
-    """A metric of one's own with every kind of state."""
+    """A user-defined metric with every kind of state."""
 
     def __init__(self):
         super().__init__()
@@ -160,14 +162,14 @@ class Extremes(torchmetrics.Metric):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_metric_of_ones_own_with_every_kind_of_state_is_the_serial_one(size):
+def test_a_user_defined_metric_with_every_kind_of_state_equals_the_serial_one(size):
     scores, labels = samples(11)
 
     def make():
         return TorchMetrics({"own": Extremes()})
 
-    serial = shared_out(SoloWorld(), make, scores, labels, 4)
-    figures = run_ranks(shared_out, size, make, scores, labels, 4)[0]
+    serial = sharded_evaluation(SoloWorld(), make, scores, labels, 4)
+    figures = run_ranks(sharded_evaluation, size, make, scores, labels, 4)[0]
 
     assert serial["own/count"] == 11
     assert serial["own/labels"] == labels.sum()
@@ -175,7 +177,7 @@ def test_a_metric_of_ones_own_with_every_kind_of_state_is_the_serial_one(size):
     assert figures == pytest.approx(serial, rel=1e-6)
 
 
-def test_a_metric_made_of_metrics_is_the_serial_one():
+def test_a_composed_metric_equals_the_serial_one():
     scores, labels = samples()
 
     def make():
@@ -188,12 +190,12 @@ def test_a_metric_made_of_metrics_is_the_serial_one():
         )
         return TorchMetrics({"F": 2 * precision * recall / (precision + recall)})
 
-    serial = shared_out(SoloWorld(), make, scores, labels, len(labels))
+    serial = sharded_evaluation(SoloWorld(), make, scores, labels, len(labels))
 
-    assert run_ranks(shared_out, 3, make, scores, labels, 10)[0] == pytest.approx(serial, rel=1e-6)
+    assert run_ranks(sharded_evaluation, 3, make, scores, labels, 10)[0] == pytest.approx(serial, rel=1e-6)
 
 
-def test_half_precision_around_an_evaluation_does_not_reach_the_metrics():
+def test_autocast_does_not_change_a_metric():
     scores, labels = samples()
     metrics = metrics_of(["CalibrationError"], classes=CLASSES)
     metrics.update(scores, labels)
@@ -205,7 +207,7 @@ def test_half_precision_around_an_evaluation_does_not_reach_the_metrics():
     assert metrics.compute(SoloWorld()) == plain
 
 
-def test_no_metric_is_none():
+def test_without_names_there_are_no_metrics():
     assert metrics_of([], classes=3) is None
 
 
@@ -221,7 +223,7 @@ def test_no_metric_is_none():
         ("FBetaScore:beta=x", r"--metric FBetaScore:beta=x: .*beta"),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_work(asked, message):
+def test_a_metric_that_cannot_be_created_is_refused_before_work_starts(asked, message):
     with pytest.raises(UsageError, match=message):
         check_metrics(["Accuracy", asked], classes=CLASSES)
 
@@ -234,19 +236,19 @@ def test_what_cannot_be_made_is_refused_before_work(asked, message):
         ("Accuracy:top_k=9", r"--metric Accuracy:top_k=9: .*"),
     ],
 )
-def test_what_gives_no_number_is_refused_when_it_is_tried_out(asked, message):
+def test_a_metric_that_does_not_return_a_number_is_refused_by_a_test_call(asked, message):
     with pytest.raises(UsageError, match=message):
         metrics_of([asked], classes=CLASSES)
 
 
-def test_a_torchmetrics_that_cannot_be_imported_is_one_clear_error(monkeypatch):
+def test_a_torchmetrics_that_cannot_be_imported_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics.classification", None)
 
     with pytest.raises(UsageError, match=r"--metric AUROC: torchmetrics cannot be imported here: .*"):
         check_metrics(["AUROC"], classes=CLASSES)
 
 
-def test_without_torchmetrics_the_error_says_what_to_install(monkeypatch):
+def test_without_torchmetrics_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
 
     with pytest.raises(

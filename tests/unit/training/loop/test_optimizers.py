@@ -1,4 +1,4 @@
-"""Optimizers: torch's own steps, and state that belongs to the right elements."""
+"""Optimizers take the steps of torch's, and their state belongs to the right elements."""
 
 import copy
 
@@ -31,7 +31,7 @@ def network(dtype=torch.float32):
 
 
 def torchs(model, chosen, **form):
-    """The optimizer as a script writes it."""
+    """Return torch's optimizer, as a script constructs it."""
     if chosen.optimizer == "adamw":
         return AdamW(model.parameters(), lr=chosen.lr, weight_decay=chosen.weight_decay, **form)
     return SGD(
@@ -69,7 +69,7 @@ def test_the_weights_have_the_bits_of_torchs_fused_optimizer(options, dtype):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_weights_are_those_of_torchs_default_but_for_rounding(options):
+def test_the_weights_equal_those_of_torchs_default_up_to_rounding(options):
     chosen = settings(**options)
     ours, theirs = network(torch.float64), network(torch.float64)
 
@@ -81,7 +81,7 @@ def test_the_weights_are_those_of_torchs_default_but_for_rounding(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_half_precision_weights_take_the_steps_of_single_precision_within_their_rounding(options):
+def test_half_precision_weights_follow_single_precision_within_their_rounding(options):
     chosen = settings(**options)
     ours, exact = nn.Linear(64, 64), nn.Linear(64, 64)
     exact.load_state_dict(ours.state_dict())
@@ -102,7 +102,7 @@ def test_half_precision_weights_take_the_steps_of_single_precision_within_their_
 
 @pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_state_saved_in_another_memory_layout_goes_on_with_equal_bits(options, layout):
+def test_state_saved_in_another_memory_layout_continues_with_equal_bits(options, layout):
     chosen = settings(**options)
     undisturbed = network().to(memory_format=layout)
     optimizer = build_optimizer(undisturbed, chosen)
@@ -131,7 +131,7 @@ def relaid(value):
     return found
 
 
-def test_a_parameter_without_a_gradient_is_left_alone():
+def test_a_parameter_without_a_gradient_is_not_changed():
     model = network()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, settings(weight_decay=0.5))
@@ -143,7 +143,7 @@ def test_a_parameter_without_a_gradient_is_left_alone():
     assert torch.equal(model[3].weight, before["3.weight"])
 
 
-def test_weight_decay_acts_on_all_parameters():
+def test_weight_decay_applies_to_all_parameters():
     model = network()
     optimizer = build_optimizer(model, settings(weight_decay=0.25))
 

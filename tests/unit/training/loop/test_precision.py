@@ -1,4 +1,4 @@
-"""Precision: what each name computes in, overflow that leaves no trace, and what cannot be had is refused."""
+"""Each precision computes in its dtype, overflow skips a step, and unsupported precisions are refused."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def network(precision):
 
 
 def stepper(model, precision, optimizer, *, clip=None, schedule=None, forward=None):
-    """The step of a training, on one worker."""
+    """Return the step of a training, on one worker."""
     learner = SimpleNamespace(
         model=model, optimizer=optimizer, schedule=schedule, precision=precision, average=None
     )
@@ -54,7 +54,7 @@ def stepper(model, precision, optimizer, *, clip=None, schedule=None, forward=No
 
 
 def batch(precision, *, factor=1.0):
-    """Some samples whose loss counts `factor` times."""
+    """Return samples whose loss is multiplied by `factor`."""
     images = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(1)).to(precision.images)
     return Batch(
         images=images,
@@ -81,7 +81,7 @@ def rescale(precision, scale):
         ("fp16-true", torch.float16, torch.float16),
     ],
 )
-def test_each_precision_keeps_its_weights_and_computes_in_its_numbers(name, weights, scores):
+def test_each_precision_has_its_dtypes_of_weights_and_of_computation(name, weights, scores):
     precision = Precision.of(name, CPU)
     model = network(precision)
 
@@ -102,7 +102,7 @@ def test_each_precision_keeps_its_weights_and_computes_in_its_numbers(name, weig
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-true", "fp16-true", "fp64"])
-def test_without_a_need_for_scaling_the_scaler_passes_everything_on(name):
+def test_the_scaler_has_no_effect_if_the_precision_needs_no_scaling(name):
     precision = Precision.of(name, CPU)
     loss = torch.tensor(2.0, requires_grad=True)
 
@@ -112,7 +112,7 @@ def test_without_a_need_for_scaling_the_scaler_passes_everything_on(name):
 
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_loss_scaling_takes_the_steps_of_the_unscaled_loss(options, clip):
+def test_loss_scaling_does_not_change_the_steps(options, clip):
     trained = {}
     for scale in (1.0, 2.0**10):
         precision = Precision.of("fp16", CPU)
@@ -131,11 +131,11 @@ def test_loss_scaling_takes_the_steps_of_the_unscaled_loss(options, clip):
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("skipped", [0, 1], ids=["first step", "second step"])
-def test_an_overflow_halves_the_scale_and_leaves_no_other_trace(options, clip, skipped):
+def test_an_overflow_halves_the_scale_and_has_no_other_effect(options, clip, skipped):
     disturbed, undisturbed = (Precision.of("fp16", CPU) for _ in range(2))
     one, other = network(disturbed), network(undisturbed)
     for model in (one, other):
-        model[1].eval()  # running statistics would tell of a forward whose step is skipped
+        model[1].eval()  # running statistics would show a forward whose step is skipped
     first, second = (
         stepper(model, precision, build_optimizer(model, settings(**options)), clip=clip)
         for model, precision in ((one, disturbed), (other, undisturbed))
@@ -153,8 +153,8 @@ def test_an_overflow_halves_the_scale_and_leaves_no_other_trace(options, clip, s
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-class ReadsNothing(TorchDispatchMode):
-    """Fails where a number is fetched from a tensor: on a GPU that waits for all that went before."""
+class NoTensorReads(TorchDispatchMode):
+    """Fails if a number is read from a tensor, which on a GPU waits for all earlier kernels."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func is not torch.ops.aten._local_scalar_dense.default, "a tensor was read"
@@ -163,7 +163,7 @@ class ReadsNothing(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-true", "fp16-true", "fp64"])
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
-def test_a_step_reads_nothing_from_the_device(name, options):
+def test_a_step_reads_no_tensor_from_the_device(name, options):
     precision = Precision.of(name, CPU)
     chosen = settings(precision=name, schedule="cosine", **options)
     model = network(precision)
@@ -173,18 +173,18 @@ def test_a_step_reads_nothing_from_the_device(name, options):
     step = stepper(model, precision, optimizer, clip=1.0, schedule=schedule)
     batches = [batch(precision, factor=factor) for factor in (float("inf"), 1.0, 1.0)]
 
-    with ReadsNothing():
+    with NoTensorReads():
         for one in batches:
             step(one)
 
 
-def test_that_a_tensor_is_read_would_be_seen():
-    with ReadsNothing(), pytest.raises(AssertionError, match="a tensor was read"):
+def test_a_read_of_a_tensor_is_detected():
+    with NoTensorReads(), pytest.raises(AssertionError, match="a tensor was read"):
         torch.ones(()).item()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_state_of_the_scaler_goes_on_at_any_number_of_workers(workers):
+def test_the_state_of_the_scaler_is_used_with_any_number_of_workers(workers):
     precision, again = Precision.of("fp16", CPU), Precision.of("fp16", CPU, workers=workers)
     model = network(precision)
     stepper(model, precision, build_optimizer(model, settings()))(batch(precision, factor=float("inf")))
@@ -201,7 +201,7 @@ def test_the_state_of_another_precision_is_refused(saved, wanted):
         Precision.of(wanted, CPU).load_state_dict(Precision.of(saved, CPU).state_dict())
 
 
-def test_what_the_build_cannot_do_is_refused_before_work():
+def test_a_precision_that_the_device_does_not_support_is_refused():
     absent = [name for name in ("cuda", "xpu", "mps") if not getattr(torch, name).is_available()]
 
     with pytest.raises(UsageError, match=r"--precision fp64 does not work on .* Use --precision fp32"):
@@ -219,19 +219,19 @@ def test_what_the_build_cannot_do_is_refused_before_work():
         ("model name\t: bf16", False),
     ],
 )
-def test_a_processor_has_bf16_by_its_flags(tmp_path, line, has):
+def test_bf16_support_of_a_cpu_is_read_from_its_flags(tmp_path, line, has):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\n{line}\n\n")
 
     assert machine_has_bf16(CPU, cpuinfo=cpuinfo) is has
 
 
-def test_where_nothing_is_known_no_bf16_is_assumed(tmp_path):
+def test_without_information_no_bf16_support_is_assumed(tmp_path):
     assert not machine_has_bf16(CPU, cpuinfo=tmp_path / "absent")
     assert not machine_has_bf16(torch.device("meta"))
 
 
-def test_auto_is_what_the_machine_has():
+def test_auto_is_bf16_if_the_machine_supports_it():
     expected = torch.bfloat16 if machine_has_bf16(CPU) else torch.float32
     precision = Precision.of("auto", CPU)
 

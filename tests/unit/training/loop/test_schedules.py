@@ -1,4 +1,4 @@
-"""Schedules: each is its closed form, torch's own where torch has it, and resumes to the bit."""
+"""Schedules equal their closed forms and those of torch, and resume with equal bits."""
 
 import io
 import math
@@ -54,7 +54,7 @@ def test_a_constant_rate_has_no_schedule():
 
 @FEW
 @given(steps_per_epoch=st.integers(1, 40), epochs=st.integers(1, 12))
-def test_cosine_is_torchs(steps_per_epoch, epochs):
+def test_cosine_equals_torchs_schedule(steps_per_epoch, epochs):
     steps = epochs * steps_per_epoch
     expected = torchs(lambda one: lr_scheduler.CosineAnnealingLR(one, T_max=steps), steps)
 
@@ -65,7 +65,7 @@ def test_cosine_is_torchs(steps_per_epoch, epochs):
 
 @FEW
 @given(steps_per_epoch=st.integers(1, 40), epochs=st.integers(1, 12))
-def test_one_cycle_is_torchs(steps_per_epoch, epochs):
+def test_one_cycle_equals_torchs_schedule(steps_per_epoch, epochs):
     steps = epochs * steps_per_epoch
     expected = torchs(lambda one: lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=steps), steps)
 
@@ -80,7 +80,7 @@ def test_one_cycle_is_torchs(steps_per_epoch, epochs):
     gamma=st.floats(0.05, 2),
     drops=st.lists(st.integers(1, 9), min_size=1, unique=True).map(sorted),
 )
-def test_multistep_is_torchs(steps_per_epoch, gamma, drops):
+def test_multistep_equals_torchs_schedule(steps_per_epoch, gamma, drops):
     chosen = settings(schedule="multistep", gamma=gamma, milestones=tuple(float(epoch) for epoch in drops))
     at = [epoch * steps_per_epoch for epoch in drops]
     expected = torchs(lambda one: lr_scheduler.MultiStepLR(one, at, gamma=gamma), 10 * steps_per_epoch)
@@ -90,7 +90,7 @@ def test_multistep_is_torchs(steps_per_epoch, gamma, drops):
 
 @FEW
 @given(steps_per_epoch=st.integers(1, 40), gamma=st.floats(0.05, 2), every=st.integers(1, 11))
-def test_step_is_torchs(steps_per_epoch, gamma, every):
+def test_step_equals_torchs_schedule(steps_per_epoch, gamma, every):
     chosen = settings(schedule="step", gamma=gamma, step_epochs=float(every))
     expected = torchs(
         lambda one: lr_scheduler.StepLR(one, every * steps_per_epoch, gamma=gamma), 10 * steps_per_epoch
@@ -115,7 +115,7 @@ def test_the_warm_up_rises_in_equal_steps_to_the_full_rate(schedule, steps_per_e
     assert seen[warm] == lr
 
 
-def test_the_first_step_already_has_the_rate_of_the_warm_up():
+def test_the_first_step_has_the_rate_of_the_warm_up():
     one = optimizer()
     build_schedule(one, settings(warmup=1.0), steps_per_epoch=9)
 
@@ -124,7 +124,7 @@ def test_the_first_step_already_has_the_rate_of_the_warm_up():
 
 @FEW
 @given(steps_per_epoch=st.integers(1, 30), warmup=st.integers(0, 9))
-def test_cosine_after_a_warm_up_takes_the_steps_that_are_left(steps_per_epoch, warmup):
+def test_cosine_after_a_warm_up_spans_the_remaining_steps(steps_per_epoch, warmup):
     chosen = settings(schedule="cosine", warmup=float(warmup))
     left = (10 - warmup) * steps_per_epoch
 
@@ -134,14 +134,14 @@ def test_cosine_after_a_warm_up_takes_the_steps_that_are_left(steps_per_epoch, w
     assert seen == pytest.approx(closed, rel=1e-12)
 
 
-def test_drops_are_counted_from_the_start_warm_up_included():
+def test_milestones_are_counted_from_the_start_of_the_warm_up():
     chosen = settings(schedule="multistep", milestones=(3.0, 6.0), warmup=2.0)
     seen = ours(chosen, 4)
 
     assert [step for step in range(1, 40) if seen[step] < seen[step - 1]] == [12, 24]
 
 
-def test_a_drop_within_an_epoch_comes_at_its_step():
+def test_a_milestone_within_an_epoch_takes_effect_at_its_step():
     seen = ours(settings(schedule="multistep", milestones=(2.5,), gamma=0.5), 4)
 
     assert seen == [0.1] * 10 + [0.05] * 30
@@ -149,7 +149,7 @@ def test_a_drop_within_an_epoch_comes_at_its_step():
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0.0, 2.5])
-def test_a_resumed_schedule_goes_on_with_equal_bits(schedule, warmup):
+def test_a_resumed_schedule_continues_with_equal_bits(schedule, warmup):
     if schedule == "one-cycle":
         warmup = 0.0  # it rises by itself
     chosen = settings(schedule=schedule, warmup=warmup)
@@ -183,7 +183,7 @@ def saved_and_loaded(value):
     warmed=st.floats(0, 0.999),
     beyond=st.integers(0, 3),
 )
-def test_the_rate_stays_between_nothing_and_lr_even_after_the_end(
+def test_the_rate_is_between_0_and_lr_even_after_the_last_step(
     schedule, epochs, steps_per_epoch, warmed, beyond
 ):
     warmup = 0.0 if schedule == "one-cycle" else warmed * epochs  # up to all steps, once rounded

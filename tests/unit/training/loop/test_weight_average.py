@@ -1,4 +1,4 @@
-"""The average of the weights: its closed form, its keys, and what it leaves alone."""
+"""The average of the weights equals its closed form, and the model is not changed."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ def network(dtype=torch.float64):
 
 
 def train(model, average, steps):
-    """Change weights and statistics; return each state that the average has taken in."""
+    """Train for `steps` steps; return the state after each, all of which the average includes."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     states = []
     for step in range(steps):
@@ -37,7 +37,7 @@ def train(model, average, steps):
 
 @FEW
 @given(decay=st.floats(0, 1), steps=st.integers(0, 8))
-def test_each_step_counts_decay_times_as_much_as_the_next(decay, steps):
+def test_the_weight_of_each_step_is_decay_times_that_of_the_next(decay, steps):
     model = network()
     initial = copy.deepcopy(model.state_dict())
     average = Average(model, decay)
@@ -53,7 +53,7 @@ def test_each_step_counts_decay_times_as_much_as_the_next(decay, steps):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_model_is_not_changed_and_keys_are_its_own():
+def test_the_model_is_not_changed_and_the_average_has_its_keys():
     plain, averaged = network(), network()
     average = Average(averaged, 0.9)
     optimizer = Average(plain, 0.5)  # any other one: the trained weights depend on neither
@@ -65,7 +65,7 @@ def test_the_model_is_not_changed_and_keys_are_its_own():
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
 
 
-def test_an_average_goes_on_from_its_saved_state_with_equal_bits():
+def test_an_average_continues_from_its_saved_state_with_equal_bits():
     undisturbed, resumed = network(), network()
     whole = Average(undisturbed, 0.9)
     train(undisturbed, whole, 3)
@@ -104,7 +104,7 @@ def test_half_precision_weights_are_averaged_in_single_precision():
     assert average.model(torch.zeros(2, 1, 4, 4, dtype=torch.bfloat16)).shape == (2, 3)
 
 
-def test_a_buffer_that_its_module_replaces_is_followed():
+def test_a_buffer_that_its_module_replaces_is_updated():
     class Counts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -122,7 +122,7 @@ def test_a_buffer_that_its_module_replaces_is_followed():
     assert average.model.seen == 1
 
 
-def test_memory_stays_channels_last():
+def test_the_average_keeps_the_memory_format():
     model = network().to(memory_format=torch.channels_last)
     average = Average(model, 0.5)
     average.update()

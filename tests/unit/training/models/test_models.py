@@ -1,4 +1,4 @@
-"""The networks are those of the papers: in size, in shape, in the names of their weights."""
+"""The networks have the published sizes and shapes, and the usual names of weights."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_a_resnet_has_the_published_number_of_parameters(depth, parameters):
         assert count(ResNet(depth)) == parameters
 
 
-def test_keys_are_those_of_the_weights_that_people_have():
+def test_keys_equal_those_of_published_weights():
     with torch.device("meta"):
         keys = set(ResNet(50).state_dict())
     assert {
@@ -37,7 +37,7 @@ def test_keys_are_those_of_the_weights_that_people_have():
 
 @pytest.mark.parametrize(("name", "depth"), [("resnet18", 18), ("resnet34", 34), ("resnet50", 50)])
 @pytest.mark.parametrize("side", [32, 64])
-def test_small_images_enter_without_losing_size(name, depth, side):
+def test_the_first_layers_reduce_large_images_only(name, depth, side):
     with torch.device("meta"):
         model = build(name, shape=(3, side, side), classes=7)
         sizes = []
@@ -49,12 +49,12 @@ def test_small_images_enter_without_losing_size(name, depth, side):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_every_model_scores_images_of_any_number_of_channels(name, shape):
+def test_every_model_accepts_images_of_1_and_3_channels(name, shape):
     with torch.device("meta"):
         assert build(name, shape=shape, classes=5)(torch.empty(4, *shape)).shape == (4, 5)
 
 
-def test_the_small_residual_network_is_as_wide_as_it_is_asked_to_be():
+def test_the_width_of_resnet9_can_be_given():
     with torch.device("meta"):
         assert count(ResNet9()) == count(build("resnet9", shape=(3, 32, 32), classes=10)) == 6_573_120
         assert count(build("resnet9:16", shape=(3, 32, 32), classes=10)) < count(ResNet9()) / 12
@@ -67,7 +67,7 @@ def test_a_bottleneck_is_strided_in_its_3x3_convolution():
 
 
 @pytest.mark.parametrize("name", ["resnet7", "resnet9:0", "resnet9:x", "resnet18:32", "", "ConvNet"])
-def test_what_is_no_model_is_refused_with_those_there_are(name):
+def test_an_unknown_model_is_refused_with_the_known_ones(name):
     with pytest.raises(UsageError, match=r"no model .*convnet, resnet9, resnet18"):
         build(name, shape=(3, 32, 32), classes=10)
 
@@ -80,6 +80,6 @@ def test_what_is_no_model_is_refused_with_those_there_are(name):
         ("resnet9", (1, 6, 6), "resnet9 .* 6 x 6"),
     ],
 )
-def test_images_that_do_not_fit_are_refused(name, shape, message):
+def test_images_of_an_unsupported_size_are_refused(name, shape, message):
     with pytest.raises(UsageError, match=message):
         build(name, shape=shape, classes=10)

@@ -1,4 +1,4 @@
-"""Which steps are traced is checked before work starts."""
+"""The steps to trace are checked before work starts."""
 
 from pathlib import Path
 
@@ -12,20 +12,20 @@ from samestep.training.output.profile import Profiler, steps_of
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_a_span_is_the_steps_from_a_to_before_b(first, count):
+def test_a_range_of_steps_excludes_its_end(first, count):
     assert steps_of(f"{first}:{first + count}") == range(first, first + count)
 
 
-@pytest.mark.parametrize("span", ["", "5", "a:b", "1:", ":3", "1:2:3", "-1:3", "1.5:2", "1:3x"])
-def test_what_is_no_span_is_refused_with_the_form(span):
+@pytest.mark.parametrize("text", ["", "5", "a:b", "1:", ":3", "1:2:3", "-1:3", "1.5:2", "1:3x"])
+def test_an_invalid_range_is_refused_with_an_example(text):
     with pytest.raises(UsageError, match=r"--profile .* 10:15"):
-        steps_of(span)
+        steps_of(text)
 
 
-@pytest.mark.parametrize("span", ["0:3", "3:3", "5:2"])
-def test_a_span_without_steps_is_refused(span):
+@pytest.mark.parametrize("text", ["0:3", "3:3", "5:2"])
+def test_an_empty_range_and_step_0_are_refused(text):
     with pytest.raises(UsageError, match=r"--profile .* 10:15"):
-        steps_of(span)
+        steps_of(text)
 
 
 def test_steps_beyond_the_end_of_the_training_are_refused(tmp_path):
@@ -34,7 +34,7 @@ def test_steps_beyond_the_end_of_the_training_are_refused(tmp_path):
         Profiler("1:22", tmp_path, SoloWorld(), total=20)
 
 
-def test_off_is_off(tmp_path, monkeypatch):
+def test_without_the_option_nothing_is_traced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with Profiler(None, Path(), SoloWorld(), total=0) as profiler:
@@ -44,7 +44,7 @@ def test_off_is_off(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_profile_that_cannot_be_written_is_one_clear_error(tmp_path):
+def test_a_profile_that_cannot_be_written_is_reported_with_advice(tmp_path):
     (tmp_path / "profile").write_text("in the way")
 
     profiler = Profiler("1:2", tmp_path, SoloWorld(), total=3)

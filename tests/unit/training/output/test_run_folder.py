@@ -48,21 +48,21 @@ def test_rows_config_and_result_are_written(tmp_path):
     assert set(result["provenance"]) == {"schema", "created", "command", "machine"}
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     (tmp_path / "result.json").write_text("{}")
 
     with pytest.raises(UsageError, match=r"\(result\.json\)"):
         RunFolder.prepare(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused_with_its_flag(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UsageError, match=r"cannot write to the output folder .*--out"):
         RunFolder.prepare(tmp_path / "file" / "run")
 
 
-def test_the_summary_says_what_was_reached_and_where_the_time_went():
+def test_the_summary_has_the_accuracy_and_the_shares_of_the_step_time():
     assert RESULT.summary().splitlines() == [
         "2 workers: 50.00% of the test set right (1/2) after 1 epoch, 4 steps, 2.0 s; 10 samples/s",
         "a step takes 10.00 ms: exposed sync 40%, backward 30%, forward 20%, data 10%",
@@ -76,7 +76,7 @@ def test_a_diverged_run_writes_null_not_nan(tmp_path):
     assert row == {"loss": None, "lr": None, "deep": [{"x": None}]}
 
 
-def test_a_resumed_run_takes_back_what_came_after_its_checkpoint_and_what_was_half_written(tmp_path):
+def test_a_resumed_run_removes_rows_after_its_checkpoint_and_partial_rows(tmp_path):
     folder = RunFolder(tmp_path)
     folder.begin({"step": 0, "world_size": 1})
     folder.steps([{"step": step} for step in range(1, 8)])
@@ -99,7 +99,7 @@ def test_a_resumed_run_takes_back_what_came_after_its_checkpoint_and_what_was_ha
 @pytest.mark.parametrize(
     "row", ["[" * 100_000, '{"step": 2, "a": ' + "[" * 70 + "]" * 70 + "}", '"step"', '{"step": 2.5}']
 )
-def test_a_resumed_run_keeps_the_rows_before_one_that_is_no_row(tmp_path, row):
+def test_a_resumed_run_keeps_the_rows_before_an_invalid_one(tmp_path, row):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + row + '\n{"step": 3}\n')
 
     RunFolder(tmp_path).begin({"step": 5, "world_size": 1})
@@ -114,7 +114,7 @@ def test_a_resumed_run_keeps_the_rows_before_one_that_is_no_row(tmp_path, row):
         (["config.toml", "result.json"], r".*result\.json"),
     ],
 )
-def test_what_cannot_go_on_is_refused_by_name(tmp_path, holds, message):
+def test_a_run_that_cannot_be_resumed_is_refused_with_the_file(tmp_path, holds, message):
     for name in holds:
         (tmp_path / name).write_text("")
 

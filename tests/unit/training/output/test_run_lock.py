@@ -1,4 +1,4 @@
-"""Of two processes, one writes to a run folder; the lock ends with the process, and no child keeps it."""
+"""One process writes to a run folder: its lock ends with it, and no child process keeps the lock."""
 
 import errno
 import fcntl
@@ -16,7 +16,7 @@ from samestep.base.errors import UsageError
 from samestep.training.output.run_lock import LOCK_FILE, RunLock
 
 
-def test_the_holder_is_named_to_the_second_one(tmp_path):
+def test_a_second_lock_is_refused_with_the_process_that_holds_it(tmp_path):
     first, second = RunLock(tmp_path), RunLock(tmp_path)
     assert first.take() is None
 
@@ -31,7 +31,7 @@ def test_the_holder_is_named_to_the_second_one(tmp_path):
 
 @contextmanager
 def forked(act):
-    """Fork a process that does `act` and waits for its end; give its number once it has done so."""
+    """Fork a process that calls `act` and then sleeps; yield its process id."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -51,7 +51,7 @@ def forked(act):
         os.waitpid(child, 0)
 
 
-def test_a_holder_that_was_killed_holds_nothing(tmp_path):
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
     with forked(lambda: RunLock(tmp_path).take()) as child, pytest.raises(UsageError, match=str(child)):
         RunLock(tmp_path).take()
 
@@ -61,7 +61,7 @@ def test_a_holder_that_was_killed_holds_nothing(tmp_path):
 
 
 def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
-    """As a loading process does whose rank was killed: its restart must not be refused."""
+    """A loading process can outlive its killed rank, whose restart must not be refused."""
     lock, again = RunLock(tmp_path), RunLock(tmp_path)
     lock.take()
     with forked(lambda: None):
@@ -70,7 +70,7 @@ def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
     again.close()
 
 
-def test_a_restart_waits_for_the_one_before(tmp_path):
+def test_a_restart_waits_for_the_lock_of_the_previous_process(tmp_path):
     before = RunLock(tmp_path)
     before.take()
     threading.Timer(0.2, before.close).start()
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+def test_a_fifo_folder_or_link_in_place_of_the_lock_file_is_refused(tmp_path, kind):
     path = tmp_path / LOCK_FILE
     if kind == "fifo":
         os.mkfifo(path)

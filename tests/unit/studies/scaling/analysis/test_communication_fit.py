@@ -51,7 +51,7 @@ def test_alpha_and_the_time_of_all_gradients_are_recovered(alpha, gradient):
 
 
 @given(st.floats(1e-6, 0.01), st.floats(1e-11, 1e-7), st.integers(100, 10**10))
-def test_beta_is_of_a_byte_if_the_bytes_are_known(alpha, beta, size):
+def test_beta_is_per_byte_if_the_bytes_are_known(alpha, beta, size):
     fit = fit_communication(exposed(alpha, beta * size, size=size, runs=(1, 1, 1)))
 
     found = fit.parameters

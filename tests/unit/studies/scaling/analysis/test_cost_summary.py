@@ -43,7 +43,7 @@ def test_it_can_be_inconclusive_whether_workers_are_faster_at_all():
     assert codes(verdict, "caveat") == [("faster-undecided", (2,))]
 
 
-def test_equal_speed_is_no_factor():
+def test_equal_speed_is_not_printed_as_a_factor():
     verdict = judged({1: about(100), 2: about(100)})
     assert "2 workers train as fast as one, at 2.0 times" in verdict.manager
 
@@ -92,7 +92,7 @@ def test_workers_can_be_worth_it_beyond_others_that_are_not():
     assert "with 4 workers" in verdict.manager
 
 
-def test_far_more_than_the_ideal_is_no_yes():
+def test_a_speedup_far_above_the_ideal_recommends_no_number_of_workers():
     verdict = judged({1: about(100), 2: about(40)}, 0.7)
 
     assert found(verdict) == ("superlinear", None, False)

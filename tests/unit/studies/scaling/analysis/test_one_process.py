@@ -18,7 +18,7 @@ SPREAD = (0.99, 1.0, 1.01)
 
 
 def process(cores_of, time, **more):
-    """Return a run of one worker with the cores of some, whose step takes that part of one worker's."""
+    """Return a run of one worker on `cores_of` cores, whose step takes `time` times that on one core."""
     header = {"threads": cores_of, "processors": 4} | more
     return replace(clocked(1, own=scaled(time), **header), cores_of=cores_of)
 
@@ -101,7 +101,7 @@ def test_workers_that_are_no_faster_than_a_process_on_their_cores_are_not_worth_
     assert (verdict.code, verdict.workers, verdict.largest_worth) == ("worth", 4, 4)
 
 
-def test_one_worker_that_is_faster_than_all_is_not_about_threads():
+def test_one_worker_that_is_faster_than_all_is_enough():
     assert study_of({2: 1.2}, {2: 1.5}).verdict.code == "baseline-enough"
 
 

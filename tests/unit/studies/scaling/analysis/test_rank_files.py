@@ -11,7 +11,7 @@ from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
 from support.clocked_runs import clocked, write
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_written_files_are_read_back(tmp_path):
     run = clocked(11, steps=3)
     write(tmp_path, run)
 

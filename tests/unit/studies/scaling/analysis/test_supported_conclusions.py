@@ -83,7 +83,7 @@ def test_a_knee_is_certain_if_all_numbers_beyond_it_cost_more_than_they_bring():
     assert codes(sure, "caveat") == []
 
 
-def test_that_the_baseline_is_enough_is_certain_if_all_larger_numbers_cost_more_than_they_bring():
+def test_a_baseline_is_certainly_enough_if_all_larger_numbers_cost_more_than_they_bring():
     of = {1: [100, 101, 99], 2: [110, 111, 109]}
 
     assert found(rates(of)) == ("baseline-enough", 2, True)

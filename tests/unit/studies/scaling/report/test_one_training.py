@@ -113,7 +113,7 @@ def test_settings_that_differ_out_of_proportion_are_noted(tmp_path, make, target
     assert [differences in note for note in notes] == ([True] if differences else [])
 
 
-def test_runs_of_several_kinds_and_devices_are_noticed(tmp_path):
+def test_runs_of_several_kinds_and_devices_are_noted(tmp_path):
     one, two = of_scripts(tmp_path / "a", "t.py", "t.py")
     (on_gpu,) = of_scripts(tmp_path / "b", "t.py", kind="replicated", device="cuda", device_name="H200")
 
@@ -129,7 +129,7 @@ def test_a_serial_script_is_of_one_kind(tmp_path):
     assert not [note for note in study_of([one, two]).notes if "several" in note]
 
 
-def test_ways_to_exchange_gradients_are_noticed(tmp_path):
+def test_several_gradient_synchronizers_are_noted(tmp_path):
     folders = of_scripts(tmp_path / "a", "t.py", "t.py", sync="ddp")
     folders += of_scripts(tmp_path / "b", "t.py", "t.py", sync="by hand")[1:]
     (words,) = [one.words for one in study_of(folders).findings if one.code == "mixed-sync"]

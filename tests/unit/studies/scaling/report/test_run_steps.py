@@ -184,7 +184,7 @@ def test_a_run_without_records_of_its_ranks_is_refused(tmp_path):
         study_of([folder])
 
 
-def test_run_folders_are_about_scaling_only_where_they_are_asked_to_be(tmp_path):
+def test_run_folders_are_not_about_scaling_by_themselves(tmp_path):
     folder = run_folder(tmp_path / "run")
     table = tmp_path / "times.csv"
     table.touch()

@@ -60,14 +60,14 @@ def test_the_verdict_stands_before_any_figure(plain):
 
 
 def test_every_number_of_a_point_and_the_machine_are_shown(plain):
-    said = texts(plain)
+    shown = texts(plain)
     for one in plain.points:
-        assert f"{one.speedup:.2f}x" in said
-        assert f"{one.samples_per_second:,.0f}" in said
+        assert f"{one.speedup:.2f}x" in shown
+        assert f"{one.samples_per_second:,.0f}" in shown
     for fact in ("AMD EPYC 7763", "samestep scale train.py -n 1,2,4,8", "warm up", "2.13.0", "128 GiB"):
-        assert fact in said
-    assert all(fit.words in said for fit in plain.fit)
-    assert all(note in said for note in plain.notes)
+        assert fact in shown
+    assert all(fit.words in shown for fit in plain.fit)
+    assert all(note in shown for note in plain.notes)
 
 
 def test_every_chart_has_a_description_for_screen_readers(plain):
@@ -112,11 +112,11 @@ def test_weak_scaling_has_its_own_baseline(mixed):
 
 
 def test_worth_is_a_yes_or_no_for_each_number_of_workers(plain):
-    said = texts(plain)
-    assert re.search(r"Worth it [^?]*70 %", said)
-    assert re.search(r"4 workers\s+78 %: yes", said)
-    assert re.search(r"8 workers\s+60 %: no", said)
-    assert not re.search(r"1 worker\s+100 %: ", said)  # the baseline
+    shown = texts(plain)
+    assert re.search(r"Worth it [^?]*70 %", shown)
+    assert re.search(r"4 workers\s+78 %: yes", shown)
+    assert re.search(r"8 workers\s+60 %: no", shown)
+    assert not re.search(r"1 worker\s+100 %: ", shown)  # the baseline
     assert "Worth it" not in texts(study(bar=None))
 
 
@@ -137,7 +137,7 @@ def test_worth_is_unknown_if_the_measurement_is_inconclusive():
         assert re.search(r" 2 .* unknown$", study_text(found), re.MULTILINE)
 
 
-def test_the_ideal_is_worth_it_too():
+def test_an_ideal_speedup_is_worth_it():
     ideal = conclude(replace(TIMES, points=from_times([(1, 100.0), (2, 50.0)])), 0.8)
     assert re.search(r"2 workers\s+100 %: yes, ", texts(ideal))
 
@@ -147,9 +147,9 @@ def test_times_alone_make_a_page_without_phases():
     outline = Outline(text)
     assert outline.tags.count("figure") == 3
     assert "Phases of a step" not in outline.texts
-    said = " ".join(outline.texts)
-    assert "3.33x" in said
-    assert "runs/h" in said
+    shown = " ".join(outline.texts)
+    assert "3.33x" in shown
+    assert "runs/h" in shown
     assert re.search(r"4 +30 +3\.33x +83", study_text(conclude(TIMES)))  # seconds as given
 
 
@@ -191,9 +191,9 @@ def test_large_figures_are_shown_only_above_a_conclusion(seconds, code):
 
 
 def test_fits_are_shown_with_their_kind(mixed):
-    said = texts(mixed)
-    assert "a: strong scaling, sync=ddp: Amdahl: " in said
-    assert "b: strong scaling, sync=flat: Amdahl: " in said
+    shown = texts(mixed)
+    assert "a: strong scaling, sync=ddp: Amdahl: " in shown
+    assert "b: strong scaling, sync=flat: Amdahl: " in shown
 
 
 def test_page_and_terminal_show_the_mode(plain, mixed):
@@ -219,11 +219,11 @@ def test_the_time_of_all_workers_has_a_readable_unit():
     assert re.search(r"21\.6 s\s+workers' time per epoch\s+all together", texts(study(workers=(1, 2))))
 
 
-def test_a_vague_interval_is_unknown():
+def test_a_very_wide_interval_is_shown_as_unknown():
     wild = study(points=(point(1), point(2, samples_per_second_low=120.5, samples_per_second_high=158_101.0)))
-    for said in (texts(wild), study_text(wild)):
-        assert "unknown" in said
-        assert "158,101" not in said
+    for shown in (texts(wild), study_text(wild)):
+        assert "unknown" in shown
+        assert "158,101" not in shown
 
 
 def test_a_slow_rank_is_shown_with_its_phase():
@@ -233,23 +233,23 @@ def test_a_slow_rank_is_shown_with_its_phase():
 
 
 def test_fits_are_shown_on_a_terminal_too(plain, mixed):
-    for said in (texts(plain), study_text(plain)):
-        assert all(fit.words in said for fit in plain.fit)
-        assert "The knee was not reached with 8 workers." in said
+    for shown in (texts(plain), study_text(plain)):
+        assert all(fit.words in shown for fit in plain.fit)
+        assert "The knee was not reached with 8 workers." in shown
     assert "d: weak scaling, sync=flat: Gustafson: " in study_text(mixed)
     assert re.search(r"memory each +workers' time per epoch", study_text(plain))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "shown"),
     [
         ({1: 100, 2: 55, 4: 32, 8: 30}, "The knee is at 4 workers"),
         ({1: 100, 2: 70, 4: 49}, "Probably the knee "),
     ],
 )
-def test_the_knee_is_as_certain_as_its_points(seconds, said):
+def test_the_knee_is_as_certain_as_its_points(seconds, shown):
     rows = [(n, taken * by) for n, taken in seconds.items() for by in (0.98, 1, 1.02)]
-    assert said in study_text(conclude(replace(TIMES, points=from_times(rows)), 0.5))
+    assert shown in study_text(conclude(replace(TIMES, points=from_times(rows)), 0.5))
 
 
 def test_the_knee_can_be_inconclusive():
@@ -295,7 +295,7 @@ def test_oversubscribed_points_are_hollow_and_labeled():
     assert kinds(oversubscribed)[0].largest.workers == 2
 
 
-def test_of_many_ranks_the_slowest_are_shown():
+def test_the_slowest_of_many_ranks_are_shown():
     many = study(workers=(1, 40))
     (line,) = time_lines(many)
     names = list(line.rows)
@@ -344,9 +344,9 @@ def test_unknown_numbers_are_left_out(plain):
         replace(one, samples_per_second_low=None, samples_per_second_high=None, memory_bytes=None, runs=())
         for one in plain.points
     )
-    said = texts(conclude(replace(plain, points=bare)))
-    assert "None" not in said
-    assert "memory each" not in said
+    shown = texts(conclude(replace(plain, points=bare)))
+    assert "None" not in shown
+    assert "memory each" not in shown
 
 
 def test_a_terminal_gets_table_bars_and_verdict_in_ascii(plain):

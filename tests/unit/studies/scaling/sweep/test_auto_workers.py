@@ -46,7 +46,7 @@ def test_the_first_error_is_reported_if_nothing_was_measured(tmp_path):
         measured(tmp_path, dict.fromkeys((1, 2, 4), "no such file."))
 
 
-def test_the_files_of_each_run_are_apart(tmp_path):
+def test_each_run_has_its_own_files(tmp_path):
     made = runs(FOUND, ["train.py"], tmp_path)
 
     assert len({one.scratch for one in made}) == len(made) == ROUNDS * len(FOUND)

@@ -24,7 +24,7 @@ def test_templates_become_numbers_of_workers_and_nodes():
         ('{{"a": {n}}}', '{"a": 4}'),
     ],
 )
-def test_a_template_becomes(argument, becomes):
+def test_an_expression_is_replaced_by_its_value(argument, becomes):
     assert filled([argument], workers=4, nodes=2) == [becomes]
 
 

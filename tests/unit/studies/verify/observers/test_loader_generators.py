@@ -58,11 +58,11 @@ class Stream(IterableDataset):
                 yield drawn
 
 
-def seeded_alike(_):
+def seeded_equally(_):
     np.random.seed(7)
 
 
-def seeded_apart(number):
+def seeded_differently(number):
     get_worker_info().dataset.rng = np.random.default_rng(number)
 
 
@@ -110,9 +110,9 @@ def codes_of(data, **options):
         (lambda: Data(lambda data, _: data.steps[0](), steps=[Transform()]), {}),
         (lambda: Subset(Data(by_attribute, rng=random.Random(0)), range(20)), {}),
         (lambda: FromGlobal(None), {}),
-        (lambda: Data(of_process), {"worker_init_fn": seeded_alike}),
+        (lambda: Data(of_process), {"worker_init_fn": seeded_equally}),
     ],
-    ids=["default_rng", "RandomState", "Random", "transform", "Subset", "global", "seeded alike"],
+    ids=["default_rng", "RandomState", "Random", "transform", "Subset", "global", "seeded equally"],
 )
 def test_equal_random_numbers_are_noted(data, options):
     assert codes_of(data(), **options) == {"loader-workers-draw-same"}
@@ -126,7 +126,7 @@ def test_equal_random_numbers_are_noted(data, options):
         (lambda: Data(seeded_by_index, rng=random.Random(0)), {}),
         (lambda: Data(seeded_by_constant, rng=random.Random(0)), {}),
         (lambda: Data(drawn_once, rng=random.Random(0), scale=None), {}),
-        (lambda: Data(by_attribute, rng=np.random.default_rng(0)), {"worker_init_fn": seeded_apart}),
+        (lambda: Data(by_attribute, rng=np.random.default_rng(0)), {"worker_init_fn": seeded_differently}),
         (lambda: Data(by_attribute, rng=np.random.default_rng(0)), {"num_workers": 1}),
         (lambda: Data(by_attribute, rng=np.random.default_rng(0)), {"num_workers": 0}),
         (Stream, {}),

@@ -1,4 +1,4 @@
-"""The named data sets, and image sets as values."""
+"""The named data sets, and the class of image sets in memory."""
 
 import hashlib
 from importlib.resources import files
@@ -24,7 +24,7 @@ def assert_statistics(images):
     assert (mean, std) == pytest.approx((images.mean[0], images.std[0]), abs=1e-12)
 
 
-def test_digits_are_always_there():
+def test_digits_are_loaded_without_other_files():
     train, test = load("digits", "train"), load("digits", "test")
     assert (len(train), len(test), train.shape) == (3823, 1797, (1, 8, 8))
     assert train.images.max() == train.white == 16
@@ -34,12 +34,12 @@ def test_digits_are_always_there():
     assert_statistics(train)
 
 
-def test_the_embedded_digits_are_the_originals():
+def test_the_embedded_digits_equal_the_originals():
     content = pack(shared_data("digits") / "digits")
     assert hashlib.sha256(content).hexdigest() == digits._FILE.content_sha256
 
 
-def test_embedded_data_is_small_and_carries_its_licence():
+def test_embedded_data_is_small_and_has_its_license():
     folder = files("samestep.training.data") / "embedded"
     assert len((folder / "optdigits.xz").read_bytes()) < 200_000
     credit = (folder / "README.md").read_text()
@@ -55,7 +55,7 @@ def test_damaged_embedded_data_is_refused(monkeypatch, tmp_path):
         load("digits", "train")
 
 
-def test_mnist_is_read_from_a_folder_and_is_the_published_one():
+def test_mnist_from_a_folder_is_the_published_data_set():
     folder = shared_data("mnist")
     train, test = load("mnist", "train", data_dir=folder), load("mnist", "test", data_dir=folder / "mnist")
     assert (len(train), len(test), train.shape) == (60000, 10000, (1, 28, 28))
@@ -69,11 +69,11 @@ def test_an_unknown_data_set_is_refused_with_the_known_ones():
         load("cats", "train")
 
 
-def test_each_entry_answers_to_its_name():
+def test_each_data_set_is_registered_under_its_name():
     assert all(name == data_set.name for name, data_set in DATA_SETS.items())
 
 
-def test_a_subset_is_the_first_samples_with_the_same_statistics():
+def test_a_subset_has_the_first_samples_and_the_statistics_of_all():
     whole = load("digits", "train")
     part = whole.subset(100)
     np.testing.assert_array_equal(part.images.numpy(), whole.images[:100].numpy())
@@ -82,13 +82,13 @@ def test_a_subset_is_the_first_samples_with_the_same_statistics():
 
 
 @pytest.mark.parametrize("count", [0, 1798])
-def test_a_subset_that_cannot_be_is_refused(count):
+def test_a_subset_of_no_or_too_many_samples_is_refused(count):
     with pytest.raises(UsageError, match=f"subset of {count} samples: .* 1797"):
         load("digits", "test").subset(count)
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "says"),
+    ("images", "labels", "message"),
     [
         (
             torch.zeros(3, 1, 2, 2, dtype=torch.uint8),
@@ -98,6 +98,6 @@ def test_a_subset_that_cannot_be_is_refused(count):
         (torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64), "must be uint8"),
     ],
 )
-def test_images_and_labels_must_belong_together(images, labels, says):
-    with pytest.raises(DataError, match=says):
+def test_inconsistent_images_and_labels_are_refused(images, labels, message):
+    with pytest.raises(DataError, match=message):
         ImageSet(name="x", split="train", images=images, labels=labels, classes=(), mean=(0.0,), std=(1.0,))

@@ -1,4 +1,4 @@
-"""Reading published idx files from a folder, and refusing what they are not."""
+"""Published idx files are read from a folder, and other files are refused."""
 
 import gzip
 from pathlib import Path
@@ -26,7 +26,7 @@ def refused(tiny, folder):
 
 @pytest.mark.parametrize("suffix", ENCODERS)
 @pytest.mark.parametrize("folder", ["tiny", ".", "TINY/raw"])
-def test_a_copy_is_read_however_it_is_compressed_and_laid_out(tmp_path, folder, suffix):
+def test_a_copy_is_read_with_any_compression_and_folder_layout(tmp_path, folder, suffix):
     tiny = TinySet()
     tiny.write(tmp_path / folder, suffix)
     images = tiny.entry.load("train", data_dir=tmp_path)
@@ -36,13 +36,13 @@ def test_a_copy_is_read_however_it_is_compressed_and_laid_out(tmp_path, folder, 
     assert images.labels.tolist() == [3, 1, 4, 1, 5]
 
 
-def test_the_spelling_of_other_tools_is_found(tmp_path):
+def test_file_names_of_other_tools_are_found(tmp_path):
     tiny = TinySet()
     tiny.write(tmp_path, "", rename=lambda name: name.replace("-idx", ".idx"))
     assert len(tiny.entry.load("train", data_dir=tmp_path)) == 5
 
 
-def test_missing_files_are_named_with_where_they_were_looked_for(tmp_path):
+def test_missing_files_are_named_with_the_searched_folders(tmp_path):
     message = refused(TinySet(), tmp_path)
     assert IMAGES in message
     assert LABELS in message
@@ -50,7 +50,7 @@ def test_missing_files_are_named_with_where_they_were_looked_for(tmp_path):
     assert "--data-dir" in message
 
 
-def test_only_what_is_missing_is_named(tmp_path):
+def test_only_missing_files_are_named(tmp_path):
     tiny = TinySet()
     tiny.write(tmp_path)
     (tmp_path / f"{LABELS}.gz").unlink()
@@ -59,11 +59,11 @@ def test_only_what_is_missing_is_named(tmp_path):
     assert IMAGES not in message
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_refused_with_its_path(tmp_path):
     assert f"--data-dir {tmp_path / 'nowhere'} is not a folder" in refused(TinySet(), tmp_path / "nowhere")
 
 
-def test_another_content_is_refused_with_both_checksums(tmp_path):
+def test_other_contents_are_refused_with_the_expected_checksum(tmp_path):
     tiny = TinySet()
     tiny.write(tmp_path)
     other = idx_bytes(tiny.labels + 1)
@@ -85,7 +85,7 @@ def test_a_damaged_file_is_refused(tmp_path, suffix, damage):
     assert "damaged" in message
 
 
-def test_a_plain_file_cut_short_is_refused_with_its_count(tmp_path):
+def test_a_truncated_uncompressed_file_is_refused_with_its_count(tmp_path):
     tiny = TinySet()
     tiny.write(tmp_path, "")
     path = tmp_path / IMAGES
@@ -93,7 +93,7 @@ def test_a_plain_file_cut_short_is_refused_with_its_count(tmp_path):
     assert "5 x 3 x 2 = 30 values, and it has 26" in refused(tiny, tmp_path)
 
 
-def test_exchanged_files_are_recognised(tmp_path):
+def test_swapped_files_are_refused(tmp_path):
     tiny = TinySet()
     tiny.write(tmp_path, "")
     images, labels = tmp_path / IMAGES, tmp_path / LABELS
@@ -104,6 +104,6 @@ def test_exchanged_files_are_recognised(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\0\0\x08\x03"])
-def test_what_is_no_idx_file_is_refused(content):
+def test_contents_that_are_not_an_idx_file_are_refused(content):
     with pytest.raises(DataError, match="not an idx file"):
         parse(content, Path("somewhere"), dimensions=3)

@@ -1,4 +1,4 @@
-"""Loggers get figures by name, survive a resume, and never end a training."""
+"""Loggers receive named figures, and a failing logger does not end a training."""
 
 import sys
 from dataclasses import fields
@@ -24,37 +24,37 @@ from support.run_files import CONFIG, RESULT, evaluation_row, json_lines, step_r
 LOGGERS = next(one for one in fields(RunOptions) if one.name == "logger").metadata["choices"]
 
 
-class Fragile:
-    """A logger that remembers, and breaks at a call of one kind."""
+class FailingLogger:
+    """A logger that records its calls, and fails at calls of one kind."""
 
-    def __init__(self, breaks_at=None):
+    def __init__(self, fails_at=None):
         self.calls = []
-        self._breaks_at = breaks_at
+        self._fails_at = fails_at
 
-    def _take(self, kind, what):
-        if kind == self._breaks_at:
+    def _record(self, kind, value):
+        if kind == self._fails_at:
             raise RuntimeError("the disk\nis full")
-        self.calls.append((kind, what))
+        self.calls.append((kind, value))
 
     def steps(self, rows):
-        self._take("steps", [row["step"] for row in rows])
+        self._record("steps", [row["step"] for row in rows])
 
     def evaluation(self, row):
-        self._take("evaluation", row["step"])
+        self._record("evaluation", row["step"])
 
     def close(self, result):
-        self._take("close", result)
+        self._record("close", result)
 
 
-def watched(tmp_path, **loggers):
-    """Return a sink over a run folder with these loggers, and what is told."""
-    told = []
-    sink = LoggedSink(RunFolder(tmp_path), told.append)
+def sink_with(tmp_path, **loggers):
+    """Return a sink for a run folder with these loggers, and the list of its messages."""
+    messages = []
+    sink = LoggedSink(RunFolder(tmp_path), messages.append)
     sink._loggers.update(loggers)
-    return sink, told
+    return sink, messages
 
 
-def test_a_step_and_an_evaluation_become_figures_by_name():
+def test_steps_and_evaluations_become_named_figures():
     assert step_figures(step_row(3)) == {
         "train/epoch": 1,
         "train/samples": 24,
@@ -70,7 +70,7 @@ def test_a_step_and_an_evaluation_become_figures_by_name():
 
 
 @given(st.integers(0, 700), st.integers(2, 20))
-def test_some_of_many_rows_begin_with_the_first_end_with_the_last_and_are_evenly_spread(count, most):
+def test_a_selection_of_rows_has_the_first_and_the_last_and_is_evenly_spaced(count, most):
     rows = [{"step": step} for step in range(count)]
 
     steps = [row["step"] for row in spread(rows, most)]
@@ -82,9 +82,9 @@ def test_some_of_many_rows_begin_with_the_first_end_with_the_last_and_are_evenly
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-def test_rows_are_kept_whole_and_shown_in_part(tmp_path):
-    logger = Fragile()
-    sink, _ = watched(tmp_path, it=logger)
+def test_all_rows_are_stored_and_a_selection_is_logged(tmp_path):
+    logger = FailingLogger()
+    sink, _ = sink_with(tmp_path, it=logger)
 
     sink.steps([step_row(step) for step in range(1, 101)])
     sink.ranks([{"step": 100, "rank": 0}])
@@ -99,17 +99,17 @@ def test_rows_are_kept_whole_and_shown_in_part(tmp_path):
     assert rest == [("evaluation", 100), ("close", RESULT)]
 
 
-@pytest.mark.parametrize("breaks_at", ["steps", "evaluation", "close"])
-def test_a_logger_that_fails_is_told_once_and_left_out_and_the_others_go_on(tmp_path, breaks_at):
-    broken, whole = Fragile(breaks_at), Fragile()
-    sink, told = watched(tmp_path, broken=broken, whole=whole)
+@pytest.mark.parametrize("fails_at", ["steps", "evaluation", "close"])
+def test_a_failing_logger_is_reported_once_and_disabled_and_the_others_continue(tmp_path, fails_at):
+    broken, whole = FailingLogger(fails_at), FailingLogger()
+    sink, messages = sink_with(tmp_path, broken=broken, whole=whole)
 
     for step in (1, 2):
         sink.steps([step_row(step)])
         sink.evaluation(evaluation_row(step))
     sink.finish(RESULT)
 
-    (line,) = told
+    (line,) = messages
     assert "--logger broken" in line
     assert "RuntimeError: the disk is full" in line
     assert [kind for kind, _ in whole.calls] == ["steps", "evaluation"] * 2 + ["close"]
@@ -117,9 +117,9 @@ def test_a_logger_that_fails_is_told_once_and_left_out_and_the_others_go_on(tmp_
     assert len(json_lines(tmp_path / "metrics.jsonl")) == 2
 
 
-def test_a_run_that_does_not_finish_lets_go_of_its_loggers_without_a_result(tmp_path):
-    logger = Fragile()
-    sink, _ = watched(tmp_path, it=logger)
+def test_loggers_of_an_unfinished_run_are_closed_without_a_result(tmp_path):
+    logger = FailingLogger()
+    sink, _ = sink_with(tmp_path, it=logger)
 
     sink.steps([step_row(1)])
     sink.close()
@@ -128,9 +128,9 @@ def test_a_run_that_does_not_finish_lets_go_of_its_loggers_without_a_result(tmp_
     assert logger.calls == [("steps", [1]), ("close", None)]
 
 
-def test_after_a_finish_there_is_nothing_left_to_close(tmp_path):
-    logger = Fragile()
-    sink, _ = watched(tmp_path, it=logger)
+def test_loggers_of_a_finished_run_are_closed_once(tmp_path):
+    logger = FailingLogger()
+    sink, _ = sink_with(tmp_path, it=logger)
 
     sink.finish(RESULT)
     sink.close()
@@ -138,15 +138,15 @@ def test_after_a_finish_there_is_nothing_left_to_close(tmp_path):
     assert logger.calls == [("close", RESULT)]
 
 
-def test_a_failing_run_folder_is_an_error_as_without_loggers(tmp_path):
-    sink, told = watched(tmp_path / "gone", it=Fragile())
+def test_a_run_folder_that_cannot_be_written_is_an_error_with_loggers_too(tmp_path):
+    sink, messages = sink_with(tmp_path / "gone", it=FailingLogger())
 
     with pytest.raises(Exception, match="cannot write to"):
         sink.finish(RESULT)
-    assert told == []
+    assert messages == []
 
 
-def test_without_loggers_nothing_but_the_run_folder_is_written(tmp_path):
+def test_without_loggers_only_the_run_folder_is_written(tmp_path):
     sink = with_loggers(RunFolder(tmp_path), (), CONFIG, report=pytest.fail)
 
     sink.steps([step_row(1)])
@@ -161,13 +161,13 @@ def test_without_loggers_nothing_but_the_run_folder_is_written(tmp_path):
         ({"profile": "5"}, "--profile is '5'"),
     ],
 )
-def test_what_cannot_be_shown_or_traced_is_refused_by_its_flag(options, message):
+def test_an_invalid_logger_or_profile_is_refused_with_its_flag(options, message):
     with pytest.raises(UsageError, match=message):
         RunOptions(**options)
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_logger_whose_package_is_missing_is_refused_before_work(monkeypatch, name):
+def test_a_logger_without_its_package_is_refused_before_work_starts(monkeypatch, name):
     check_loggers([name])
     monkeypatch.setitem(sys.modules, name, None)
 

@@ -1,4 +1,4 @@
-"""``--logger tensorboard``: TensorBoard itself reads back what was written."""
+"""``--logger tensorboard`` writes event files that TensorBoard reads."""
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,7 +21,7 @@ def logger(tmp_path):
         each.close(None)
 
 
-def seen(tmp_path):
+def events_in(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     return events
@@ -31,13 +31,13 @@ def scalars(events, name):
     return [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)]
 
 
-def test_rows_and_evaluations_are_there_as_soon_as_they_are_given(tmp_path, logger):
+def test_rows_and_evaluations_can_be_read_at_once(tmp_path, logger):
     one = logger()
 
     one.steps([step_row(1, loss=2.0), step_row(2, loss=1.0)])
     one.evaluation(evaluation_row(2))
 
-    events = seen(tmp_path)
+    events = events_in(tmp_path)
     assert scalars(events, "train/loss") == [(1, 2.0), (2, 1.0)]
     assert scalars(events, "phase/forward") == [(1, 0.002), (2, 0.002)]
     assert scalars(events, "test/accuracy") == [(2, 0.75)]
@@ -47,7 +47,7 @@ def test_rows_and_evaluations_are_there_as_soon_as_they_are_given(tmp_path, logg
     assert b'recipe = "digits"' in text.tensor_proto.string_val[0]
 
 
-def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path, logger):
+def test_a_resumed_run_removes_the_events_after_its_checkpoint(tmp_path, logger):
     first = logger()
     first.steps([step_row(step, loss=float(step)) for step in range(1, 8)])
     first.evaluation(evaluation_row(4, accuracy=0.4))
@@ -58,7 +58,7 @@ def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path, logge
     second.steps([step_row(5, loss=50.0)])
     second.close(RESULT)
 
-    events = seen(tmp_path)
+    events = events_in(tmp_path)
     assert scalars(events, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0)]
     assert scalars(events, "test/accuracy") == [(4, 0.4)]
 

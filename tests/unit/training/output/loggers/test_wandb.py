@@ -1,4 +1,4 @@
-"""``--logger wandb``, without a network: what wandb would send stands in its files."""
+"""Without a network, ``--logger wandb`` stores all data in files of the run folder."""
 
 import json
 import struct
@@ -14,8 +14,8 @@ from support.run_files import CONFIG, RESULT, evaluation_row, step_row
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch, tmp_path_factory):
-    """Be a user whom wandb does not know; end its service afterwards."""
+def without_login(monkeypatch, tmp_path_factory):
+    """Remove the user's login and settings of wandb; end its service afterwards."""
     for name in ("NETRC", "WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
@@ -26,7 +26,7 @@ def nobody(monkeypatch, tmp_path_factory):
 
 
 def chunks(log):
-    """Yield what was written to a file of wandb's: LevelDB's log format behind a header of 7 bytes."""
+    """Yield the records of a file of wandb's: LevelDB's log format after a header of 7 bytes."""
     block, head, position, whole = 32_768, 7, 7, b""
     while position + head <= len(log):
         left = block - position % block
@@ -42,7 +42,7 @@ def chunks(log):
 
 
 def records(folder):
-    """Return the records of the starts of a run, one list each, in order of time; wandb's service ends."""
+    """End wandb's service; return the records of each start of a run, in order of time."""
     wandb.teardown()  # only then is all of it written for certain
     starts = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     return [[Record.FromString(chunk) for chunk in chunks(path.read_bytes())] for path in starts]
@@ -57,9 +57,9 @@ def history(start):
     ]
 
 
-def test_nobody_is_asked_anything_and_all_is_in_the_run_folder(tmp_path):
-    told = []
-    logger = open_logger(tmp_path / "runs" / "mine", CONFIG, told.append)
+def test_without_a_login_all_data_is_stored_in_the_run_folder(tmp_path):
+    messages = []
+    logger = open_logger(tmp_path / "runs" / "mine", CONFIG, messages.append)
     logger.steps([step_row(1, loss=2.0), step_row(2, loss=1.0)])
     logger.evaluation(evaluation_row(2))
     logger.close(RESULT)
@@ -74,11 +74,11 @@ def test_nobody_is_asked_anything_and_all_is_in_the_run_folder(tmp_path):
     assert (run.project, run.display_name) == ("samestep", "mine")
     assert {item.key: json.loads(item.value_json) for item in run.config.update}["lr"] == 0.1
     assert ends == [0]
-    (line,) = told
+    (line,) = messages
     assert line.startswith("wandb: ")
 
 
-def test_a_resumed_run_is_the_same_run(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     first = open_logger(tmp_path, CONFIG, pytest.fail)
     first.steps([step_row(1)])
@@ -96,7 +96,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path, monkeypatch):
     assert ends == [1, 0]  # a run without a result has not finished
 
 
-def test_what_the_user_has_chosen_holds(tmp_path, monkeypatch):
+def test_environment_variables_of_wandb_take_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     monkeypatch.setenv("WANDB_NAME", "named")
@@ -107,7 +107,7 @@ def test_what_the_user_has_chosen_holds(tmp_path, monkeypatch):
     assert (run.project, run.display_name) == ("theirs", "named")
 
 
-def test_disabled_is_disabled(tmp_path, monkeypatch):
+def test_a_disabled_wandb_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
 
     logger = open_logger(tmp_path, CONFIG, pytest.fail)
@@ -133,32 +133,32 @@ def bad_netrc(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("trouble", [unreachable, bad_key, bad_netrc])
-def test_a_server_that_does_not_take_the_run_is_told_and_all_is_in_the_run_folder(
+def test_an_unusable_server_or_login_is_reported_and_all_data_is_stored_in_the_run_folder(
     tmp_path, monkeypatch, trouble
 ):
     trouble(monkeypatch, tmp_path)
-    told = []
+    messages = []
 
-    logger = open_logger(tmp_path, CONFIG, told.append)
+    logger = open_logger(tmp_path, CONFIG, messages.append)
     logger.steps([step_row(1)])
     logger.close(RESULT)
 
     (start,) = records(tmp_path)
     assert [row["step"] for row in history(start)] == [1]
-    (line,) = told
+    (line,) = messages
     assert line.startswith("wandb: ")
     assert "login;" not in line
     assert f"{tmp_path}/wandb" in line
 
 
-def test_a_logger_that_cannot_be_opened_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+def test_a_logger_that_cannot_be_opened_is_reported_and_the_run_continues(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "wandb").write_text("in the way")
-    told = []
+    messages = []
 
-    sink = with_loggers(RunFolder(tmp_path), ["wandb"], CONFIG, report=told.append)
+    sink = with_loggers(RunFolder(tmp_path), ["wandb"], CONFIG, report=messages.append)
     sink.steps([step_row(1)])
 
-    (line,) = told
+    (line,) = messages
     assert line.startswith("--logger wandb failed and is now off (FileExistsError: ")
     assert (tmp_path / "metrics.jsonl").exists()

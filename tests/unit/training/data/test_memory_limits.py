@@ -1,4 +1,4 @@
-"""Data that would take all memory, or is of no class, is refused by name before any memory is taken."""
+"""Data and models that exceed the memory, and invalid labels, are refused before memory is allocated."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ PACKED = [gzip.compress, lzma.compress]
 
 
 @pytest.mark.parametrize("pack", PACKED)
-def test_content_is_decompressed_up_to_the_size_that_is_known(tmp_path, pack):
+def test_files_are_decompressed_up_to_their_published_size(tmp_path, pack):
     one, two = bytes(range(100)), bytes(1000)
     path = tmp_path / "packed"
 
@@ -36,7 +36,7 @@ def test_content_is_decompressed_up_to_the_size_that_is_known(tmp_path, pack):
 
 
 @pytest.mark.parametrize("pack", PACKED)
-def test_a_bomb_is_refused_by_name(tmp_path, pack):
+def test_a_decompression_bomb_is_refused_with_its_name(tmp_path, pack):
     tiny = TinySet()
     tiny.write(tmp_path, "")
     (tmp_path / "tiny-images-idx3-ubyte").write_bytes(pack(bytes(1 << 20)) * 3000)
@@ -46,7 +46,7 @@ def test_a_bomb_is_refused_by_name(tmp_path, pack):
 
 
 @pytest.mark.parametrize("labels", [[300, 0], [0, 10], [-1, 0], [0, 0.5], [0, None], [[0], 1], [2**70, 1]])
-def test_a_label_that_is_no_class_is_named_with_its_file_and_image(labels):
+def test_an_invalid_label_is_refused_with_its_file_and_image(labels):
     batch = pickle.dumps({b"labels": labels, b"data": np.zeros((2, RECORD - 1), np.uint8)}, protocol=2)
     wrong = 1 if labels[0] == 0 else 0
 
@@ -54,20 +54,20 @@ def test_a_label_that_is_no_class_is_named_with_its_file_and_image(labels):
         from_pickle(batch, "data_batch_1")
 
 
-def test_labels_of_arrays_are_checked_as_well():
+def test_labels_in_arrays_are_checked_too():
     assert checked_labels(np.array([0, 9], np.uint8), classes=10, where="a").tolist() == [0, 9]
     with pytest.raises(DataError, match="image 1 is 10"):
         checked_labels(np.array([0, 10], np.uint8), classes=10, where="a")
 
 
-def test_a_pickle_that_numbers_its_values_beyond_all_memory_is_refused():
+def test_a_pickle_with_a_huge_memo_index_is_refused():
     with pytest.raises(DataError):
         load_arrays(b"\x80\x02]r" + (2**32 - 1).to_bytes(4, "little") + b".", "a")
 
 
 @pytest.mark.parametrize("side", [8200, 9400, 20_000, 2**31 - 1])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_an_image_of_too_many_pixels_is_refused_by_name(tmp_path, side):
+def test_an_image_of_too_many_pixels_is_refused_with_its_name(tmp_path, side):
     pytest.importorskip("PIL")
     (tmp_path / "train" / "a").mkdir(parents=True)
     (tmp_path / "train" / "a" / "bomb.png").write_bytes(png(side, side))
@@ -78,7 +78,7 @@ def test_an_image_of_too_many_pixels_is_refused_by_name(tmp_path, side):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ODD_FILES if kind != "unreadable"])
-def test_what_is_no_file_is_no_image(tmp_path, kind):
+def test_an_image_path_that_is_not_a_regular_file_is_refused(tmp_path, kind):
     pytest.importorskip("PIL")
     (tmp_path / "train" / "a").mkdir(parents=True)
     put_odd(tmp_path / "train" / "a" / "odd.png", kind)
@@ -88,7 +88,7 @@ def test_what_is_no_file_is_no_image(tmp_path, kind):
         images[0]
 
 
-def test_postscript_is_not_handed_to_a_program_whatever_it_is_called(tmp_path):
+def test_postscript_with_the_name_of_an_image_is_refused(tmp_path):
     image = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
     image.new("RGB", (8, 8)).save(file, "EPS")
@@ -111,7 +111,7 @@ def test_postscript_is_not_handed_to_a_program_whatever_it_is_called(tmp_path):
         "folder@" + "9" * 5000,
     ],
 )
-def test_data_that_fit_no_memory_are_refused(tmp_path, spec):
+def test_data_sets_that_exceed_the_memory_are_refused(tmp_path, spec):
     (tmp_path / "train" / "a").mkdir(parents=True)
 
     with pytest.raises(UsageError):
@@ -119,12 +119,12 @@ def test_data_that_fit_no_memory_are_refused(tmp_path, spec):
 
 
 @pytest.mark.parametrize("width", ["99999999", "9" * 17, "9" * 5000, "\u0663", "0", ""])
-def test_a_model_that_fits_no_memory_is_refused(width):
+def test_a_model_of_excessive_or_invalid_width_is_refused(width):
     with pytest.raises(UsageError):
         build(f"resnet9:{width}", shape=(3, 32, 32), classes=10)
 
 
-def test_parameters_are_counted_without_a_network():
+def test_parameters_are_counted_without_building_the_network():
     for size in ({"channels": 3, "classes": 10, "width": 8}, {"channels": 1, "classes": 7, "width": 5}):
         built = sum(one.numel() for one in ResNet9(**size).parameters())
 

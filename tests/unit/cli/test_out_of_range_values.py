@@ -1,4 +1,4 @@
-"""Numbers that are slips of the keyboard are refused before anything is planned, allocated or waited for."""
+"""Numbers and lists out of range are refused before anything is planned, allocated or waited for."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_huge_number_is_refused(made):
 @pytest.mark.parametrize(
     "more", [{"workers": (1, HUGE)}, {"repeats": HUGE}, {"steps": HUGE}, {"warm_up": HUGE}, {"per_node": 0}]
 )
-def test_a_study_without_end_is_refused(tmp_path, more):
+def test_a_study_with_an_out_of_range_number_is_refused(tmp_path, more):
     usual = {"workers": (1, 2), "steps": 1, "warm_up": 0, "repeats": 1}
 
     with pytest.raises(UsageError):
@@ -50,18 +50,18 @@ def test_a_study_without_end_is_refused(tmp_path, more):
     "text",
     ["n[0-999999999]", "n[0-9]" * 12, "a[" * 3000, ",", "n[" + "9" * 5000 + "]", "n[\u0663]", "n[2-1]"],
 )
-def test_a_list_of_hosts_without_end_or_sense_is_refused(text):
+def test_an_excessive_or_invalid_host_list_is_refused(text):
     with pytest.raises(DetectionError):
         hosts(text)
 
 
 @pytest.mark.parametrize("text", ["2(x999999999)", "1" * 5000, "\u0663", "1(x\u0662)"])
-def test_tasks_of_nodes_without_end_or_sense_are_refused(text):
+def test_an_excessive_or_invalid_list_of_tasks_per_node_is_refused(text):
     with pytest.raises(DetectionError):
         tasks_per_node(text)
 
 
-def test_as_many_hosts_as_slurm_has_are_read():
+def test_host_lists_are_read_up_to_the_maximum():
     assert len(hosts(f"n[0-{MOST - 1}]")) == MOST
     with pytest.raises(DetectionError):
         hosts(f"n[0-{MOST}]")
@@ -69,7 +69,7 @@ def test_as_many_hosts_as_slurm_has_are_read():
 
 @pytest.mark.parametrize("value", ["9" * 50, "9" * 5000, "\u0663", "1_000", "nan", "1.5"])
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"])
-def test_a_variable_that_no_launcher_sets_so_is_named(name, value):
+def test_an_invalid_launcher_variable_is_refused_with_its_name(name, value):
     usual = {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -83,12 +83,12 @@ def test_a_variable_that_no_launcher_sets_so_is_named(name, value):
 
 
 @pytest.mark.parametrize("nodes", ["n[2:8-99999999999]@0(3)", "n[2:-]@0(3)", "n[99999999999:8]@0(3)"])
-def test_a_list_of_open_mpi_without_end_names_no_host(nodes):
+def test_an_excessive_or_invalid_host_list_of_open_mpi_has_no_first_host(nodes):
     assert open_mpi_first({"OMPI_MCA_orte_node_regex": nodes, "OMPI_MCA_orte_num_nodes": "1"}) is None
 
 
 @pytest.mark.parametrize("flag", ["--data-dir", "--config", "--resume"])
-def test_a_name_that_is_too_long_is_one_line(capsys, flag):
+def test_a_path_that_is_too_long_is_refused_in_one_line(capsys, flag):
     code = run_command(["train", "mnist", f"{flag}={'a' * 5000}"])
 
     assert code == 2

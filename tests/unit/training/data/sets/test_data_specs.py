@@ -1,4 +1,4 @@
-"""Image sets that are spelled out: random ones, folders, torchvision's."""
+"""Image sets that are given by a specification: random images, folders, torchvision's sets."""
 
 import gzip
 
@@ -23,7 +23,7 @@ from support.vision import torchvision
         ("synthetic:3x4x4,7,20", (3, 4, 4), 7, 20),
     ],
 )
-def test_random_images_are_as_asked_and_the_same_everywhere(spec, shape, classes, samples):
+def test_random_images_have_the_specified_form_and_are_reproducible(spec, shape, classes, samples):
     train, again, test = load(spec, "train"), load(spec, "train"), load(spec, "test")
     assert (train.shape, len(train.classes), len(train)) == (shape, classes, samples)
     assert torch.equal(train.images, again.images)
@@ -35,7 +35,7 @@ def test_random_images_are_as_asked_and_the_same_everywhere(spec, shape, classes
 @pytest.mark.parametrize(
     "spec", ["synthetic:", "synthetic:8x8", "synthetic:3x8x8,", "synthetic:0x8x8", "synthetic@3"]
 )
-def test_a_wrong_spelling_of_random_images_is_refused(spec):
+def test_an_invalid_specification_of_random_images_is_refused(spec):
     with pytest.raises(UsageError, match=f"--data {spec}"):
         load(spec, "train")
 
@@ -58,7 +58,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_of_images_is_read_as_needed(folder):
+def test_a_folder_of_images_is_read_on_demand(folder):
     train, test = load("folder@8", "train", data_dir=folder), load("folder@8", "test", data_dir=folder)
     assert isinstance(train, LazyImages)
     assert (train.shape, train.classes, len(train), len(test)) == ((3, 8, 8), ("cat", "dog"), 10, 4)
@@ -75,7 +75,7 @@ def test_a_folder_of_images_is_read_as_needed(folder):
     ]
 
 
-def test_a_broken_image_is_named(folder):
+def test_a_damaged_image_is_refused_with_its_path(folder):
     (folder / "train" / "cat" / "0-0.png").write_bytes(b"broken")
     with pytest.raises(DataError, match=r"train/cat/0-0.png cannot be read as an image"):
         load("folder@8", "train", data_dir=folder)[0]
@@ -96,7 +96,7 @@ def test_splits_of_different_classes_are_refused(folder):
         ("folder", "empty", "there is no .*/train"),
     ],
 )
-def test_what_is_no_folder_of_images_is_refused(spec, given, message, tmp_path):
+def test_an_invalid_folder_of_images_is_refused(spec, given, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         load(spec, "train", data_dir=None if given is None else tmp_path / given)
 
@@ -106,7 +106,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         load("imagenet", "train")
 
 
-def test_torchvisions_data_sets_are_those_that_it_has(tmp_path):
+def test_mnist_of_torchvision_equals_the_published_one(tmp_path):
     torchvision()
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_torchvisions_data_sets_are_those_that_it_has(tmp_path):
         ("torchvision:", "is invalid"),
     ],
 )
-def test_what_torchvision_does_not_have_is_said(spec, message, tmp_path):
+def test_a_data_set_that_torchvision_cannot_provide_is_refused(spec, message, tmp_path):
     torchvision()
     with pytest.raises(UsageError, match=message):
         load(spec, "train", data_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""Whatever a sealed checkpoint holds, it is read or refused in one line, and nothing else happens."""
+"""A checkpoint with correct checksums and arbitrary contents is read, or refused in one line."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from support.snapshots import snapshot, write
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_odd_checkpoints_are_refused_in_one_line_or_read(tmp_path):
+def test_checkpoints_with_random_contents_are_read_or_refused_in_one_line(tmp_path):
     whole = whole_checkpoint(tmp_path)
 
     refused = [try_one(whole, tmp_path / "odd", seed) for seed in range(120)]
@@ -29,14 +29,14 @@ def folder(tmp_path):
 
 
 def repeated(depth):
-    """Return a list that stands for 10 to the power of `depth` values."""
+    """Return nested lists that expand to 10 to the power of `depth` values."""
     value = [0]
     for _ in range(depth):
         value = [value] * 10
     return value
 
 
-def looped():
+def cyclic():
     value = []
     value.append(value)
     return value
@@ -49,12 +49,12 @@ def looped():
         lambda: torch.zeros(2, 2).to_sparse(),
         lambda: torch.empty(3, device="meta"),
         lambda: repeated(12),
-        looped,
+        cyclic,
         lambda: {1, 2},
     ],
     ids=["repeated numbers", "sparse", "no data", "repeated lists", "a loop", "a set"],
 )
-def test_what_no_checkpoint_holds_is_refused(folder, tmp_path, make):
+def test_values_that_no_checkpoint_contains_are_refused(folder, tmp_path, make):
     torch.save({"optimizer": {"v": make()}}, tmp_path / "odd.pt")
     reseal(folder, OPTIMIZER, (tmp_path / "odd.pt").read_bytes())
 
@@ -62,7 +62,7 @@ def test_what_no_checkpoint_holds_is_refused(folder, tmp_path, make):
         read(folder)
 
 
-def test_an_archive_that_inflates_is_refused(folder, tmp_path):
+def test_a_compressed_archive_is_refused(folder, tmp_path):
     torch.save({"v": torch.zeros(10**6)}, tmp_path / "plain.pt")
     with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "odd.pt", "w") as odd:
         for record in plain.infolist():
@@ -74,7 +74,7 @@ def test_an_archive_that_inflates_is_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"step": 3, "step": 4}', '{"step": ' + "9" * 100 + "}", "[" * 10_000])
-def test_a_state_that_json_hardly_means_is_refused(folder, text):
+def test_a_state_with_duplicate_keys_huge_numbers_or_deep_nesting_is_refused(folder, text):
     reseal(folder, STATE, text.encode())
 
     with pytest.raises(CheckpointError, match=STATE):
@@ -83,7 +83,7 @@ def test_a_state_that_json_hardly_means_is_refused(folder, text):
 
 @pytest.mark.parametrize("name", [MANIFEST, STATE, OPTIMIZER])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-def test_what_is_no_file_is_refused_at_once(folder, name, kind):
+def test_a_fifo_device_or_folder_in_place_of_a_file_is_refused(folder, name, kind):
     (folder / name).unlink()
     if kind == "fifo":
         os.mkfifo(folder / name)
@@ -99,7 +99,7 @@ def test_what_is_no_file_is_refused_at_once(folder, name, kind):
 @pytest.mark.parametrize(
     "bad", [{"bytes": "5"}, {"bytes": -1}, {"bytes": True}, {"bytes": 2**70}, {"sha256": 5}]
 )
-def test_a_sealed_manifest_with_odd_types_is_refused(folder, bad, monkeypatch):
+def test_a_manifest_with_invalid_sizes_or_checksums_is_refused(folder, bad, monkeypatch):
     from samestep.training.checkpoint.snapshot import manifest_text
 
     listed = json.loads((folder / MANIFEST).read_text())["files"]

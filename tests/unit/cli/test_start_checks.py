@@ -1,4 +1,4 @@
-"""The lines that ``run`` and ``train`` print first, and the commands that they refuse to start."""
+"""Commands check the number of workers before they start any; a dry run prints what would be started."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--x", "--nproc_per_node=2", "y"], "samestep run --nproc_per_node=2 train.py --x y"),
     ],
 )
-def test_a_number_of_workers_after_the_script_is_answered(refused, arguments, meant):
+def test_a_number_of_workers_after_the_script_is_refused_with_the_right_command(refused, arguments, meant):
     code, lines = refused("import torch\n", *arguments)
 
     assert code == 2
@@ -49,11 +49,11 @@ def test_a_number_of_workers_after_the_script_is_answered(refused, arguments, me
         "import fire, torch\nfire.Fire(print)\n",
     ],
 )
-def test_a_script_with_its_own_option_is_started(refused, text):
+def test_a_script_that_has_the_option_itself_is_started(refused, text):
     assert refused(text, "-n", "2") == (0, [])
 
 
-def test_more_workers_than_cores_are_one_line(monkeypatch, tmp_path, capsys):
+def test_oversubscription_is_reported_with_the_largest_number_of_workers(monkeypatch, tmp_path, capsys):
     made = []
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
@@ -76,7 +76,7 @@ def test_more_workers_than_cores_are_one_line(monkeypatch, tmp_path, capsys):
         ("bench all-reduce -n 101", 2),
     ],
 )
-def test_workers_that_the_memory_cannot_hold_are_refused(monkeypatch, tmp_path, capsys, command, code):
+def test_workers_that_exceed_the_memory_are_refused(monkeypatch, tmp_path, capsys, command, code):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
     monkeypatch.setattr(description, "memory_bytes", lambda: 100 * description._LEAST_WORKER_BYTES)
@@ -100,7 +100,7 @@ def test_a_dry_run_warns_of_more_workers_than_cores(monkeypatch, tmp_path, capsy
     assert [(code, len(warnings)) for code, warnings in found.values()] == [(0, 1), (0, 0)]
 
 
-def test_a_dry_run_prints_a_command_that_a_shell_reads(monkeypatch, tmp_path, capsys):
+def test_a_dry_run_quotes_its_command_for_a_shell(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
 
