@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -117,14 +118,12 @@ class Comparison:
         usual = self.reference.samples(step)
         return usual.size > 0 and same_samples(self.run.samples(step), usual)
 
-    def finding(self, cause: Cause, message: str, step: int | None = None, *, advice: str = "") -> Finding:
-        """Return a finding with the largest deviation of its step.
+    def finding(
+        self, cause: Cause, message: str, step: int | None = None, *, advice: str = "", **more: Any
+    ) -> Finding:
+        """Return a finding with the largest deviation of its step, the first one that shows it.
 
-        Args:
-            cause: its code.
-            message: what was found.
-            step: the first step that shows it.
-            advice: what the author of a distributed script can do.
+        `advice` is what the author of a distributed script can do, and `more` are further fields.
         """
         if self.run.is_replicated and cause != "refused":  # a refusal says itself what to do
             advice = FAULT_OF_SAMESTEP
@@ -136,6 +135,7 @@ class Comparison:
             step=step,
             max_relative_deviation=max(values, default=None),
             advice=advice,
+            **more,
         )
 
     @property

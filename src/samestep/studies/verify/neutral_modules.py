@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
@@ -17,8 +18,11 @@ from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached_all, instead, wrapping
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
-from samestep.studies.verify.compression_hooks import without_compression
 from samestep.studies.verify.sample_random import per_sample_randomness
+
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+_COMPRESSING = ("powerSGD_hook", "quantization_hooks")  # modules of hooks that round or approximate gradients
+_COMPRESSING_NAMES = ("fp16_compress", "bf16_compress")
 
 
 @contextmanager
@@ -31,7 +35,7 @@ def rank_features_disabled() -> Iterator[None]:
             verify_declarations.ATTENTION: _without_dropout,
             verify_declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
             verify_declarations.GROUP_OF_NORM: wrapping(_over_all_ranks),
-            verify_declarations.COMMUNICATION_HOOK: wrapping(without_compression),
+            verify_declarations.COMMUNICATION_HOOK: wrapping(_without_compression),
         }
         stack.enter_context(attached_all(hooks))
         stack.enter_context(per_sample_randomness())
@@ -51,6 +55,19 @@ def normalizes_alone(module: nn.Module) -> bool:
     group: Any = getattr(module, "process_group", None)
     is_whole = group is None or group.size() == adopt().place.size
     return not (isinstance(module, nn.SyncBatchNorm) and is_whole)
+
+
+def compresses(hook: Callable[..., Any]) -> bool:
+    """Return whether a communication hook of torch compresses gradients, by its module and name."""
+    module = getattr(hook, "__module__", "") or ""
+    known = module.removeprefix(_HOOKS)
+    is_named = getattr(hook, "__name__", "").startswith(_COMPRESSING_NAMES)
+    return known != module and (known in _COMPRESSING or is_named)
+
+
+def _without_compression(original: Callable[..., None], model: Any, state: Any, hook: Any) -> None:
+    """Register a hook that averages gradients as they are in the place of one that compresses them."""
+    original(model, *((None, allreduce_hook) if compresses(hook) else (state, hook)))
 
 
 def _over_all_ranks(original: Callable[..., None], norm: Any, *args: Any, **kwargs: Any) -> None:
@@ -84,11 +101,7 @@ def _without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _SeededDataset:
-    """A data set that seeds the random generators by the index of each sample.
-
-    Args:
-        inner: the original data set.
-    """
+    """A data set that seeds the random generators by the index of each sample."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

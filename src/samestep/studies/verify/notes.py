@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import cast
 
 from samestep.studies.verify.run_record import RunRecord
-from samestep.studies.verify.trace import Note
+from samestep.studies.verify.trace import Note, Place
 from samestep.studies.verify.verdict import Finding, NoteCode
 
 _SHOWN = 3  # number of files in the message about them
@@ -18,11 +18,11 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
         run: the run.
         known: findings about runs on fewer workers, whose codes and places are left out.
     """
-    ranks: dict[tuple[str, tuple[str, int] | None], list[int]] = {}
-    first: dict[tuple[str, tuple[str, int] | None], Note] = {}
+    ranks: dict[tuple[str, Place | None], list[int]] = {}
+    first: dict[tuple[str, Place | None], Note] = {}
     for trace in run.traces:
         for note in trace.facts.notes:
-            key = (note.code, _place(note))
+            key = (note.code, note.place)
             first.setdefault(key, note)
             if trace.facts.rank not in ranks.setdefault(key, []):
                 ranks[key].append(trace.facts.rank)
@@ -32,10 +32,9 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
             cause=cast("NoteCode", note.code),
             message=note.message,
             workers=run.size,
-            step=note.step,
             kind="note",
             ranks=[] if len(ranks[key]) == run.size else ranks[key],
-            place=_place(note),
+            place=note.place,
         )
         for key, note in first.items()
         if key not in seen
@@ -73,7 +72,3 @@ def _is_cache(path: str) -> bool:
     """Return whether a path is one of a hidden folder, of compiled code or of a lock, as libraries write."""
     parts = path.split("/")
     return path.endswith(".lock") or any(part.startswith(".") or part == "__pycache__" for part in parts)
-
-
-def _place(note: Note) -> tuple[str, int] | None:
-    return None if note.file is None or note.line is None else (note.file, note.line)

@@ -25,12 +25,7 @@ def may_be_rounding(comparison: Comparison, found: Sequence[Finding]) -> bool:
 
 
 def decided_in_double(found: Sequence[Finding], double: Comparison | None) -> list[Finding]:
-    """Return the findings of a run after its repetition in double precision; None if that failed.
-
-    Args:
-        found: the findings in single precision.
-        double: the comparison in double precision; None if a run failed in it.
-    """
+    """Return the findings of a run after its repetition in double precision; None if that failed."""
     if double is None:
         return [
             _with(one, "Its repetition in double precision failed, so rounding is not excluded.")

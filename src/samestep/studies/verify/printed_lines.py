@@ -46,42 +46,25 @@ _VARIES = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PrintedNumber:
-    """A printed number that deviates by more than rounding.
+    """A printed number that deviates by more than rounding."""
 
-    Args:
-        value: the deviation, relative to the larger of the two numbers.
-        line: the line that contains the number.
-        usual: that line of the reference.
-        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
-        is_count: whether it is an integer in a line that counts batches or samples.
-        is_combined: whether it is computed from numbers that all ranks have combined in an evaluation.
-        is_multiple: whether it is N times the reference's or the N-th part, as a sum is that of a mean.
-        shape: the line with a sign in the place of each number.
-    """
-
-    value: float
-    line: str
-    usual: str
-    is_own_loss: bool
-    is_count: bool
-    is_combined: bool
-    is_multiple: bool
-    shape: str
+    value: float  # the deviation, relative to the larger of the two numbers
+    line: str  # the line that contains the number
+    usual: str  # that line of the reference
+    is_own_loss: bool  # whether it is the loss of rank 0's share in a step whose loss the reference prints
+    is_count: bool  # whether it is an integer in a line that counts batches or samples
+    is_combined: bool  # whether it is computed from numbers that all ranks have combined in an evaluation
+    is_multiple: bool  # whether it is N times the reference's or the N-th part, as a sum is that of a mean
+    shape: str  # the line with a sign in the place of each number
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line, with the numbers that can be results.
+    """A line, with the numbers that can be results."""
 
-    Args:
-        text: the line.
-        shape: the line with a sign in the place of each number.
-        numbers: its numbers, without those that are named as measurements.
-    """
-
-    text: str
-    shape: str
-    numbers: Sequence[str]
+    text: str  # the line
+    shape: str  # the line with a sign in the place of each number
+    numbers: Sequence[str]  # its numbers, without those that are named as measurements
 
 
 def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:

@@ -1,7 +1,7 @@
 """Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from samestep.studies.verify.modules.module_record import ModuleRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
+EQUAL = 1e-6
+"""Largest relative difference between ranks that the rounding of a collective explains."""
+
 _SAME_KEY = 1e-9  # relative tolerance for keys of equal samples, which are sums in double precision
 _CLOSE_KEY = 1e-3
 """Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
@@ -96,11 +99,8 @@ class RunRecord:
     def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
         """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
 
-        Ranks without a loss do not count: a pipeline computes it on its last rank only.
-
-        Args:
-            step: the step.
-            total_of: computes a rank's loss from those of its backwards.
+        Ranks without a loss do not count: a pipeline computes it on its last rank only. `total_of` computes a
+        rank's loss from those of its backwards.
         """
         ranks = [one for one in self.of_ranks(step) if one.losses]
         if not ranks:
@@ -184,6 +184,12 @@ def relative(one: Vector, other: Vector) -> float:
     if np.isnan(distance):
         return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
     return distance / size if size else (0.0 if not distance else float("inf"))
+
+
+def differ(of_ranks: Iterable[Sequence[float]]) -> bool:
+    """Return whether the vectors of several ranks differ."""
+    first, *others = map(np.array, of_ranks)
+    return any(relative(one, first) > EQUAL for one in others)
 
 
 def _sorted(keys: Sequence[float]) -> Vector:

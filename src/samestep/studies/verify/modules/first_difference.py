@@ -1,4 +1,4 @@
-"""Finds the first module of a step whose values on several workers differ from those on one."""
+"""Finds the first module of a step whose values, or whose parameters' gradients, differ from one worker's."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.compare import allowed_deviation, rounding_of
 from samestep.studies.verify.modules.joined_distance import (
     Shard,
@@ -15,7 +16,8 @@ from samestep.studies.verify.modules.joined_distance import (
     scales_of,
 )
 from samestep.studies.verify.modules.module_record import Call, Key, ModuleRecord, Value
-from samestep.studies.verify.run_record import Vector
+from samestep.studies.verify.run_record import EQUAL, Vector, relative
+from samestep.studies.verify.tensor_summary import BUCKETS
 
 Phase: TypeAlias = Literal["forward", "backward"]
 Part: TypeAlias = Literal[
@@ -195,3 +197,68 @@ def _gradients(
             return None
         shards.append(Shard(found.summary, record.samples(record.by_key[key])))
     return shards[0], shards[1:]
+
+
+def first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
+    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
+    return _first_parameter(comparison, step, record, (first, others), [EQUAL] * len(first))
+
+
+def differ_between_ranks(comparison: Comparison, step: int) -> bool:
+    """Return whether the gradients of some parameters differ between the ranks, but not of all."""
+    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
+    if any(len(other) != len(first) for other in others):
+        return False
+    equal = [one for k, one in enumerate(first) if all(relative(o[k], one) <= EQUAL for o in others)]
+    return any(one.any() for one in equal)
+
+
+def first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs from that on one worker, in the order of backward."""
+    usual, control, here = (
+        _of_parameters(run.at(step).gradient)
+        for run in (comparison.reference, comparison.control, comparison.run)
+    )
+    floor = rounding_of(comparison.reference.facts.epsilon)
+    allowed = [allowed_deviation(relative(a, b), floor) for a, b in zip(control, usual, strict=False)]
+    return _first_parameter(comparison, step, record, (usual, [here]), allowed)
+
+
+def _first_parameter(
+    comparison: Comparison,
+    step: int,
+    record: ModuleRecord,
+    gradients: tuple[list[Vector], list[list[Vector]]],
+    allowed: Sequence[float],
+) -> ModuleDifference | None:
+    usual, compared = gradients
+    reference = comparison.reference
+    held = dict(enumerate(reference.facts.parameters)).get(reference.at(step).optimizer, [])
+    if {len(one) for one in (usual, allowed, *compared)} != {len(held)}:
+        return None
+    values = [max(relative(one[k], usual[k]) for one in compared) for k in range(len(held))]
+    other = [k for k, value in enumerate(values) if value > allowed[k]]
+    if not other or len(other) == sum(bool(one.any()) for one in usual):
+        return None
+    last = other[-1]
+    model, _, name = held[last].name.partition(": ")
+    call = _owner(record, model, name)
+    if call is None:
+        return None
+    return ModuleDifference(call, "backward", "parameter", values[last], allowed[last], parameter=name)
+
+
+def _of_parameters(sketch: Sequence[float]) -> list[Vector]:
+    return list(np.array(sketch, dtype=np.float64).reshape(-1, BUCKETS))
+
+
+def _owner(record: ModuleRecord, model: str, parameter: str) -> Call | None:
+    """Return the call of the module that has a parameter, or of the nearest module around it."""
+    calls = {call.name: call for call in reversed(record.calls) if str(call.model) == model}
+    name = parameter
+    while name:
+        name = name.rpartition(".")[0]
+        if name in calls:
+            return calls[name]
+    return None

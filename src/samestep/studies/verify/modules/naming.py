@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from samestep.studies.verify.case import Comparison
-from samestep.studies.verify.modules.first_difference import ModuleDifference, ModuleRecords, Part
-from samestep.studies.verify.modules.module_record import ModuleRecord
-from samestep.studies.verify.modules.parameter_difference import (
+from samestep.studies.verify.modules.first_difference import (
+    ModuleDifference,
+    ModuleRecords,
+    Part,
     differ_between_ranks,
     first_between_ranks,
     first_from_reference,
 )
+from samestep.studies.verify.modules.module_record import ModuleRecord
 from samestep.studies.verify.verdict import Finding
 
 _OF_VALUES = ("gradient", "gradient-norm", "gradient-scale", "loss", "update", "parameters")
