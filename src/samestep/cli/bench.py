@@ -186,11 +186,8 @@ for _name in COLLECTIVES:
     _spelled = _name.replace("_", "-")
     _command = command_for(_name)
     bench.command(_spelled, help=flowing(_command.__doc__), short_help=f"Measure {_spelled}.")(_command)
-bench.command(
-    "step",
-    help=flowing(step.__doc__),
-    short_help="Measure training steps with each gradient synchronizer.",
-)(step)
+_summary = "Measure training steps with each gradient synchronizer."
+bench.command(help=flowing(step.__doc__), short_help=_summary)(step)
 
 
 def _decide(start: launch.Workers) -> Decision:
@@ -301,11 +298,7 @@ def _measure_steps(
 def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
     """Return the synchronizers to measure: those in `names`, or all that the workers can run.
 
-    If the workers cannot run one of them, rank 0 logs an error and the result is empty.
-
-    Args:
-        world: the workers; all of them call this.
-        names: the user's choice; empty for all.
+    If they cannot run one of them, rank 0 logs an error and the result is empty. All workers call this.
     """
     from samestep.studies.bench.synchronizers import NEEDS, ways_here
 
