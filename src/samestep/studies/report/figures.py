@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from samestep.studies.report.drawing import PARTS
@@ -26,7 +27,6 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
     thinned = max((len(run.steps["step"]) for run in runs), default=0) > MOST
     note = "The line is the mean of neighboring steps; the band is their range." if thinned else ""
     named = dict(zip(labels(runs), runs, strict=True))
-    ends = _ends(runs)
 
     def column(name: str) -> Lines:
         return {own: thin(run.steps["step"], run.steps[name], most=MOST) for own, run in named.items()}
@@ -40,21 +40,12 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
         (test,), training = losses.values(), _points(runs[0].evaluations, "step", "train_loss")
         losses = {"test": test, "training, mean since the last": training}
     accuracy, loss, rate = evaluated("accuracy", 100), column("loss"), column("lr")
+    chart = partial(LineChart, x="steps", marks=marks, ends=_ends(runs))
     return [
-        LineChart(title="Training loss", x="steps", y="loss", lines=loss, marks=marks, note=note, ends=ends),
-        LineChart(
-            title="Test accuracy",
-            x="steps",
-            y="right answers, %",
-            lines=accuracy,
-            marks=marks,
-            most=100,
-            ends=ends,
-        ),
-        LineChart(
-            title=test_loss, name="test loss", x="steps", y="loss", lines=losses, marks=marks, ends=ends
-        ),
-        LineChart(title="Learning rate", x="steps", y="rate", lines=rate, marks=marks, zero=True, ends=ends),
+        chart(title="Training loss", y="loss", lines=loss, note=note),
+        chart(title="Test accuracy", y="right answers, %", lines=accuracy, most=100),
+        chart(title=test_loss, name="test loss", y="loss", lines=losses),
+        chart(title="Learning rate", y="rate", lines=rate, zero=True),
     ]
 
 
@@ -71,26 +62,21 @@ def times(run: Run) -> list[LineChart]:
         f"rank {rank}": thin(_column(rows, "step"), _column(rows, "samples_per_second"), most=_WINDOWS)
         for rank, rows in by_rank.items()
     }
+    chart = partial(LineChart, x="steps", marks=_starts(run), ends=_ends([run]))
     return [
-        LineChart(
+        chart(
             title="Phases of a step",
-            x="steps",
             y="ms per step",
             lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
-            marks=_starts(run),
             stacked=True,
             colors={name.replace("_", " "): PARTS[name][0] for name in PHASES},
-            ends=_ends([run]),
             note="On rank 0.",
         ),
-        LineChart(
+        chart(
             title="Speed of each worker",
-            x="steps",
             y="samples/s",
             lines=speeds,
-            marks=_starts(run),
             zero=True,
-            ends=_ends([run]),
             note="Samples of each worker's share per second of its steps; all workers wait for the slowest.",
         ),
     ]
