@@ -26,10 +26,7 @@ CHECKED_STEP = 2
 def checked_group(run: Callable[[], Ending], *, around: Around, reads: Sequence[VariableRead]) -> Ending:
     """Run a worker's program in `around`, and check its process group after its first steps.
 
-    Args:
-        run: runs the program.
-        around: runs a function in the program's other wrappers.
-        reads: lines of the script that read variables of other launchers.
+    `reads` are lines of the script that read variables of other launchers.
 
     Raises:
         UsageError: the ranks are not in one group; raised in the script.

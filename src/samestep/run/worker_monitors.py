@@ -45,21 +45,14 @@ def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
 
 
 def idle_watch(*, limit_s: float) -> Watch:
-    """Return the function that runs the program of a single worker, and ends it if it hangs.
-
-    Args:
-        limit_s: seconds for which the worker may be idle.
-    """
+    """Return the function that runs the program of a single worker, and ends it if it is idle for so long."""
     return partial(_run_unless_idle, limit_s=limit_s)
 
 
 def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
     """Run a worker's program in `around`, and compare the workers in every step.
 
-    Args:
-        run: runs the program.
-        around: runs a function in the program's other wrappers.
-        native: whether the program joins its peers itself.
+    `native` is whether the program joins its peers itself.
     """
     with sanitizing(native=native):
         return around(run)
@@ -68,10 +61,7 @@ def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> End
 def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
     """Run a worker's program in `around`, and print the counted steps and samples at its end.
 
-    Args:
-        run: runs the program.
-        around: runs a function in the program's other wrappers.
-        native: whether each worker has its own shard of the samples.
+    `native` is whether each worker has its own shard of the samples.
     """
     place = detect(env.snapshot()).place
     counts = StepCounts()

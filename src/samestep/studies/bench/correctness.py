@@ -64,13 +64,8 @@ def check(
 ) -> str:
     """Call a collective once; return the first rank's problem on all ranks, empty where there is none.
 
-    Args:
-        world: the ranks; all of them call this.
-        collective: the collective.
-        algorithm: one of its algorithms.
-        given: the input tensor, which holds zeros afterwards.
-        numbers: the input numbers.
-        around: a context in which the call is made, until all ranks have finished it.
+    All ranks call this. The input tensor holds zeros afterwards. The call is made in the context `around`,
+    until all ranks have finished it.
 
     Raises:
         WorldError: the ranks could not communicate.

@@ -60,15 +60,9 @@ def figures(
     times: Sequence[float],
     copying: Sequence[float],
 ) -> Row:
-    """Return the figures of one algorithm at one size.
+    """Return the figures of one algorithm at one size, that of the whole tensor.
 
-    Args:
-        collective: its name.
-        algorithm: its name.
-        nbytes: size of the whole tensor.
-        ranks: number of ranks.
-        times: seconds of a call, one for each round.
-        copying: seconds for copying as many bytes, all ranks at once, one for each round.
+    The seconds of a call, and of copying as many bytes by all ranks at once, are one for each round.
     """
     middle = median(times)
     algbw = nbytes / middle
