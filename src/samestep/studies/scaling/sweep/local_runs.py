@@ -182,25 +182,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRuns:
-    """The runs of a study on this host or in an allocation.
+    """The runs of a study on this host or in an allocation."""
 
-    Args:
-        runner: executes the runs.
-        places: number of workers that can compute at the same time.
-        what: the resources behind `places`, in words.
-        threads: compute threads of each worker; None if this command does not set them.
-        per_node: maximum number of workers per node; None for a single node.
-        each: compute threads of each worker on CPUs, whichever command sets them; None if unknown.
-        on_cores: the largest number of workers on a node that compute on separate cores; 1 for accelerators.
-    """
-
-    runner: Local
-    places: int
-    what: str
-    threads: int | None = None
-    per_node: int | None = None
+    runner: Local  # executes the runs
+    places: int  # number of workers that can compute at the same time
+    what: str  # the resources behind `places`, in words
+    threads: int | None = None  # compute threads of each worker; None if this command does not set them
+    per_node: int | None = None  # maximum number of workers per node; None for a single node
+    # compute threads of each worker on CPUs, whichever command sets them; None if unknown
     each: int | None = None
-    on_cores: int = 1
+    on_cores: int = 1  # the most workers of a node that compute on separate cores; 1 for accelerators
 
     def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - SlurmRuns needs it
         """Return the commands of the runs, as lines."""
@@ -223,11 +214,8 @@ def local_runs(
 ) -> LocalRuns:
     """Return the runs on this host, or in the Slurm allocation of this process.
 
-    Args:
-        numbers: numbers of workers.
-        threads: compute threads of each worker, if the user gave a number.
-        compared: compute threads in the variants, if these differ in them.
-        on_cpu: whether accelerators are not used.
+    `threads` are the compute threads of each worker, if the user gave a number, and `compared` those in the
+    variants, if these differ in them.
 
     Raises:
         UsageError: this process is one of several tasks, or the number of threads is below 1.
