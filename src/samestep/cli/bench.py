@@ -15,8 +15,7 @@ from samestep.base.record import json_line
 from samestep.base.units import bytes_text, check_seconds
 from samestep.cli.help_text import flowing
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.cli.options.settings import as_arguments
+from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import Measured
@@ -243,7 +242,7 @@ def _work(request: Request, output: Output, *, threads: int | None) -> None:
 
 
 def _output(report: "Report", request: Request, world: "World", output: Output) -> None:
-    from samestep.studies.bench.cost_fit import crossovers
+    from samestep.studies.bench.figures import crossovers
     from samestep.studies.bench.text import chart, report_text
 
     if report.rows and output.as_json:

@@ -14,8 +14,7 @@ from samestep.base.console import BAD, DOUBTFUL, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.units import check_seconds
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.cli.options.settings import as_arguments
+from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
 from samestep.launch.job import Job
 from samestep.launchers.detect import detect
 from samestep.run.execution import OWN_PROGRAM, decide_own, execute

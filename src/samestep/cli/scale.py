@@ -14,9 +14,17 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import JOBS_PANEL, RESULTS_PANEL, grouped, option, switch
+from samestep.cli.options.declare import (
+    JOBS_PANEL,
+    RESULTS_PANEL,
+    as_arguments,
+    given,
+    grouped,
+    option,
+    switch,
+    with_flags_of,
+)
 from samestep.cli.options.serial import Mode
-from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.cli.other_names import dashed
 from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
 from samestep.launch.submit.site_defaults import (

@@ -11,8 +11,8 @@ from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli.main import application
 from samestep.cli.options import launch
+from samestep.cli.options.declare import given
 from samestep.cli.options.serial import OF_ALL, SPLIT, not_serial
-from samestep.cli.options.settings import given
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of

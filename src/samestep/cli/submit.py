@@ -17,8 +17,7 @@ from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import flowing
 from samestep.cli.options import launch
-from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch
-from samestep.cli.options.settings import with_flags_of
+from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch, with_flags_of
 from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program

@@ -18,10 +18,19 @@ from samestep.base.errors import INTERRUPTED, Error, Preempted, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, grouped, option, switch
+from samestep.cli.options.declare import (
+    DATA_PANEL,
+    RESULTS_PANEL,
+    TRAINING_PANEL,
+    as_arguments,
+    given,
+    grouped,
+    option,
+    switch,
+    with_flags_of,
+)
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
 from samestep.cli.options.serial import refuse_unmeasured
-from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads

@@ -4,8 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from samestep.base.units import bytes_text, seconds_text
-from samestep.studies.bench.cost_fit import crossovers, fit
-from samestep.studies.bench.figures import Row, as_good, best_text, bus_factor, fastest, overlap
+from samestep.studies.bench.figures import (
+    Row,
+    as_good,
+    best_text,
+    bus_factor,
+    crossovers,
+    fastest,
+    fit,
+    overlap,
+)
 from samestep.studies.bench.request import ALONE, ONE_PROCESS, Request
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.page import text_table

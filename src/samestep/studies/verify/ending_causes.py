@@ -3,7 +3,7 @@
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.loop_end import is_in_training_loop
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
 from samestep.studies.verify.trace import Place
 from samestep.studies.verify.verdict import Finding
 

@@ -1,6 +1,6 @@
 """Finds what of a run cannot be compared with the run on one worker."""
 
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
 from samestep.studies.verify.printed_lines import has_fractions
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.sample_causes import padding

@@ -203,7 +203,7 @@ class TracedRun:
 
                 stack.enter_context(rank_features_disabled())
             if self.double:
-                from samestep.studies.verify.double_precision import in_double_precision
+                from samestep.studies.verify.precision import in_double_precision
 
                 stack.enter_context(in_double_precision())
             try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from samestep.base.units import counted
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers
 from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding

@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
 from samestep.studies.verify.run_record import EQUAL, differ, relative
 from samestep.studies.verify.verdict import Cause, Finding
 

@@ -24,10 +24,9 @@ from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.launch.local.programs import Watch
-from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
-from samestep.studies.verify.compare import largest
-from samestep.studies.verify.modules.naming import with_module
+from samestep.studies.verify.compare import Comparison, largest
+from samestep.studies.verify.modules.first_difference import with_module
 from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
 from samestep.studies.verify.notes import notes_of, several_writers
 from samestep.studies.verify.parameter_alignment import (

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.studies.verify.modules.first_difference import ModuleRecords
+from samestep.studies.verify.modules.first_difference import ModuleRecords, with_module
 from samestep.studies.verify.modules.joined_distance import Shard, forward_distance, gradient_distance
 from samestep.studies.verify.modules.module_record import read_modules
-from samestep.studies.verify.modules.naming import with_module
 from samestep.studies.verify.modules.recorder import ModuleRecorder
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.run_length import FixedLength

@@ -27,9 +27,17 @@ from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.execution import finish, new_folder
 from samestep.studies.scaling.sweep.host_load import Load, sample_load
-from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, is_usage_error, outcome_of
 from samestep.studies.scaling.sweep.plan import in_lines
-from samestep.studies.scaling.sweep.trial import SAMESTEP, Outcome, Report, Trial
+from samestep.studies.scaling.sweep.trial import (
+    LATE_S,
+    SAMESTEP,
+    Outcome,
+    Report,
+    Trial,
+    is_complete,
+    is_usage_error,
+    outcome_of,
+)
 
 _FILES_S = 0.1  # the interval at which the files of a run are polled
 _GRACE_S = 20.0  # the time that a terminated run has to end its workers before it is killed
