@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -56,6 +56,50 @@ FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """The options of what is trained, and from where to where."""
+
+    fast: Annotated[
+        bool | None,
+        option("", "Train for the same task in a fraction of the time.", TRAINING_PANEL, "--fast"),
+    ] = None
+    config: Annotated[
+        Path | None, option("FILE", "Settings from a TOML file; flags override them.", TRAINING_PANEL)
+    ] = None
+    model: Annotated[str | None, results.MODEL] = None
+    resume: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
+            TRAINING_PANEL,
+        ),
+    ] = None
+    eval_only: Annotated[
+        bool,
+        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
+    ] = False
+    weights: Annotated[
+        Path | None,
+        option(
+            "CHECKPOINT",
+            "For --eval-only: a checkpoint, of samestep or of another program.",
+            TRAINING_PANEL,
+            "--from",
+        ),
+    ] = None
+    batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None
+    lr_scale: Annotated[
+        str | None,
+        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
+    ] = None
+    data: results.Data = None
+    data_dir: results.DataDir = None
+    subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None
+    out: Annotated[Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)] = None
+
+
 @grouped
 @with_flags_of(Settings, RunOptions)
 def train(
@@ -65,46 +109,7 @@ def train(
     ] = None,
     *,
     start: launch.WatchedWorkers,
-    fast: Annotated[
-        bool | None,
-        option("", "Train for the same task in a fraction of the time.", TRAINING_PANEL, "--fast"),
-    ] = None,
-    config: Annotated[
-        Path | None, option("FILE", "Settings from a TOML file; flags override them.", TRAINING_PANEL)
-    ] = None,
-    model: Annotated[str | None, results.MODEL] = None,
-    resume: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
-            TRAINING_PANEL,
-        ),
-    ] = None,
-    eval_only: Annotated[
-        bool,
-        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
-    ] = False,
-    weights: Annotated[
-        Path | None,
-        option(
-            "CHECKPOINT",
-            "For --eval-only: a checkpoint, of samestep or of another program.",
-            TRAINING_PANEL,
-            "--from",
-        ),
-    ] = None,
-    batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None,
-    lr_scale: Annotated[
-        str | None,
-        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
-    ] = None,
-    data: results.Data = None,
-    data_dir: results.DataDir = None,
-    subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None,
-    out: Annotated[
-        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)
-    ] = None,
+    training: TrainingOptions,
     output: results.Output,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     recording: launch.Clock,
@@ -120,27 +125,15 @@ def train(
     from samestep.training.recipes.request import Request, after_failure, configuration
     from samestep.training.recipes.resolve import check_compiler, resolve
 
-    if eval_only != (weights is not None):
+    flags = asdict(training)
+    eval_only = flags.pop("eval_only")
+    if eval_only != (training.weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
     clocking = recording.checked()
     if eval_only:
         given_flags = {"--clock records the steps": clocking, "--figures saves the charts": output.figures}
         _refuse_with_eval_only(given_flags)
-    request = Request(
-        recipe=recipe,
-        fast=fast,
-        data=data,
-        model=model,
-        data_dir=data_dir,
-        subset=subset,
-        changes=given(settings, Settings, RunOptions),
-        config=config,
-        batch_per_worker=batch_per_worker,
-        lr_scale=lr_scale,
-        resume=resume,
-        weights=weights,
-        out=out,
-    )
+    request = Request(recipe=recipe, changes=given(settings, Settings, RunOptions), **flags)
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
