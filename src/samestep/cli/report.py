@@ -12,9 +12,8 @@ from samestep.base.record import json_line
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.studies.report import run_page
-from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import names, read_run
-from samestep.studies.report.run_page import NAME
+from samestep.studies.report.run_page import NAME, charts
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_figures, write_pdf, write_text
 from samestep.studies.scaling.analysis.study_file import as_json as study_as_json

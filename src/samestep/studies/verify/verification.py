@@ -27,8 +27,13 @@ from samestep.launch.local.programs import Watch
 from samestep.studies.verify.causes import causes
 from samestep.studies.verify.compare import Comparison, largest
 from samestep.studies.verify.modules.first_difference import with_module
-from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
-from samestep.studies.verify.notes import notes_of, several_writers
+from samestep.studies.verify.notes import (
+    not_compared,
+    not_reached,
+    notes_of,
+    nothing_compared,
+    several_writers,
+)
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,

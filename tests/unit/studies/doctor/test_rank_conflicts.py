@@ -1,6 +1,6 @@
 """Ranks that do not fit together are named, from what each told of itself."""
 
-from samestep.studies.doctor.rank_conflicts import conflicts
+from samestep.studies.doctor.gather import conflicts
 from samestep.studies.doctor.results import RankResult
 
 
