@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from samestep.studies.verify.combined_results import has_combined, is_computed_from
 from samestep.studies.verify.compare import allowed_deviation, rounding_of
 from samestep.studies.verify.run_record import RunRecord
 
@@ -42,6 +41,7 @@ _MOST_DIGITS = 18
 """Digits of the longest integer that counts something."""
 _VARIES = 0.01
 """Relative difference between two runs on one worker from which a number counts as measured."""
+_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
     same total in lines that are not of training: ``22/103`` in place of ``44/103``.
     """
-    size = 1 if run.is_replicated else run.size
+    size = len(run.own_traces)
     rounding = rounding_of(reference.facts.epsilon)
     lines, again, other = (_lines(one) for one in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
@@ -275,12 +275,33 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
 
 def _is_combined(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
     """Return whether two numbers are computed alike from what the ranks combine in an evaluation."""
-    pair, digit = (float(of), float(one)), _last_digit(one)
+    digit = _last_digit(one)
     if not reference.combined():  # a serial script; a count can be truncated
-        found = (is_computed_from(pair[1], numbers, run.size, digit or 1.0) for numbers in run.combined())
-        return any(found)
+        return any(_are_results([one], [found], [run.size], digit or 1.0) for found in run.combined())
     combined = zip(reference.combined(), run.combined(), strict=False)
-    return bool(digit) and any(has_combined(pair, both, run.size, digit) for both in combined)
+    return bool(digit) and any(_are_results([of, one], both, [1, run.size], digit) for both in combined)
+
+
+def _are_results(
+    printed: Sequence[str], combined: Sequence[Sequence[float]], sizes: Sequence[int], digit: float
+) -> bool:
+    """Return whether runs compute a printed number in the same way from what their ranks combine.
+
+    Each run has its number, what is combined in one evaluation, and its number of ranks; `digit` is the value
+    of the last printed digit.
+    """
+    return any(
+        all(abs(scale * one - float(text)) <= digit for one, text in zip(results, printed, strict=True))
+        for results in zip(*map(_results, combined, sizes), strict=False)
+        for scale in (1.0, _PERCENT)
+    )
+
+
+def _results(combined: Sequence[float], size: int) -> Iterator[float]:
+    """Yield each number, its mean over the ranks, and its quotient by each other number."""
+    for number in combined:
+        yield from (number, number / size)
+        yield from (number / other if other else float("nan") for other in combined)
 
 
 def _has_printed(text: str, losses: Sequence[float]) -> bool:

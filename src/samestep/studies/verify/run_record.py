@@ -38,6 +38,11 @@ class RunRecord:
         return len(self.traces)
 
     @property
+    def own_traces(self) -> Sequence[Trace]:
+        """The traces of the ranks with samples of their own; of a replicated script, that of rank 0 only."""
+        return self.traces[:1] if self.is_replicated else self.traces
+
+    @property
     def facts(self) -> Facts:
         """Facts about rank 0, which prints."""
         return self.traces[0].facts
@@ -62,8 +67,7 @@ class RunRecord:
 
     def of_ranks(self, step: int) -> Sequence[Step]:
         """Return a step of each rank that made it; of a replicated script, that of rank 0 only."""
-        traces = self.traces[:1] if self.is_replicated else self.traces
-        return [trace.steps[step] for trace in traces if not trace.steps[step].joined]
+        return [trace.steps[step] for trace in self.own_traces if not trace.steps[step].joined]
 
     def counts(self, step: int) -> Sequence[int]:
         """Return the numbers of samples of the ranks that get samples in any step."""
@@ -85,10 +89,9 @@ class RunRecord:
 
     def evaluated(self, steps: int) -> Vector:
         """Return the keys of all samples that were evaluated in the first `steps` steps."""
-        traces = self.traces[:1] if self.is_replicated else self.traces
-        keys = [key for trace in traces for one in trace.steps[:steps] for key in one.evaluated]
-        if all(len(trace.steps) == steps for trace in traces):
-            keys += [key for trace in traces for key in trace.facts.evaluated]
+        keys = [key for trace in self.own_traces for one in trace.steps[:steps] for key in one.evaluated]
+        if all(len(trace.steps) == steps for trace in self.own_traces):
+            keys += [key for trace in self.own_traces for key in trace.facts.evaluated]
         return _sorted(keys)
 
     def combined(self) -> Sequence[Sequence[float]]:
@@ -109,7 +112,7 @@ class RunRecord:
         weights = np.array([len(one.samples) for one in ranks], dtype=float)
         mean, total = float(means.mean()), float(means.sum())
         weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
-        return weighted, mean, total, total / (1 if self.is_replicated else self.size)
+        return weighted, mean, total, total / len(self.own_traces)
 
     def has_loss(self, step: int) -> bool:
         """Return whether the loss of a step is known."""
