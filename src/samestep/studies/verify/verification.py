@@ -97,10 +97,16 @@ class Verification:
         Raises:
             UsageError: the reference fails, or has no step.
         """
-        reference = self._reference()
+        reference = self._on_one_worker("reference", "already")
+        if not reference.steps:
+            raise UsageError(
+                f"{self._origin.program.target} made no training step on one worker: no optimizer stepped, "
+                "and no backward ran."
+            )
         if self.steps is None:
             self._length = _length_of(reference)
-        control = self._control()
+        change = "when its gradients change by as little as rounding changes them"
+        control = self._on_one_worker("gradients disturbed", change, disturb=True)
         other = other_samples(reference, control)
         if other and other_samples(reference, self._run(self._origin, 1, "again")) is None:
             self._limit = other
@@ -130,24 +136,12 @@ class Verification:
     def _origin(self) -> Script:
         return self.against or self.script
 
-    def _reference(self) -> RunRecord:
-        reference, target = self._run(self._origin, 1, "reference"), self._origin.program.target
-        if reference.facts.ended not in ("steps", "end"):
-            raise UsageError(f"{target} fails on one worker already: {_failure(reference)}.")
-        if not reference.steps:
-            raise UsageError(
-                f"{target} made no training step on one worker: no optimizer stepped, and no backward ran."
-            )
-        return reference
-
-    def _control(self) -> RunRecord:
-        control = self._run(self._origin, 1, "gradients disturbed", disturb=True)
-        if control.facts.ended not in ("steps", "end"):
-            raise UsageError(
-                f"{self._origin.program.target} fails on one worker when its gradients change by as little "
-                f"as rounding changes them: {_failure(control)}."
-            )
-        return control
+    def _on_one_worker(self, what: str, when: str, *, disturb: bool = False) -> RunRecord:
+        """Return a run of the origin on one worker; `when` says in an error which of its runs has failed."""
+        run = self._run(self._origin, 1, what, disturb=disturb)
+        if run.facts.ended not in ("steps", "end"):
+            raise UsageError(f"{self._origin.program.target} fails on one worker {when}: {_failure(run)}.")
+        return run
 
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
