@@ -16,7 +16,6 @@ from samestep.studies.report.read_run import names, read_run
 from samestep.studies.report.run_page import NAME, charts
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_figures, write_pdf, write_text
-from samestep.studies.scaling.analysis.study_file import as_json as study_as_json
 from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts as study_charts
 from samestep.studies.scaling.report.page import write_study_page
@@ -91,7 +90,7 @@ def _report_study(
     if output.pdf is not None:
         inform(write_pdf(path, output.pdf))
     if output.as_json:
-        print(json_line({"page": str(path), "study": study_as_json(study)}).rstrip())
+        print(json_line({"page": str(path), "study": asdict(study)}).rstrip())
         return
     if is_study(paths[0]):
         study = seen_from_here(study, _folder(paths[0]))

@@ -37,7 +37,6 @@ from samestep.launch.submit.site_defaults import (
 from samestep.studies.report.run_page import NAME
 from samestep.studies.report.write import write_figures, write_pdf
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
 from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
@@ -254,7 +253,7 @@ def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: re
         return 0
     study, code = result
     if output.as_json:
-        print(json_line(as_json_of(study)).rstrip())
+        print(json_line(asdict(study)).rstrip())
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
     if output.figures is not None:
