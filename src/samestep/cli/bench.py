@@ -246,7 +246,7 @@ def _output(report: "Report", request: Request, world: "World", output: Output) 
     from samestep.studies.bench.text import chart, report_text
 
     if report.rows and output.as_json:
-        print("".join(json_line(row.as_dict()) for row in report.rows).rstrip(), flush=True)
+        print("\n".join(json_line(row.as_dict()) for row in report.rows), flush=True)
     elif report.rows:
         print(report_text(report, request, world.place.size), flush=True)
     for one in report.wrong:
@@ -287,7 +287,7 @@ def _measure_steps(
                 done=done,
                 around=lambda name: limit.of(f"steps with {name}"),
             )
-        lines = [json_line(asdict(row)).rstrip() for row in rows]
+        lines = [json_line(asdict(row)) for row in rows]
         if not as_json:
             each = f"{problem.model}, {problem.batch_per_worker} samples each on {world.place.size} workers"
             lines = [each, *text_table(STEP_HEAD, step_cells(rows)), step_answer(rows)]

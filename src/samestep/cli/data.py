@@ -33,13 +33,13 @@ def data(
     """
     if action == "list":
         rows = _listed(data_dir)
-        print(json_line({"data": rows}).rstrip() if as_json else _table(rows))
+        print(json_line({"data": rows}) if as_json else _table(rows))
         return
     if name is None:
         raise UsageError(f"samestep data {action} needs a NAME; samestep data list prints the names.")
     row = _fetch(name, data_dir) if action == "fetch" else _check(name, data_dir)
     state = row.pop("state")
-    print(json_line(row).rstrip() if as_json else f"{row['name']}: {row['about']}; {state}")
+    print(json_line(row) if as_json else f"{row['name']}: {row['about']}; {state}")
 
 
 def _listed(data_dir: Path | None) -> list[dict[str, Any]]:

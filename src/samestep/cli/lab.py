@@ -33,7 +33,7 @@ def list_experiments(context: typer.Context, *, as_json: results.AsJson = False)
     """List the experiments with the questions that they answer; samestep lab NAME runs one."""
     name = context.invoked_subcommand
     if name is None:
-        print(json_line({"experiments": listed()}).rstrip() if as_json else listing())
+        print(json_line({"experiments": listed()}) if as_json else listing())
     elif as_json:
         raise UsageError(f"--json before {name} is for the list of experiments; put it after {name}.")
 
@@ -57,7 +57,7 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
         refuse_unwritable_file("--page", page)
         outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
         if as_json:
-            print(json_line(outcome_record(experiment, outcome, workers=size)).rstrip())
+            print(json_line(outcome_record(experiment, outcome, workers=size)))
         else:
             print(outcome_text(experiment, outcome))
         if page is not None:
@@ -80,7 +80,7 @@ def start(
     """Write the starter file of an exercise: plain PyTorch with gaps, and a serial script if it has one."""
     files = write_starter(name, folder)
     if as_json:
-        print(json_line({"exercise": name, "files": [str(path) for path in files]}).rstrip())
+        print(json_line({"exercise": name, "files": [str(path) for path in files]}))
     for path in files:
         inform(f"wrote {path}")
     inform(f"fill the gaps, then: samestep lab grade {files[0]}")
@@ -110,7 +110,7 @@ def grade(
     passed = all(one.passed for one in grades)
     if as_json:
         results_of = [one.as_json() for one in grades]
-        print(json_line({"file": str(file), "passed": passed, "grades": results_of}).rstrip())
+        print(json_line({"file": str(file), "passed": passed, "grades": results_of}))
     else:
         for one in grades:
             verdict = (counted(len(one.faults), "fault"), BAD) if one.faults else ("passed", GOOD)

@@ -73,7 +73,7 @@ def report(
         found = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
-        print(json_line({"page": str(path), "runs": headlines, "hints": found}).rstrip())
+        print(json_line({"page": str(path), "runs": headlines, "hints": found}))
         return
     for name, words in headlines.items():
         print(words if len(headlines) == 1 else f"{name}: {words}")
@@ -90,7 +90,7 @@ def _report_study(
     if output.pdf is not None:
         inform(write_pdf(path, output.pdf))
     if output.as_json:
-        print(json_line({"page": str(path), "study": asdict(study)}).rstrip())
+        print(json_line({"page": str(path), "study": asdict(study)}))
         return
     if is_study(paths[0]):
         study = seen_from_here(study, _folder(paths[0]))

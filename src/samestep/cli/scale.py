@@ -249,11 +249,11 @@ def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: re
     """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
     if isinstance(result, list):
         found = {"jobs": result, "study": str(folder)}
-        print(json_line(found).rstrip() if output.as_json else "\n".join(result))
+        print(json_line(found) if output.as_json else "\n".join(result))
         return 0
     study, code = result
     if output.as_json:
-        print(json_line(asdict(study)).rstrip())
+        print(json_line(asdict(study)))
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
     if output.figures is not None:

@@ -178,7 +178,7 @@ def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) 
     if decision.is_main:
         log(f"the run in {folder} has finished; see its result.json.")
         if as_json:
-            print(json_line(RunFolder.read_result(folder)).rstrip())
+            print(json_line(RunFolder.read_result(folder)))
     raise typer.Exit
 
 
@@ -248,7 +248,7 @@ def _work(
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
                 found = score(world, resolved)
-                world.print(json_line(found.as_dict()).rstrip() if output.as_json else found.summary())
+                world.print(json_line(found.as_dict()) if output.as_json else found.summary())
                 return
             result = _train(world, resolved, clocking)
             finished = result is not None
@@ -301,7 +301,7 @@ def _report(result: "Result", folder: Path, output: results.Output) -> None:
     except Exception as error:  # noqa: BLE001 - the result is on disk already
         log(f"the training has finished, but not all of its page and figures can be written: {_line(error)}")
     try:
-        text = json_line(result.as_dict()).rstrip() if output.as_json else f"{result.summary()}\n{where}"
+        text = json_line(result.as_dict()) if output.as_json else f"{result.summary()}\n{where}"
         print(text, flush=True)
     except OSError as error:
         log(f"the training has finished, but its result cannot be printed: {_line(error)}")

@@ -105,7 +105,7 @@ def verify(
         options=Options(**settings),
     )
     if as_json:
-        print(json_line(report.as_json()).rstrip())
+        print(json_line(report.as_json()))
     else:
         _print(report)
     return _EXIT_CODES.get(report.verdict, 0)
