@@ -13,11 +13,10 @@ import torch
 from samestep.base.errors import WorldError
 from samestep.ranks.world.solo import SoloWorld
 from samestep.studies.doctor import joining, links, run_folder
-from samestep.studies.doctor.checks import CHECKS, any_stuck, run_check
+from samestep.studies.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
 from samestep.studies.doctor.pair_measurement import LinkServer, measure_pair
 from samestep.studies.doctor.report import lines
 from samestep.studies.doctor.results import ResultStore
-from samestep.studies.doctor.run_checks import Options, run_checks
 from support.stores import Memory
 
 SHARED, JOINING = (check for check in CHECKS if check.joint)
@@ -133,7 +132,7 @@ def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatc
     def fail():
         raise error
 
-    monkeypatch.setattr("samestep.studies.doctor.run_checks.facts_here", fail)
+    monkeypatch.setattr("samestep.studies.doctor.checks.facts_here", fail)
     results = run_checks({}, Options(), checks=())
     ((_, finding),) = results.report.findings
     assert says in finding.text
@@ -160,7 +159,7 @@ def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
     monkeypatch.setattr(links, "_LONGEST_S", 0.01)
     monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
     monkeypatch.setattr(
-        "samestep.studies.doctor.run_checks._connect", lambda *_: (board, LinkServer("127.0.0.1"))
+        "samestep.studies.doctor.checks._connect", lambda *_: (board, LinkServer("127.0.0.1"))
     )
     folders = [tmp_path / "runs", tmp_path / "ada" / "runs"]
     for folder in folders:
@@ -185,7 +184,7 @@ def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch)
     def fail(*_):
         raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
 
-    monkeypatch.setattr("samestep.studies.doctor.run_checks._connect", fail)
+    monkeypatch.setattr("samestep.studies.doctor.checks._connect", fail)
     results = run_checks(environment_of(1, tmp_path), Options(devices=False, ticket=True), checks=[SHARED])
     ((_, finding),) = results.report.findings
     assert "'~/store'" in finding.text

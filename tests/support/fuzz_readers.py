@@ -6,6 +6,7 @@ import json
 import lzma
 import pickle
 import tarfile
+from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -217,10 +218,9 @@ def _report(folder, name):
 
 @cache
 def _study():
-    from samestep.studies.scaling.analysis.study_file import as_json as of_study
     from support.studies import study
 
-    return (of_study(study()), of_study(study(modes=("strong", "weak"), variants=("", "sync=ddp"))))
+    return (asdict(study()), asdict(study(modes=("strong", "weak"), variants=("", "sync=ddp"))))
 
 
 def _study_bytes():

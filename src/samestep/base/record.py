@@ -48,8 +48,8 @@ def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = 
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """Return `record` as one line of JSON, its newline included; a number that is not finite is null."""
-    return json.dumps(map_values(record, _finite), allow_nan=False) + "\n"
+    """Return `record` as one line of JSON; a number that is not finite is null."""
+    return json.dumps(map_values(record, _finite), allow_nan=False)
 
 
 def map_values(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -15,8 +15,7 @@ from samestep.base.record import json_line
 from samestep.base.units import bytes_text, check_seconds
 from samestep.cli.help_text import flowing
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.cli.options.settings import as_arguments
+from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import Measured
@@ -186,11 +185,8 @@ for _name in COLLECTIVES:
     _spelled = _name.replace("_", "-")
     _command = command_for(_name)
     bench.command(_spelled, help=flowing(_command.__doc__), short_help=f"Measure {_spelled}.")(_command)
-bench.command(
-    "step",
-    help=flowing(step.__doc__),
-    short_help="Measure training steps with each gradient synchronizer.",
-)(step)
+_summary = "Measure training steps with each gradient synchronizer."
+bench.command(help=flowing(step.__doc__), short_help=_summary)(step)
 
 
 def _decide(start: launch.Workers) -> Decision:
@@ -246,11 +242,11 @@ def _work(request: Request, output: Output, *, threads: int | None) -> None:
 
 
 def _output(report: "Report", request: Request, world: "World", output: Output) -> None:
-    from samestep.studies.bench.cost_fit import crossovers
+    from samestep.studies.bench.figures import crossovers
     from samestep.studies.bench.text import chart, report_text
 
     if report.rows and output.as_json:
-        print("".join(json_line(row.as_dict()) for row in report.rows).rstrip(), flush=True)
+        print("\n".join(json_line(row.as_dict()) for row in report.rows), flush=True)
     elif report.rows:
         print(report_text(report, request, world.place.size), flush=True)
     for one in report.wrong:
@@ -291,7 +287,7 @@ def _measure_steps(
                 done=done,
                 around=lambda name: limit.of(f"steps with {name}"),
             )
-        lines = [json_line(asdict(row)).rstrip() for row in rows]
+        lines = [json_line(asdict(row)) for row in rows]
         if not as_json:
             each = f"{problem.model}, {problem.batch_per_worker} samples each on {world.place.size} workers"
             lines = [each, *text_table(STEP_HEAD, step_cells(rows)), step_answer(rows)]
@@ -301,11 +297,7 @@ def _measure_steps(
 def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
     """Return the synchronizers to measure: those in `names`, or all that the workers can run.
 
-    If the workers cannot run one of them, rank 0 logs an error and the result is empty.
-
-    Args:
-        world: the workers; all of them call this.
-        names: the user's choice; empty for all.
+    If they cannot run one of them, rank 0 logs an error and the result is empty. All workers call this.
     """
     from samestep.studies.bench.synchronizers import NEEDS, ways_here
 

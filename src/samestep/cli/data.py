@@ -1,8 +1,7 @@
 """Implements ``samestep data``, which lists data sets, fetches them for offline hosts, and checks them."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,16 +17,8 @@ OTHERS = (
 )
 
 
-class Action(str, Enum):
-    """An action on data sets."""
-
-    LIST = "list"
-    FETCH = "fetch"
-    CHECK = "check"
-
-
 def data(
-    action: Annotated[Action, typer.Argument(help="The action.")],
+    action: Annotated[Literal["list", "fetch", "check"], typer.Argument(help="The action.")],
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="The data set; not needed for list.")
     ] = None,
@@ -40,15 +31,15 @@ def data(
     list prints the data sets and where copies of them are. fetch downloads one into --data-dir, or into the
     user's cache. check reads every file of one, and compares it with the published checksum.
     """
-    if action is Action.LIST:
+    if action == "list":
         rows = _listed(data_dir)
-        print(json_line({"data": rows}).rstrip() if as_json else _table(rows))
+        print(json_line({"data": rows}) if as_json else _table(rows))
         return
     if name is None:
-        raise UsageError(f"samestep data {action.value} needs a NAME; samestep data list prints the names.")
-    row = _fetch(name, data_dir) if action is Action.FETCH else _check(name, data_dir)
+        raise UsageError(f"samestep data {action} needs a NAME; samestep data list prints the names.")
+    row = _fetch(name, data_dir) if action == "fetch" else _check(name, data_dir)
     state = row.pop("state")
-    print(json_line(row).rstrip() if as_json else f"{row['name']}: {row['about']}; {state}")
+    print(json_line(row) if as_json else f"{row['name']}: {row['about']}; {state}")
 
 
 def _listed(data_dir: Path | None) -> list[dict[str, Any]]:

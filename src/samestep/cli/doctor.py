@@ -14,16 +14,14 @@ from samestep.base.console import BAD, DOUBTFUL, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.units import check_seconds
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.cli.options.settings import as_arguments
+from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
 from samestep.launch.job import Job
 from samestep.launchers.detect import detect
 from samestep.run.execution import OWN_PROGRAM, decide_own, execute
-from samestep.studies.doctor.checks import any_stuck
+from samestep.studies.doctor.checks import Options, Outcome, any_stuck, run_checks
 from samestep.studies.doctor.masking import Mask
 from samestep.studies.doctor.orphans import clean as clean_up
 from samestep.studies.doctor.report import Report, lines, record
-from samestep.studies.doctor.run_checks import Options, Outcome, run_checks
 
 _STYLES = {"problem": BAD, "note": DOUBTFUL}
 """The styles of the words that begin a finding."""

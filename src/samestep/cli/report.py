@@ -12,12 +12,10 @@ from samestep.base.record import json_line
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.studies.report import run_page
-from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import names, read_run
-from samestep.studies.report.run_page import NAME
+from samestep.studies.report.run_page import NAME, charts
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_figures, write_pdf, write_text
-from samestep.studies.scaling.analysis.study_file import as_json as study_as_json
 from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts as study_charts
 from samestep.studies.scaling.report.page import write_study_page
@@ -75,7 +73,7 @@ def report(
         found = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
-        print(json_line({"page": str(path), "runs": headlines, "hints": found}).rstrip())
+        print(json_line({"page": str(path), "runs": headlines, "hints": found}))
         return
     for name, words in headlines.items():
         print(words if len(headlines) == 1 else f"{name}: {words}")
@@ -92,7 +90,7 @@ def _report_study(
     if output.pdf is not None:
         inform(write_pdf(path, output.pdf))
     if output.as_json:
-        print(json_line({"page": str(path), "study": study_as_json(study)}).rstrip())
+        print(json_line({"page": str(path), "study": asdict(study)}))
         return
     if is_study(paths[0]):
         study = seen_from_here(study, _folder(paths[0]))

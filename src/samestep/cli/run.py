@@ -15,11 +15,10 @@ from samestep.base.machine.accelerators import workers_per_node
 from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch
 from samestep.cli.options.auto_workers import choose
-from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, grouped, option, switch
+from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, grouped, option, switch, with_flags_of
 from samestep.cli.options.defaults import Config
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
 from samestep.cli.options.serial import Mode, checked_mode, with_options
-from samestep.cli.options.settings import with_flags_of
 from samestep.cli.other_names import own_name
 from samestep.launch.job import Job, Logs, Program, Std
 from samestep.launch.local.hosting import leave

@@ -14,9 +14,17 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import JOBS_PANEL, RESULTS_PANEL, grouped, option, switch
+from samestep.cli.options.declare import (
+    JOBS_PANEL,
+    RESULTS_PANEL,
+    as_arguments,
+    given,
+    grouped,
+    option,
+    switch,
+    with_flags_of,
+)
 from samestep.cli.options.serial import Mode
-from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.cli.other_names import dashed
 from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
 from samestep.launch.submit.site_defaults import (
@@ -29,7 +37,6 @@ from samestep.launch.submit.site_defaults import (
 from samestep.studies.report.run_page import NAME
 from samestep.studies.report.write import write_figures, write_pdf
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
 from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
@@ -242,11 +249,11 @@ def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: re
     """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
     if isinstance(result, list):
         found = {"jobs": result, "study": str(folder)}
-        print(json_line(found).rstrip() if output.as_json else "\n".join(result))
+        print(json_line(found) if output.as_json else "\n".join(result))
         return 0
     study, code = result
     if output.as_json:
-        print(json_line(as_json_of(study)).rstrip())
+        print(json_line(asdict(study)))
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
     if output.figures is not None:

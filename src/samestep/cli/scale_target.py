@@ -11,8 +11,8 @@ from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli.main import application
 from samestep.cli.options import launch
+from samestep.cli.options.declare import given
 from samestep.cli.options.serial import OF_ALL, SPLIT, not_serial
-from samestep.cli.options.settings import given
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
@@ -45,19 +45,12 @@ _OWN_RUNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The program that a study runs.
+    """The program that a study runs."""
 
-    Args:
-        name: the path of a script, or the name of a module or of a recipe.
-        kind: the kind of target.
-        arguments: its arguments.
-        mode: the value of ``--mode``; None if it was not given.
-    """
-
-    name: str
-    kind: Kind
-    arguments: tuple[str, ...]
-    mode: str | None
+    name: str  # the path of a script, or the name of a module or of a recipe
+    kind: Kind  # the kind of target
+    arguments: tuple[str, ...]  # its arguments
+    mode: str | None  # the value of ``--mode``; None if it was not given
 
     @classmethod
     def of(cls, name: str, arguments: Sequence[str], *, module: bool, mode: str | None) -> "Target":
@@ -87,11 +80,7 @@ class Target:
         return launch.program(self.name, self.arguments, module=self.kind == "module")
 
     def refuse_ambiguous(self, words: Sequence[str], flags: Collection[str]) -> None:
-        """Refuse an option after the target that belongs to scale, and to the target too or possibly.
-
-        Args:
-            words: the whole command.
-            flags: the options of scale.
+        """Refuse one of scale's `flags` after the target, in the words of a command, that is possibly both's.
 
         Raises:
             UsageError: there is such an option; the message shows how to make the command unambiguous.
@@ -111,11 +100,7 @@ class Target:
             )
 
     def refuse_misplaced(self, flags: Mapping[str, Any], compares: Sequence[str]) -> None:
-        """Refuse options that have no effect on the target, and wrong values.
-
-        Args:
-            flags: options of ``run``, by name; None for one that was not given.
-            compares: the values of ``--compare``.
+        """Refuse options of ``run`` or in ``--compare`` that have no effect on the target, and wrong values.
 
         Raises:
             UsageError: there is such an option; the message names it.
@@ -235,9 +220,6 @@ def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
     """Refuse flags that ``train`` does not have, and values that it refuses: each run would fail on them.
 
     Checks that need the data set or the model are left to the runs, because they take long.
-
-    Args:
-        trials: runs of a recipe.
 
     Raises:
         UsageError: a flag or a value is wrong; the message names it.

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,8 +17,7 @@ from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import flowing
 from samestep.cli.options import launch
-from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch
-from samestep.cli.options.settings import with_flags_of
+from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch, with_flags_of
 from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
@@ -60,8 +60,18 @@ Target = Annotated[
 JobName = Annotated[
     str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
 ]
-Nodes = Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)]
-PerNode = Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL, "--nproc-per-node")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The options of the nodes of a job, and of the workers on them."""
+
+    nodes: Annotated[int, option("N", "Number of nodes, or of pods.", SIZE_PANEL)] = 1
+    gpus_per_node: launch.GpusPerNode = 0
+    workers: launch.WorkerCount = None
+    nproc_per_node: Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL)] = None
+
+
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
@@ -71,10 +81,7 @@ def slurm(
     target: Target,
     arguments: launch.Arguments = None,
     *,
-    nodes: Nodes = 1,
-    gpus_per_node: launch.GpusPerNode = 0,
-    workers: launch.WorkerCount = None,
-    nproc_per_node: PerNode = None,
+    size: Size,
     requeue: Annotated[
         bool,
         switch("Before the time limit, write a checkpoint and requeue the job.", SIZE_PANEL, "--requeue"),
@@ -113,15 +120,9 @@ def slurm(
     job = SlurmJob(
         command=command,
         name=name,
-        nodes=nodes,
-        per_node=per_node(
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            workers=workers,
-            nproc_per_node=nproc_per_node,
-            in_command=command.workers,
-        ),
-        gpus_per_node=gpus_per_node,
+        nodes=size.nodes,
+        per_node=per_node(**asdict(size), in_command=command.workers),
+        gpus_per_node=size.gpus_per_node,
         site=site,
         launch=cast("Launch", launcher),
         warning_s=(WARNING_S if warning is None else warning) if requeue else None,
@@ -137,7 +138,7 @@ def slurm(
     file = _store(name, text, suffix=".sbatch")
     with held() as signals:  # a Ctrl-C waits until the number of an accepted job is printed
         submitted = FollowedSlurmJob(submit_to_slurm(file))
-        where = f"{counted(job.workers, 'worker')} on {counted(nodes, 'node')}"
+        where = f"{counted(job.workers, 'worker')} on {counted(size.nodes, 'node')}"
         log(f"{submitted.name} is submitted: {where}. Its script is {file}.")
     signals.heed()
     return submission.follow(submitted, file)
@@ -206,10 +207,7 @@ def kubernetes(
     target: Target,
     arguments: launch.Arguments = None,
     *,
-    nodes: Nodes = 1,
-    gpus_per_node: launch.GpusPerNode = 0,
-    workers: launch.WorkerCount = None,
-    nproc_per_node: PerNode = None,
+    size: Size,
     operator: Annotated[
         str,
         option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL),
@@ -230,19 +228,14 @@ def kubernetes(
     job = KubernetesJob(
         command=command,
         name=job_name or service_name(command.name),
-        nodes=nodes,
-        per_node=per_node(
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            workers=workers,
-            nproc_per_node=nproc_per_node,
-            in_command=command.workers,
-        ),
-        gpus_per_node=gpus_per_node,
+        nodes=size.nodes,
+        per_node=per_node(**asdict(size), in_command=command.workers),
+        gpus_per_node=size.gpus_per_node,
         operator=operator,
         site=site,
     )
-    tasks = nodes if job.per_node == 1 else 1  # with several workers, each pod's start knows their number
+    # With several workers in a pod, the start of each pod knows their number.
+    tasks = size.nodes if job.per_node == 1 else 1
     _refuse_own_workers(script, tasks=tasks, remedy="Give it several workers in each pod")
     text = manifest(job)
     if submission.dry_run:
@@ -250,31 +243,20 @@ def kubernetes(
     file = _store(job.name, text, suffix=".yaml")
     submit_to_kubernetes(job, file)
     log(
-        f"{job.resource} is created: {counted(job.workers, 'worker')} in {counted(nodes, 'pod')}. "
+        f"{job.resource} is created: {counted(job.workers, 'worker')} in {counted(size.nodes, 'pod')}. "
         f"Its manifest is {file}."
     )
     return submission.follow(FollowedKubernetesJob(job, file), file)
 
 
 submit = typer.Typer(help="Write the job for Slurm, MPI or Kubernetes, submit it, and follow it to its end.")
-submit.command(
-    "slurm",
-    help=flowing(slurm.__doc__),
-    context_settings=dict(SETTINGS),
-    short_help="Submit a Slurm job.",
-)(slurm)
-submit.command(
-    "mpi",
-    help=flowing(mpi.__doc__),
-    context_settings=dict(SETTINGS),
-    short_help="Start a job with Open MPI or MPICH.",
-)(mpi)
-submit.command(
-    "kubernetes",
-    help=flowing(kubernetes.__doc__),
-    context_settings=dict(SETTINGS),
-    short_help="Create a Kubernetes job.",
-)(kubernetes)
+for _command, _summary in (
+    (slurm, "Submit a Slurm job."),
+    (mpi, "Start a job with Open MPI or MPICH."),
+    (kubernetes, "Create a Kubernetes job."),
+):
+    _help = flowing(_command.__doc__)
+    submit.command(help=_help, context_settings=dict(SETTINGS), short_help=_summary)(_command)
 
 
 def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None]:

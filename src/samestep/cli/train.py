@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -18,10 +18,19 @@ from samestep.base.errors import INTERRUPTED, Error, Preempted, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, grouped, option, switch
+from samestep.cli.options.declare import (
+    DATA_PANEL,
+    RESULTS_PANEL,
+    TRAINING_PANEL,
+    as_arguments,
+    given,
+    grouped,
+    option,
+    switch,
+    with_flags_of,
+)
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
 from samestep.cli.options.serial import refuse_unmeasured
-from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
@@ -29,9 +38,8 @@ from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
-from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import read_run
-from samestep.studies.report.run_page import write_report
+from samestep.studies.report.run_page import charts, write_report
 from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.registry import RECIPES
@@ -47,6 +55,50 @@ FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """The options of what is trained, and from where to where."""
+
+    fast: Annotated[
+        bool | None,
+        option("", "Train for the same task in a fraction of the time.", TRAINING_PANEL, "--fast"),
+    ] = None
+    config: Annotated[
+        Path | None, option("FILE", "Settings from a TOML file; flags override them.", TRAINING_PANEL)
+    ] = None
+    model: Annotated[str | None, results.MODEL] = None
+    resume: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
+            TRAINING_PANEL,
+        ),
+    ] = None
+    eval_only: Annotated[
+        bool,
+        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
+    ] = False
+    weights: Annotated[
+        Path | None,
+        option(
+            "CHECKPOINT",
+            "For --eval-only: a checkpoint, of samestep or of another program.",
+            TRAINING_PANEL,
+            "--from",
+        ),
+    ] = None
+    batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None
+    lr_scale: Annotated[
+        str | None,
+        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
+    ] = None
+    data: results.Data = None
+    data_dir: results.DataDir = None
+    subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None
+    out: Annotated[Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)] = None
+
+
 @grouped
 @with_flags_of(Settings, RunOptions)
 def train(
@@ -56,46 +108,7 @@ def train(
     ] = None,
     *,
     start: launch.WatchedWorkers,
-    fast: Annotated[
-        bool | None,
-        option("", "Train for the same task in a fraction of the time.", TRAINING_PANEL, "--fast"),
-    ] = None,
-    config: Annotated[
-        Path | None, option("FILE", "Settings from a TOML file; flags override them.", TRAINING_PANEL)
-    ] = None,
-    model: Annotated[str | None, results.MODEL] = None,
-    resume: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
-            TRAINING_PANEL,
-        ),
-    ] = None,
-    eval_only: Annotated[
-        bool,
-        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
-    ] = False,
-    weights: Annotated[
-        Path | None,
-        option(
-            "CHECKPOINT",
-            "For --eval-only: a checkpoint, of samestep or of another program.",
-            TRAINING_PANEL,
-            "--from",
-        ),
-    ] = None,
-    batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None,
-    lr_scale: Annotated[
-        str | None,
-        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
-    ] = None,
-    data: results.Data = None,
-    data_dir: results.DataDir = None,
-    subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None,
-    out: Annotated[
-        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)
-    ] = None,
+    training: TrainingOptions,
     output: results.Output,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     recording: launch.Clock,
@@ -111,27 +124,15 @@ def train(
     from samestep.training.recipes.request import Request, after_failure, configuration
     from samestep.training.recipes.resolve import check_compiler, resolve
 
-    if eval_only != (weights is not None):
+    flags = asdict(training)
+    eval_only = flags.pop("eval_only")
+    if eval_only != (training.weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
     clocking = recording.checked()
     if eval_only:
         given_flags = {"--clock records the steps": clocking, "--figures saves the charts": output.figures}
         _refuse_with_eval_only(given_flags)
-    request = Request(
-        recipe=recipe,
-        fast=fast,
-        data=data,
-        model=model,
-        data_dir=data_dir,
-        subset=subset,
-        changes=given(settings, Settings, RunOptions),
-        config=config,
-        batch_per_worker=batch_per_worker,
-        lr_scale=lr_scale,
-        resume=resume,
-        weights=weights,
-        out=out,
-    )
+    request = Request(recipe=recipe, changes=given(settings, Settings, RunOptions), **flags)
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
@@ -177,7 +178,7 @@ def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) 
     if decision.is_main:
         log(f"the run in {folder} has finished; see its result.json.")
         if as_json:
-            print(json_line(RunFolder.read_result(folder)).rstrip())
+            print(json_line(RunFolder.read_result(folder)))
     raise typer.Exit
 
 
@@ -247,7 +248,7 @@ def _work(
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
                 found = score(world, resolved)
-                world.print(json_line(found.as_dict()).rstrip() if output.as_json else found.summary())
+                world.print(json_line(found.as_dict()) if output.as_json else found.summary())
                 return
             result = _train(world, resolved, clocking)
             finished = result is not None
@@ -299,7 +300,7 @@ def _report(result: "Result", folder: Path, output: results.Output) -> None:
     except Exception as error:  # noqa: BLE001 - the result is on disk already
         log(f"the training has finished, but not all of its page and figures can be written: {_line(error)}")
     try:
-        text = json_line(result.as_dict()).rstrip() if output.as_json else f"{result.summary()}\n{where}"
+        text = json_line(result.as_dict()) if output.as_json else f"{result.summary()}\n{where}"
         print(text, flush=True)
     except OSError as error:
         log(f"the training has finished, but its result cannot be printed: {_line(error)}")

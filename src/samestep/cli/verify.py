@@ -20,9 +20,8 @@ from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import option
+from samestep.cli.options.declare import option, with_flags_of
 from samestep.cli.options.serial import SPLIT, Mode, checked_mode
-from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.programs import Watch, unwatched
@@ -106,7 +105,7 @@ def verify(
         options=Options(**settings),
     )
     if as_json:
-        print(json_line(report.as_json()).rstrip())
+        print(json_line(report.as_json()))
     else:
         _print(report)
     return _EXIT_CODES.get(report.verdict, 0)

@@ -1,9 +1,7 @@
 """Lists which back end of torch.distributed suits which device and network, and which one applies here."""
 
-import re
 import shutil
 import socket
-import subprocess
 from typing import Any
 
 import psutil
@@ -12,6 +10,7 @@ import torch.distributed as dist
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.machine.interfaces import interfaces
 from samestep.lab.experiment import Outcome, Setup, Table
+from samestep.studies.doctor.gpus import nvidia_smi, parse_links
 
 ROWS = (
     ("NVIDIA GPUs", "any", "nccl", "ring, tree and others, chosen by size and topology"),
@@ -42,22 +41,15 @@ def available() -> list[str]:
 
 def nvlink_pairs(matrix: str) -> list[tuple[int, int]]:
     """Return the pairs of GPUs that NVLink connects, from the output of ``nvidia-smi topo -m``."""
-    rows = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
-    return [
-        (one, other)
-        for one, row in enumerate(rows)
-        for other in range(one + 1, len(rows))
-        if row[1 + other].startswith("NV")
-    ]
+    links = parse_links(matrix)
+    return [pair for pair, link in links.items() if pair[0] < pair[1] and link.startswith("NV")]
 
 
 def links_here(count: int) -> str:
     """Return a sentence about NVLink between the GPUs of this machine; empty without two of NVIDIA."""
-    command = shutil.which("nvidia-smi")
-    if count < 2 or command is None:
+    if count < 2 or shutil.which("nvidia-smi") is None:
         return ""
-    done = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, check=False)
-    pairs = nvlink_pairs(done.stdout)
+    pairs = nvlink_pairs(nvidia_smi("topo", "-m"))
     text = ", ".join(f"{one} and {other}" for one, other in pairs) or "no GPUs"
     return f" NVLink connects {text}; nvidia-smi topo -m shows the other connections."
 

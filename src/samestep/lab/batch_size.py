@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from samestep.lab.experiment import Outcome, Setup, Table, interval_text
+from samestep.lab.experiment import Outcome, Setup, Table, difference_text, interval_text
 from samestep.lab.training_runs import SUBSET, image_sets, train_each
 from samestep.training.recipes.resolve import LR_SCALES, batch_per_worker
 from samestep.training.settings import Settings
@@ -55,16 +55,8 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
     pairs = zip(kept["accuracies"], values[ONE]["accuracies"], strict=True)
     apart = max(abs(one - other) for one, other in pairs)
     costs = {
-        scale: interval_text(
-            [
-                one - other
-                for one, other in zip(
-                    kept["accuracies"],
-                    values[f"batch per worker, rate scale {scale}"]["accuracies"],
-                    strict=True,
-                )
-            ],
-            scale=100,
+        scale: difference_text(
+            kept["accuracies"], values[f"batch per worker, rate scale {scale}"]["accuracies"]
         )
         for scale in LR_SCALES
     }

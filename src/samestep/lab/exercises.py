@@ -25,15 +25,10 @@ _FENCED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercise:
-    """One exercise.
+    """One exercise."""
 
-    Args:
-        summary: what to write.
-        function: the function to write; empty for a training script, which is compared with a serial one.
-    """
-
-    summary: str
-    function: str = ""
+    summary: str  # what to write
+    function: str = ""  # the function to write; empty for a training script, compared with a serial one
 
 
 EXERCISES: Mapping[str, Exercise] = {

@@ -20,8 +20,7 @@ class Setup:
     """The ranks and the data of an experiment."""
 
     workers: int
-    ranks: Ranks
-    """Called as ``ranks(fn, n, *args)``."""
+    ranks: Ranks  # called as ``ranks(fn, n, *args)``
     data: str = "digits"
     data_dir: Path | None = None
 
@@ -40,10 +39,8 @@ class Outcome:
     """The result of an experiment."""
 
     tables: Sequence[Table]
-    measured: str
-    """One or two sentences with the figures that answer the question."""
-    values: Mapping[str, Any]
-    """The figures by name, for JSON."""
+    measured: str  # one or two sentences with the figures that answer the question
+    values: Mapping[str, Any]  # the figures by name, for JSON
     charts: Sequence[Chart] = field(default=())
 
 
@@ -53,20 +50,13 @@ class Experiment:
 
     name: str
     question: str
-    does: str
-    """The actions of the experiment, in one sentence."""
-    expect: str
-    """The expected result."""
-    why: str
-    """The reason for it."""
-    workers: int = 2
-    """Number of ranks by default."""
-    least: int = 1
-    """Smallest number of ranks."""
-    most: int = 64
-    """Largest number of ranks, which are processes of one machine."""
-    trains: bool = False
-    """Whether it uses a data set."""
+    does: str  # the actions of the experiment, in one sentence
+    expect: str  # the expected result
+    why: str  # the reason for it
+    workers: int = 2  # number of ranks by default
+    least: int = 1  # smallest number of ranks
+    most: int = 64  # largest number of ranks, which are processes of one machine
+    trains: bool = False  # whether it uses a data set
 
     def run(self, setup: Setup) -> Outcome:
         """Run the experiment."""
@@ -94,3 +84,12 @@ def interval_text(values: Sequence[float], *, scale: float = 1.0, unit: str = ""
     """
     mean, half = mean_and_half(values)
     return f"{mean * scale:.2f} +- {half * scale:.2f}{unit}"
+
+
+def difference_text(values: Sequence[float], others: Sequence[float]) -> str:
+    """Return mean and half interval of the differences of pairs of shares, in points.
+
+    >>> difference_text([0.97, 0.98], [0.95, 0.96])
+    '2.00 +- 0.00'
+    """
+    return interval_text([one - other for one, other in zip(values, others, strict=True)], scale=100)

@@ -79,19 +79,12 @@ _ADVICE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """The result of one function, or of one script.
+    """The result of one function, or of one script."""
 
-    Args:
-        name: of the function or the file.
-        ranks: numbers of ranks it ran on.
-        faults: what is wrong, the gravest first; empty if the solution is right.
-        remarks: of a script that is right: differences that are legitimate.
-    """
-
-    name: str
-    ranks: Sequence[int]
-    faults: Sequence[Fault]
-    remarks: Sequence[str] = ()
+    name: str  # of the function or the file
+    ranks: Sequence[int]  # numbers of ranks it ran on
+    faults: Sequence[Fault]  # what is wrong, the gravest first; empty if the solution is right
+    remarks: Sequence[str] = ()  # of a script that is right: differences that are legitimate
 
     @property
     def passed(self) -> bool:
@@ -106,13 +99,8 @@ class Grade:
 def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: float = 10.0) -> list[Grade]:
     """Grade each function of `file` that is named as a collective, or the file as a training script.
 
-    It is a script if it defines no such function, or if its serial script is beside it.
-
-    Args:
-        file: the file.
-        ranks: numbers of ranks to run it on.
-        verify: compares a script with its serial one.
-        timeout_s: seconds after which a call of a function is a deadlock.
+    It is a script if it defines no such function, or if its serial script is beside it; `verify` compares the
+    two. A call of a function is a deadlock after `timeout_s` seconds.
 
     Raises:
         UsageError: the file cannot be read, or it is a script without a serial one beside it.

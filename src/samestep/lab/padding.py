@@ -6,12 +6,10 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from samestep.lab.experiment import Outcome, Setup, Table
-from samestep.lab.training_runs import image_sets, pixels
+from samestep.lab.training_runs import image_sets, pixels, training_of
 from samestep.parallel.sharding.share import share
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.training_loop import Training
-from samestep.training.networks import build
 from samestep.training.settings import Settings
 
 PUBLISHED = 10_000
@@ -31,16 +29,10 @@ def exact(count: int, size: int) -> list[list[int]]:
 
 def right_answers(setup: Setup, *, epochs: int, samples: int) -> torch.Tensor:
     """Train on one worker, and return for each test sample whether the answer is right."""
-    train_set, test_set = image_sets(setup, samples)
-    training = Training(
-        lambda: build("convnet", shape=train_set.shape, classes=len(train_set.classes)),
-        train_set=train_set,
-        test_set=test_set,
-        settings=Settings(epochs=epochs, batch_size=64, lr=0.02),
-        world=SoloWorld(),
-    )
+    sets, settings = image_sets(setup, samples), Settings(epochs=epochs, batch_size=64, lr=0.02)
+    training = training_of(SoloWorld(), sets, settings)
     training.run(Callbacks.disabled(SoloWorld()))
-    images, labels = pixels(test_set)
+    images, labels = pixels(sets[1])
     model = training.learner.model.eval()
     with torch.inference_mode():
         scores = torch.cat([model(part) for part in torch.split(images, 1000)])

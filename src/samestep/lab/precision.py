@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from samestep.base.units import rate_text
-from samestep.lab.experiment import Outcome, Setup, Table, interval_text
+from samestep.lab.experiment import Outcome, Setup, Table, difference_text, interval_text
 from samestep.lab.training_runs import image_sets, train_each
 from samestep.training.settings import Settings
 
@@ -40,16 +40,8 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
         )
         for name, one in values.items()
     ]
-    lower = {
-        name: interval_text(
-            [
-                one - full
-                for one, full in zip(values[name]["accuracies"], values["fp32"]["accuracies"], strict=True)
-            ],
-            scale=100,
-        )
-        for name in PRECISIONS[1:]
-    }
+    accuracies = {name: one["accuracies"] for name, one in values.items()}
+    lower = {name: difference_text(accuracies[name], accuracies["fp32"]) for name in PRECISIONS[1:]}
     ratios = {
         name: interval_text([one / full for one, full in zip(speeds[name], speeds["fp32"], strict=True)])
         for name in PRECISIONS[1:]

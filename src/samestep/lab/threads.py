@@ -11,7 +11,7 @@ from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted, seconds_text
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import as_good, best_text, overlap, quartiles
+from samestep.studies.bench.figures import as_good, best_text, overlap, quartiles, slowest
 from samestep.studies.bench.interleaving import in_rounds
 from samestep.studies.bench.synchronizers import WAYS, Problem, Trainee
 
@@ -54,8 +54,8 @@ def run(setup: Setup, *, rounds: int = ROUNDS, steps: int = STEPS) -> Outcome:
     ranks = setup.ranks(on_rank, setup.workers, chosen, rounds, steps)
     values: dict[int, Any] = {}
     for count in chosen:
-        slowest = [max(of_round) for of_round in zip(*(one[count] for one in ranks), strict=True)]
-        values[count] = {"median_s": median(slowest), "quartiles_s": quartiles(slowest)}
+        taken = slowest([one[count] for one in ranks])
+        values[count] = {"median_s": median(taken), "quartiles_s": quartiles(taken)}
     rows = [
         (
             str(count),

@@ -34,22 +34,22 @@ def image_sets(setup: Setup, samples: int = SUBSET) -> tuple[ImageSet, ImageSet]
     return train_set.subset(min(samples, len(train_set))), test_set
 
 
-def trained(world: World, sets: tuple[ImageSet, ImageSet], settings: Settings) -> dict[str, Any]:
-    """Train the convnet as `samestep train` does; return the result by name."""
+def training_of(world: World, sets: tuple[ImageSet, ImageSet], settings: Settings) -> Training:
+    """Return a training of the convnet as `samestep train` runs it."""
     train_set, test_set = sets
-    training = Training(
+    return Training(
         lambda: build("convnet", shape=train_set.shape, classes=len(train_set.classes)),
         train_set=train_set,
         test_set=test_set,
         settings=settings,
         world=world,
     )
-    return asdict(training.run(Callbacks.disabled(world)))
 
 
 def train_each(world: World, sets: tuple[ImageSet, ImageSet], chosen: list[Settings]) -> list[dict[str, Any]]:
-    """Train once with each of the settings; return the results."""
-    return [trained(world, sets, settings) for settings in chosen]
+    """Train once with each of the settings; return the results by name."""
+    callbacks = Callbacks.disabled(world)
+    return [asdict(training_of(world, sets, settings).run(callbacks)) for settings in chosen]
 
 
 def pixels(images: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:

@@ -195,9 +195,8 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
 def _import_torch(*, with_compiler: bool = False) -> None:
     """Import torch without collecting garbage; later collections need not visit what this has made.
 
-    Args:
-        with_compiler: whether to import its compiler too, which each worker would do for its optimizer: more
-            than a second, for the workers that are forked from this process once instead of once for each.
+    Its compiler, which each worker would import for its optimizer, takes more than a second: it is imported
+    once for all workers that are forked from this process.
     """
     was_enabled = gc.isenabled()
     gc.disable()

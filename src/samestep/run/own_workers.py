@@ -22,10 +22,7 @@ def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> No
 def refuse_several_tasks(program: Program, script: ScriptKind, *, remedy: str) -> None:
     """Refuse to start a script once per task if it starts its own workers each time.
 
-    Args:
-        program: the script.
-        script: its kind.
-        remedy: what to do, as the beginning of a sentence.
+    `remedy` is what to do, as the beginning of a sentence.
 
     Raises:
         UsageError: the script starts its own workers.
@@ -40,13 +37,8 @@ def refuse_several_tasks(program: Program, script: ScriptKind, *, remedy: str) -
 def refuse_several_starts(job: Job, script: ScriptKind | None, plan: Plan, *, tasks_here: int) -> None:
     """Refuse to start a script several times that starts its own workers each time.
 
-    A script that spawns them can be started once on each node, if the number of workers is known.
-
-    Args:
-        job: the job.
-        script: the kind of its script, which starts its own workers.
-        plan: how the job is started.
-        tasks_here: number of the launcher's tasks on this node.
+    A script that spawns them can be started once on each node, if the number of workers is known. There are
+    `tasks_here` tasks of the launcher on this node.
 
     Raises:
         UsageError: several processes would each start workers, or their number is unknown.

@@ -32,8 +32,7 @@ from samestep.launch.source.launcher_variables import VARIABLES_OF_TORCHRUN
 from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE
 from samestep.run.import_seeds import ImportSeeds
-from samestep.run.spawned_workers import SpawnedWorkers, share_tensors
-from samestep.run.started_processes import StartedProcesses, is_started_by_script
+from samestep.run.spawned_workers import SpawnedWorkers, StartedProcesses, is_started_by_script, share_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

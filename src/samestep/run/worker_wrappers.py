@@ -100,7 +100,7 @@ def _of_worker(decision: Decision) -> Around:
 
         inner = partial(clocked, around=inner, clocking=decision.clocking, kind=_kind(decision))
     if decision.must_have_group:
-        from samestep.run.group_check import checked_group
+        from samestep.run.worker_monitors import checked_group
 
         reads = decision.script.reads if decision.script else ()
         inner = partial(checked_group, around=inner, reads=reads)

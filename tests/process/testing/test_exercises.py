@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from gallery_exercises.manifest import FUNCTIONS, path_of
-from samestep.cli.lab_exercises import grade
+from samestep.cli.lab import grade
 from samestep.lab.exercises import EXERCISES, SOLUTIONS, file_stem
 from samestep.lab.grading import grade_file
 

@@ -9,7 +9,7 @@ import pytest
 
 from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
-from samestep.cli.lab_exercises import rank_counts, start
+from samestep.cli.lab import rank_counts, start
 from samestep.cli.main import run_command
 from samestep.lab.exercises import EXERCISES, serial, solution, starter, write_starter
 from samestep.lab.grading import CHECKS, grade_file

@@ -14,8 +14,8 @@ from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.machine.description import cpu_share
+from samestep.cli.options.declare import as_arguments
 from samestep.cli.options.serial import SPLIT
-from samestep.cli.options.settings import as_arguments
 from samestep.launch.job import Job
 from samestep.launchers.detect import UNLAUNCHED, detect
 from samestep.run.decision import recognize_script

@@ -1,18 +1,24 @@
-"""Declares options and groups of options; a group is a dataclass whose fields are options."""
+"""Declares options, and groups of options: dataclasses whose fields, or whose metadata, are options."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field, fields, is_dataclass
 from functools import wraps
-from typing import Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+
+from samestep.base.errors import UsageError
+from samestep.base.setting_fields import flag
 
 WORKERS_PANEL, CLOCK_PANEL = "Workers", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
 JOBS_PANEL = "Slurm jobs"
 
 Result = TypeVar("Result")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def option(metavar: str, about: str, panel: str = "", *names: str, **more: Any) -> Any:
@@ -74,3 +80,96 @@ def _options_of(group: inspect.Parameter) -> list[inspect.Parameter]:
         group.replace(name=one.name, default=getattr(defaults, one.name), annotation=hints[one.name])
         for one in fields(kind)
     ]
+
+
+def with_flags_of(*kinds: type, only: Collection[str] = (), defaults: bool = False) -> Callable[[Verb], Verb]:
+    """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
+
+    Args:
+        kinds: the dataclasses; fields without help have no flag.
+        only: the names of the settings that have a flag; by default all.
+        defaults: whether a flag that is not given has the default of its setting; otherwise it is None, so
+            that the value of the recipe or of the site holds.
+    """
+
+    def decorate(verb: Verb) -> Verb:
+        own = inspect.signature(verb, eval_str=True)
+        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        made = [
+            _parameter(one, get_type_hints(kind)[one.name], defaults=defaults)
+            for kind in kinds
+            for one in fields(kind)
+            if one.metadata and (not only or one.name in only)
+        ]
+        verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
+        return verb
+
+    return decorate
+
+
+def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+    """Return the settings whose flags were given, with the types of their dataclasses.
+
+    Raises:
+        UsageError: a list of numbers contains something else.
+    """
+    types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
+    found = {name: settings[name] for name in types if settings.get(name) not in (None, [])}
+    for name, value in found.items():
+        if types[name] == tuple[float, ...]:
+            found[name] = _numbers(name, value)
+        elif isinstance(value, list):
+            found[name] = tuple(value)
+    return found
+
+
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Return the command-line arguments of `settings`; None and empty ones are left out."""
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else f"--no-{flag(name)[2:]}")
+        elif isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+            words += [f"{flag(name)}={item}" for item in value]
+        elif isinstance(value, tuple):
+            words.append(f"{flag(name)}={','.join(map(str, value))}")
+        elif value is not None:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+def _parameter(one: Field[Any], kind: Any, *, defaults: bool) -> inspect.Parameter:
+    about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
+    if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
+        about = f"{about} One of {', '.join(choices)}."
+    name = flag(one.name)
+    kind = _kind(kind)
+    usual = f"{name}/--no-{name[2:]}" if kind is bool else name
+    names = one.metadata["names"] or [usual]
+    made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults)
+    asked = list[str] if kind is list else kind
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=one.default if defaults else None,
+        annotation=Annotated[asked | None, made],
+    )
+
+
+def _kind(kind: Any) -> Any:
+    """Return the type that the command line parses for a setting of type `kind`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _kind(inner[0])
+    if origin is Literal:
+        return str
+    if origin is tuple:
+        return list if inner[0] is str else str
+    return kind
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(item) for item in text.split(","))
+    except ValueError:
+        raise UsageError(f"{flag(name)} {text!r} is not a list of numbers such as 30,45.") from None

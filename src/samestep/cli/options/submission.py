@@ -49,7 +49,7 @@ class Submission:
     def show(self, text: str) -> int:
         """Print the script of a job that is not submitted, and return the exit code."""
         if self.as_json:
-            print(json_line({"text": text}).rstrip())
+            print(json_line({"text": text}))
         else:
             _write(encoded(text), sys.stdout)
         return 0
@@ -70,11 +70,7 @@ class Submission:
             log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
         if self.as_json:
             ended = None if code == INTERRUPTED else code
-            print(
-                json_line(
-                    {"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}
-                ).rstrip()
-            )
+            print(json_line({"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}))
         elif self.detach:
             print(job.number)
         return code or 0

@@ -1,4 +1,4 @@
-"""Computes bandwidths from times, and their share of the copy bandwidth.
+"""Computes bandwidths from times, fits alpha and beta, and finds the fastest algorithms by size.
 
 Bandwidths are defined as in NCCL's tests. The size is that of the whole tensor: of the result of an
 all-gather or a gather, of the input of a reduce-scatter or a scatter. ``algbw`` is size by time. ``busbw``
@@ -6,14 +6,18 @@ is the bytes that a rank has to move, by time: it can be compared between number
 bandwidth of the hardware.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import inf
 from statistics import median, quantiles
 from typing import Any, TypeAlias, TypeVar
 
 Spread: TypeAlias = tuple[float, float]
 """The first and the third quartile of some figures."""
 _T = TypeVar("_T")
+CLEARLY = 0.05
+"""The share of time by which an algorithm must beat the fastest ones so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +64,9 @@ def figures(
     times: Sequence[float],
     copying: Sequence[float],
 ) -> Row:
-    """Return the figures of one algorithm at one size.
+    """Return the figures of one algorithm at one size, that of the whole tensor.
 
-    Args:
-        collective: its name.
-        algorithm: its name.
-        nbytes: size of the whole tensor.
-        ranks: number of ranks.
-        times: seconds of a call, one for each round.
-        copying: seconds for copying as many bytes, all ranks at once, one for each round.
+    The seconds of a call, and of copying as many bytes by all ranks at once, are one for each round.
     """
     middle = median(times)
     algbw = nbytes / middle
@@ -137,3 +135,59 @@ def best_text(names: Sequence[str]) -> str:
     """
     *others, last = names
     return f"no difference is measured between {', '.join(others)} and {last}" if others else last
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A time of ``alpha + beta * bytes``."""
+
+    alpha: float  # seconds of a call without bytes
+    beta: float  # seconds for each byte
+
+    def __call__(self, nbytes: float) -> float:
+        """Return the seconds for `nbytes` bytes."""
+        return self.alpha + self.beta * nbytes
+
+
+def fit(times: Mapping[int, float]) -> Line:
+    """Return the line with the least sum of relative deviations from `times`, which is robust to outliers.
+
+    The minimum lies on a line through two of the points, or through one point with alpha or beta 0, so all of
+    these are tried.
+
+    Args:
+        times: seconds by bytes; at least one.
+    """
+    points = list(times.items())
+    through_one = [
+        line for nbytes, seconds in points for line in (Line(seconds, 0.0), Line(0.0, seconds / nbytes))
+    ]
+    through_two = (_through(one, other) for one, other in combinations(points, 2))
+    tried = [*through_one, *(line for line in through_two if line.alpha >= 0 and line.beta >= 0)]
+    return min(tried, key=lambda line: sum(abs(line(nbytes) / seconds - 1) for nbytes, seconds in points))
+
+
+def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:
+    """Return the sizes from which on other algorithms are the fastest, ascending, with their names.
+
+    Of several names none is measured to be slower than another algorithm at any size up to the next one; the
+    first is the fastest at the first size. Neither overlapping quartiles nor a median that is less by a share
+    below `CLEARLY` are a difference, since that can be chance.
+    """
+    medians = {(row.bytes, row.algorithm): row.median_s for row in rows}
+    changes: list[tuple[int, list[str]]] = []
+    for nbytes, best in fastest(rows).items():
+        limit = medians[nbytes, best[0]] / (1 - CLEARLY)
+        held = changes[-1][1] if changes else []
+        kept = [name for name in held if name in best or medians.get((nbytes, name), inf) <= limit]
+        if kept:
+            changes[-1] = (changes[-1][0], kept)
+        else:
+            changes.append((nbytes, best))
+    return changes
+
+
+def _through(one: tuple[int, float], other: tuple[int, float]) -> Line:
+    (near, soon), (far, late) = sorted((one, other))
+    beta = (late - soon) / (far - near)
+    return Line(soon - beta * near, beta)

@@ -13,8 +13,7 @@ from samestep.base.units import bytes_text
 from samestep.ranks.collectives.direct_world import DirectWorld, by_connections
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.cases import COLLECTIVES, Algorithm, Collective, own_algorithm
-from samestep.studies.bench.correctness import Numbers, check
+from samestep.studies.bench.cases import COLLECTIVES, Algorithm, Collective, Numbers, check, own_algorithm
 from samestep.studies.bench.figures import Row, Wrong, figures
 from samestep.studies.bench.interleaving import Call, timed_interleaved
 from samestep.studies.bench.request import Request, chosen

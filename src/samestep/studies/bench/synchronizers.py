@@ -194,10 +194,7 @@ def gpus_fed(
 ) -> list[int]:
     """Return the GPUs that one process uses in place of `size` ranks, its own first; empty if it cannot.
 
-    Args:
-        device: device of the process.
-        size: number of ranks.
-        count: returns the number of GPUs that the process sees.
+    `count` returns the number of GPUs that the process sees.
     """
     if device.type != "cuda" or not 2 <= size <= (seen := count()):
         return []

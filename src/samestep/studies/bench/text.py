@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from samestep.base.units import bytes_text, seconds_text
-from samestep.studies.bench.cost_fit import crossovers, fit
 from samestep.studies.bench.figures import (
     Row,
     as_good,
     best_text,
     bus_factor,
+    crossovers,
     fastest,
+    fit,
     overlap,
 )
 from samestep.studies.bench.request import ALONE, ONE_PROCESS, Request
@@ -119,12 +120,9 @@ def answer(rows: Sequence[Row]) -> str:
 
 
 def _compared(here: Mapping[str, float], best: Sequence[str], nbytes: int) -> str:
-    """Compare the fastest algorithms of one size with another one.
+    """Compare the algorithms of one size by their median seconds.
 
-    Args:
-        here: median seconds of each algorithm.
-        best: the fastest one, and those from which no difference is measured.
-        nbytes: the size.
+    `best` are the fastest one, and those from which no difference is measured.
     """
     first, *rest = sorted(here, key=lambda name: here[name])
     at = bytes_text(nbytes)
@@ -142,13 +140,9 @@ def _compared(here: Mapping[str, float], best: Sequence[str], nbytes: int) -> st
 def times_chart(
     times: Mapping[str, Mapping[int, float]], *, copying: Mapping[int, float], title: str, name: str
 ) -> PointChart:
-    """Return a chart with logarithmic axes.
+    """Return a chart of the seconds of each algorithm by bytes, with logarithmic axes.
 
-    Args:
-        times: seconds of each algorithm by bytes.
-        copying: seconds of copying the fewest bytes that must move, at each size, while all ranks copy.
-        title: title of the chart.
-        name: name of its files.
+    `copying` are the seconds of copying the fewest bytes that must move, at each size, while all ranks copy.
     """
     return PointChart(
         title=title,

@@ -9,7 +9,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +75,8 @@ class Accelerators:
 
     cards: Sequence[Card] = ()  # accelerators in slots
     gpus: Sequence[Gpu] = ()  # GPUs that the driver's tool lists; empty without the tool
-    links: Mapping[tuple[int, int], str] | None = None  # of pairs of GPU numbers: ``NV18``, ``PIX``
+    # of pairs of GPU numbers: ``NV18``, ``PIX``
+    links: Mapping[tuple[int, int], str] = field(default_factory=dict)
     copies: Sequence[Copy] = ()  # results of copies between the devices that this process sees
 
 
@@ -222,7 +223,7 @@ def judge(found: Accelerators, *, visible: int, uuid: str, allowed: Collection[i
     """
     own = next((gpu for gpu in found.gpus if uuid and uuid in gpu.uuid), None)
     return Result(
-        rows=[*_card_rows(found), *_link_rows(found.links or {}), *_copy_rows(found.copies)],
+        rows=[*_card_rows(found), *_link_rows(found.links), *_copy_rows(found.copies)],
         findings=[
             *_about_copies(found.copies),
             *_about_cards(found.cards, visible),
@@ -231,7 +232,7 @@ def judge(found: Accelerators, *, visible: int, uuid: str, allowed: Collection[i
         facts={
             "cards": [asdict(card) for card in found.cards],
             "gpus": [asdict(gpu) for gpu in found.gpus],
-            "gpu_links": {f"{a}-{b}": link for (a, b), link in (found.links or {}).items()},
+            "gpu_links": {f"{a}-{b}": link for (a, b), link in found.links.items()},
             "gpu_copies": [asdict(copy) for copy in found.copies],
         },
     )

@@ -151,25 +151,17 @@ def _mark(words: str, place: float) -> str:
 class PointChart(Chart):
     """A chart of measured points with their intervals, and of their ideal."""
 
-    y: str
-    """Name of the y axis, with its unit."""
-    lines: Lines
-    """At least one line with a point; x is positive."""
-    ideal: Callable[[float], float]
-    """Returns the ideal value at an x."""
+    y: str  # name of the y axis, with its unit
+    lines: Lines  # at least one line with a point; x is positive
+    ideal: Callable[[float], float]  # returns the ideal value at an x
     ideal_name: str = "ideal"
-    x: str = "workers"
-    """Name of the x axis."""
+    x: str = "workers"  # name of the x axis
+    # formats round numbers on a logarithmic x axis; without it the axis shows the points' own numbers
     x_text: Callable[[float], str] | None = None
-    """Formats round numbers on a logarithmic x axis; without it the axis shows the points' own numbers."""
-    base: int = 0
-    """Base of the y axis if the x axis is logarithmic; 0 for a linear one, which begins at 0."""
-    limit: tuple[float, str] | None = None
-    """Required level and its name."""
-    tick: Callable[[float], str] = label
-    """Formats a number on the y axis."""
-    text: Callable[[float], str] = label
-    """Formats a value."""
+    base: int = 0  # base of the y axis if the x axis is logarithmic; 0 for a linear one, which begins at 0
+    limit: tuple[float, str] | None = None  # required level and its name
+    tick: Callable[[float], str] = label  # formats a number on the y axis
+    text: Callable[[float], str] = label  # formats a value
     height: int = HEIGHT
 
     def _size(self) -> tuple[int, int]:

@@ -122,11 +122,7 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file of JSON lines; none if the file does not exist.
 
-    Args:
-        path: the file.
-        counts: keys of required integers.
-        figures: keys of required numbers; null stands for NaN.
-        more: keys of optional numbers.
+    Integers (`counts`) and numbers (`figures`) are required, `more` numbers optional; null stands for NaN.
     """
     if not path.exists():
         return

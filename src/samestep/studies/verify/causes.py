@@ -12,7 +12,7 @@ example.
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
 from samestep.studies.verify.ending_causes import crash, hang, silent_copies, steps_differ
 from samestep.studies.verify.print_causes import printed_number, printed_text
 from samestep.studies.verify.sample_causes import (

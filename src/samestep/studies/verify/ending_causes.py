@@ -1,11 +1,10 @@
 """Finds the faults that end a run, or that make it several trainings."""
 
-from dataclasses import replace
-
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
+from samestep.studies.verify.trace import Place
 from samestep.studies.verify.verdict import Finding
 
 _HANGS = (OutOfStep.__name__, StepsDiffer.__name__)
@@ -42,7 +41,7 @@ def hang(comparison: Comparison) -> Finding | None:
         return None
     if any(trace.facts.ended in _HANGS for trace in run.traces):
         return None  # raised by the script, not by the watchdog
-    return replace(comparison.finding("hang", run.failure.message, run.steps), place=_place(run.failure.line))
+    return comparison.finding("hang", run.failure.message, run.steps, place=_place(run.failure.line))
 
 
 def crash(comparison: Comparison) -> Finding | None:
@@ -61,11 +60,11 @@ def crash(comparison: Comparison) -> Finding | None:
     )
     where = "" if run.failure is None or reported_rank != first.rank else run.failure.line
     if first.ended in (UsageError.__name__, *_HANGS):
-        found = comparison.finding("refused", f"{first.message}{where and f' ({where})'}", run.steps)
-        return replace(found, place=_place(where))
+        message = f"{first.message}{where and f' ({where})'}"
+        return comparison.finding("refused", message, run.steps, place=_place(where))
     words = [f"rank {first.rank} failed{where and f' at {where}'}", first.ended, _short(first.message)]
-    found = comparison.finding("crash", ": ".join(filter(None, words)), run.steps)
-    return replace(found, ranks=(first.rank,), place=_place(where))
+    message = ": ".join(filter(None, words))
+    return comparison.finding("crash", message, run.steps, ranks=(first.rank,), place=_place(where))
 
 
 def _short(message: str) -> str:
@@ -82,11 +81,10 @@ def _death(comparison: Comparison) -> Finding | None:
     if failure is None:
         return None
     message = failure.message or f"rank {failure.rank} died: with exit code {failure.exit_code}."
-    found = comparison.finding("crash", message, steps)
-    return replace(found, ranks=(failure.rank,), place=_place(failure.line))
+    return comparison.finding("crash", message, steps, ranks=(failure.rank,), place=_place(failure.line))
 
 
-def _place(line: str) -> tuple[str, int] | None:
+def _place(line: str) -> Place | None:
     """Return file and number of a ``file:line``; None for an empty one."""
     file, _, number = line.rpartition(":")
     return (file, int(number)) if file and number.isdigit() else None

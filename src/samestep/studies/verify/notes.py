@@ -1,12 +1,15 @@
-"""Collects the notes of observers: mistakes that make no difference between runs."""
+"""Collects what a verification reports besides differences: notes, and what it did not compare."""
 
 import os
 from collections.abc import Collection
 from typing import cast
 
+from samestep.studies.verify.compare import Comparison
+from samestep.studies.verify.printed_lines import has_fractions
 from samestep.studies.verify.run_record import RunRecord
-from samestep.studies.verify.trace import Note
-from samestep.studies.verify.verdict import Finding, NoteCode
+from samestep.studies.verify.sample_causes import padding
+from samestep.studies.verify.trace import Note, Place
+from samestep.studies.verify.verdict import Finding, NotCompared, NoteCode
 
 _SHOWN = 3  # number of files in the message about them
 
@@ -18,11 +21,11 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
         run: the run.
         known: findings about runs on fewer workers, whose codes and places are left out.
     """
-    ranks: dict[tuple[str, tuple[str, int] | None], list[int]] = {}
-    first: dict[tuple[str, tuple[str, int] | None], Note] = {}
+    ranks: dict[tuple[str, Place | None], list[int]] = {}
+    first: dict[tuple[str, Place | None], Note] = {}
     for trace in run.traces:
         for note in trace.facts.notes:
-            key = (note.code, _place(note))
+            key = (note.code, note.place)
             first.setdefault(key, note)
             if trace.facts.rank not in ranks.setdefault(key, []):
                 ranks[key].append(trace.facts.rank)
@@ -32,10 +35,9 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
             cause=cast("NoteCode", note.code),
             message=note.message,
             workers=run.size,
-            step=note.step,
             kind="note",
             ranks=[] if len(ranks[key]) == run.size else ranks[key],
-            place=_place(note),
+            place=note.place,
         )
         for key, note in first.items()
         if key not in seen
@@ -75,5 +77,38 @@ def _is_cache(path: str) -> bool:
     return path.endswith(".lock") or any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
-def _place(note: Note) -> tuple[str, int] | None:
-    return None if note.file is None or note.line is None else (note.file, note.line)
+def not_reached(reference: RunRecord) -> dict[NotCompared, str]:
+    """Return what a run on one worker did not reach in its steps."""
+    missing: dict[NotCompared, str] = {}
+    if not reference.evaluated(reference.steps).size:
+        missing["evaluation"] = "evaluation"
+    samples = any(reference.samples(step).size for step in range(reference.steps))
+    if not samples or reference.first_epoch() == reference.steps:
+        missing["second-epoch"] = "second epoch"
+    return missing
+
+
+def not_compared(comparison: Comparison) -> dict[NotCompared, str]:
+    """Return what one of the runs did not record."""
+    missing: dict[NotCompared, str] = {}
+    if not _has_loss(comparison):
+        missing["loss"] = "loss (no backward from a single number)"
+    if padding(comparison) is not None and not has_fractions(comparison.reference):
+        missing["evaluation"] = "evaluation (it is padded, and the script prints no fraction)"
+    return missing
+
+
+def nothing_compared(comparison: Comparison) -> Finding | None:
+    """Return the finding that neither losses nor parameters can be compared, if that is so."""
+    steps = range(comparison.steps)
+    if not steps or _has_loss(comparison) or any(comparison.reference.at(step).after for step in steps):
+        return None
+    return comparison.finding(
+        "not-compared",
+        "neither the loss nor the parameters of the runs can be compared, so nothing is proven.",
+    )
+
+
+def _has_loss(comparison: Comparison) -> bool:
+    runs = (comparison.reference, comparison.run)
+    return any(all(run.has_loss(step) for run in runs) for step in range(comparison.steps))

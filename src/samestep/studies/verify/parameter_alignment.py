@@ -38,7 +38,7 @@ def align_parameters(reference: RunRecord, *others: RunRecord) -> Sequence[RunRe
     if all(_is_alike(reference, one) for one in others):
         return reference, *others
     optimizers = range(len(reference.facts.parameters))
-    if any(len(trace.facts.parameters) != len(optimizers) for one in others for trace in _ranks(one)):
+    if any(len(trace.facts.parameters) != len(optimizers) for one in others for trace in one.own_traces):
         raise UnmatchedParametersError
     runs = (reference, *others)
     places = [[_places(reference, one, optimizer) for optimizer in optimizers] for one in runs]
@@ -48,7 +48,7 @@ def align_parameters(reference: RunRecord, *others: RunRecord) -> Sequence[RunRe
         for k in optimizers
     ]
     in_parts = any(
-        0 < len(held) < len(_ranks(run))
+        0 < len(held) < len(run.own_traces)
         for run, of in zip(runs, places, strict=True)
         for some in of
         for held in some
@@ -69,14 +69,10 @@ def drop_parameters(run: RunRecord) -> RunRecord:
     return replace(run, traces=[replace(one, steps=[bare(step) for step in one.steps]) for one in run.traces])
 
 
-def _ranks(run: RunRecord) -> Sequence[Trace]:
-    return run.traces[:1] if run.is_replicated else run.traces
-
-
 def _is_alike(reference: RunRecord, run: RunRecord) -> bool:
     """Return whether a run's parameters are in the order of the reference's."""
     usual = reference.facts.parameters
-    lists = [trace.facts.parameters for trace in _ranks(run)]
+    lists = [trace.facts.parameters for trace in run.own_traces]
     if not usual or not all(lists) or all(one == usual for one in lists):
         return True
     nameless = [[[(held.shape, held.group) for held in part] for part in one] for one in (usual, *lists)]
@@ -100,7 +96,7 @@ def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
     """
     usual = reference.facts.parameters[optimizer]
     found: list[dict[int, int]] = [{} for _ in usual]
-    for rank, trace in enumerate(_ranks(run)):
+    for rank, trace in enumerate(run.own_traces):
         held = trace.facts.parameters[optimizer]
         first, here = _first(reference.traces[0], optimizer), _first(trace, optimizer)
         pairs = _as_stage(usual, held, found, first, here)

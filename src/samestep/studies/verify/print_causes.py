@@ -2,7 +2,7 @@
 
 import math
 
-from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
+from samestep.studies.verify.compare import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.studies.verify.sample_causes import evaluates_alone
 from samestep.studies.verify.verdict import Cause, Finding

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from samestep.studies.verify.combined_results import has_combined, is_computed_from
 from samestep.studies.verify.compare import allowed_deviation, rounding_of
 from samestep.studies.verify.run_record import RunRecord
 
@@ -42,46 +41,30 @@ _MOST_DIGITS = 18
 """Digits of the longest integer that counts something."""
 _VARIES = 0.01
 """Relative difference between two runs on one worker from which a number counts as measured."""
+_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedNumber:
-    """A printed number that deviates by more than rounding.
+    """A printed number that deviates by more than rounding."""
 
-    Args:
-        value: the deviation, relative to the larger of the two numbers.
-        line: the line that contains the number.
-        usual: that line of the reference.
-        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
-        is_count: whether it is an integer in a line that counts batches or samples.
-        is_combined: whether it is computed from numbers that all ranks have combined in an evaluation.
-        is_multiple: whether it is N times the reference's or the N-th part, as a sum is that of a mean.
-        shape: the line with a sign in the place of each number.
-    """
-
-    value: float
-    line: str
-    usual: str
-    is_own_loss: bool
-    is_count: bool
-    is_combined: bool
-    is_multiple: bool
-    shape: str
+    value: float  # the deviation, relative to the larger of the two numbers
+    line: str  # the line that contains the number
+    usual: str  # that line of the reference
+    is_own_loss: bool  # whether it is the loss of rank 0's share in a step whose loss the reference prints
+    is_count: bool  # whether it is an integer in a line that counts batches or samples
+    is_combined: bool  # whether it is computed from numbers that all ranks have combined in an evaluation
+    is_multiple: bool  # whether it is N times the reference's or the N-th part, as a sum is that of a mean
+    shape: str  # the line with a sign in the place of each number
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line, with the numbers that can be results.
+    """A line, with the numbers that can be results."""
 
-    Args:
-        text: the line.
-        shape: the line with a sign in the place of each number.
-        numbers: its numbers, without those that are named as measurements.
-    """
-
-    text: str
-    shape: str
-    numbers: Sequence[str]
+    text: str  # the line
+    shape: str  # the line with a sign in the place of each number
+    numbers: Sequence[str]  # its numbers, without those that are named as measurements
 
 
 def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:
@@ -90,7 +73,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
     same total in lines that are not of training: ``22/103`` in place of ``44/103``.
     """
-    size = 1 if run.is_replicated else run.size
+    size = len(run.own_traces)
     rounding = rounding_of(reference.facts.epsilon)
     lines, again, other = (_lines(one) for one in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
@@ -292,12 +275,33 @@ def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> boo
 
 def _is_combined(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
     """Return whether two numbers are computed alike from what the ranks combine in an evaluation."""
-    pair, digit = (float(of), float(one)), _last_digit(one)
+    digit = _last_digit(one)
     if not reference.combined():  # a serial script; a count can be truncated
-        found = (is_computed_from(pair[1], numbers, run.size, digit or 1.0) for numbers in run.combined())
-        return any(found)
+        return any(_are_results([one], [found], [run.size], digit or 1.0) for found in run.combined())
     combined = zip(reference.combined(), run.combined(), strict=False)
-    return bool(digit) and any(has_combined(pair, both, run.size, digit) for both in combined)
+    return bool(digit) and any(_are_results([of, one], both, [1, run.size], digit) for both in combined)
+
+
+def _are_results(
+    printed: Sequence[str], combined: Sequence[Sequence[float]], sizes: Sequence[int], digit: float
+) -> bool:
+    """Return whether runs compute a printed number in the same way from what their ranks combine.
+
+    Each run has its number, what is combined in one evaluation, and its number of ranks; `digit` is the value
+    of the last printed digit.
+    """
+    return any(
+        all(abs(scale * one - float(text)) <= digit for one, text in zip(results, printed, strict=True))
+        for results in zip(*map(_results, combined, sizes), strict=False)
+        for scale in (1.0, _PERCENT)
+    )
+
+
+def _results(combined: Sequence[float], size: int) -> Iterator[float]:
+    """Yield each number, its mean over the ranks, and its quotient by each other number."""
+    for number in combined:
+        yield from (number, number / size)
+        yield from (number / other if other else float("nan") for other in combined)
 
 
 def _has_printed(text: str, losses: Sequence[float]) -> bool:

@@ -17,20 +17,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
-from torch.utils.hooks import RemovableHandle
 
 from samestep.hooks import declarations, verify_declarations
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.registry import attached, attached_to, wrapping
-from samestep.hooks.tensor_tree import data_in, leaves
+from samestep.hooks.registry import attached_all, attached_to, wrapping
+from samestep.hooks.tensor_tree import data_in
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.calls_of_training import CallsOfTraining
-from samestep.studies.verify.clipped_gradients import clipping_recorded
-from samestep.studies.verify.combined_results import combined_recorded
-from samestep.studies.verify.compression_hooks import compresses
-from samestep.studies.verify.neutral_modules import normalizes_alone
-from samestep.studies.verify.observers.observer import Observer
+from samestep.studies.verify.neutral_modules import compresses, normalizes_alone
+from samestep.studies.verify.observers.check import Observer, after, on_first_gradient
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.tensor_parallel import ranks_of_same_batch
 from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
@@ -42,6 +38,8 @@ ROUNDING = 16
 ROUNDING_OF_HALF = 2
 """The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
 _HALF = 1e-4
+_MOST_RESULTS = 8
+"""Numbers of a tensor that holds results, such as sums and counts; gradients and outputs have more."""
 _CPU = torch.device("cpu")
 _WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
@@ -100,14 +98,15 @@ class Probe(Listener):
             stack.enter_context(subscribed(self))
             for observer in observers:
                 stack.enter_context(observer.attached())
-            stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
-            stack.enter_context(attached(verify_declarations.SHUFFLED, wrapping(self._shuffle)))
-            stack.enter_context(attached(verify_declarations.JOINED, wrapping(self._join)))
-            stack.enter_context(
-                attached(verify_declarations.COMMUNICATION_HOOK, wrapping(self._note_compression))
-            )
-            stack.enter_context(clipping_recorded(self._note_clipping))
-            stack.enter_context(combined_recorded(self._note_combined))
+            hooks = {
+                declarations.NEW_OPTIMIZER: after(self._made.append),
+                verify_declarations.SHUFFLED: wrapping(self._shuffle),
+                verify_declarations.JOINED: wrapping(self._join),
+                verify_declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
+                **dict.fromkeys(verify_declarations.NORM_CLIPS, wrapping(self._clip)),
+                **dict.fromkeys(verify_declarations.REDUCTIONS, wrapping(self._reduce)),
+            }
+            stack.enter_context(attached_all(hooks))
             for kind in Fetcher.__subclasses__():
                 stack.enter_context(
                     attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
@@ -136,7 +135,7 @@ class Probe(Listener):
         facts.written = self.written()
         facts.notes = [note for observer in self._observers for note in observer.notes()]
         self._note_group()
-        self._writer.end(facts)
+        self._writer.write("facts", facts)
 
     def written(self) -> list[str]:
         """Return the paths of the files that the script has written and not removed, in this order."""
@@ -171,7 +170,7 @@ class Probe(Listener):
 
     def _add_training_call(self, module: nn.Module, keys: Sequence[float]) -> None:
         if not self._has_begun:
-            self._writer.begin(self._step.index)
+            self._writer.write("begun", self._step.index)
             self._has_begun = True
         self._step.samples.extend(keys)
         if id(module) not in self._modules:
@@ -186,17 +185,12 @@ class Probe(Listener):
         if self._eval_call is None:
             return
         (module, keys), self._eval_call = self._eval_call, None
-        hooks: list[RemovableHandle] = []
 
-        def on_gradient(_: Tensor) -> None:
-            while hooks:
-                hooks.pop().remove()
+        def trained() -> None:
             self._step.evaluated = list((Counter(self._step.evaluated) - Counter(keys)).elements())
             self._add_training_call(module, keys)
 
-        for _, one in leaves(outputs):
-            if one.requires_grad:
-                hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
+        on_first_gradient(outputs, trained)
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
@@ -237,12 +231,6 @@ class Probe(Listener):
             if parameter.grad is not None:
                 add_rounding(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
-    def _note_optimizer(
-        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
-    ) -> None:
-        original(optimizer, *args, **kwargs)
-        self._made.append(optimizer)
-
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
         if optimizer not in self._optimizers:
@@ -254,12 +242,20 @@ class Probe(Listener):
         self._record_gradients(parameters)
         self._step.before = sketch(parameters)
 
-    def _note_clipping(self, total: float) -> None:
-        self._step.unclipped = total
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record the norm of gradients before they are clipped, because clipping hides their scale."""
+        total = original(*args, **kwargs)
+        if type(total) is Tensor:  # the number of a DTensor is that of one shard
+            self._step.unclipped = float(total)
+        return total
 
-    def _note_combined(self, numbers: Sequence[float]) -> None:
-        if self._step.evaluated:
-            self._step.combined += numbers
+    def _reduce(self, original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record the few numbers that the ranks combine in an evaluation."""
+        work = original(tensor, *args, **kwargs)
+        is_small = type(tensor) is Tensor and tensor.numel() <= _MOST_RESULTS and not tensor.is_complex()
+        if is_small and work is None and self._step.evaluated:
+            self._step.combined += tensor.detach().double().flatten().tolist()
+        return work
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
@@ -300,7 +296,7 @@ class Probe(Listener):
         self._note_group()
         self._calls_of_training.remove_from(self._step)
         self._step.printed = len(self._printed())
-        self._writer.step(self._step)
+        self._writer.write("step", self._step)
         done = self._step
         self._step = Step(index=done.index + 1)
         self._has_begun = False
@@ -317,7 +313,7 @@ class Probe(Listener):
             index = self._step.index
             shadow()
             if self._step.index == index:  # no optimizer has stepped here
-                self._writer.begin(index)
+                self._writer.write("begun", index)
                 self._step = Step(index=index, joined=True)
                 self._finish_step()
 

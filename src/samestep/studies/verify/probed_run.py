@@ -33,9 +33,9 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
-from samestep.studies.verify.modules.module_record import ModuleWriter, read_modules
-from samestep.studies.verify.observers.observer import Observer
-from samestep.studies.verify.observers.saved_states import SavedStates
+from samestep.studies.verify.modules.module_record import read_modules
+from samestep.studies.verify.observers.check import Observer
+from samestep.studies.verify.observers.rank_observers import SavedStates
 from samestep.studies.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
 from samestep.studies.verify.probe import Probe
 from samestep.studies.verify.progress_line import ProgressLine, Shown
@@ -203,7 +203,7 @@ class TracedRun:
 
                 stack.enter_context(rank_features_disabled())
             if self.double:
-                from samestep.studies.verify.double_precision import in_double_precision
+                from samestep.studies.verify.precision import in_double_precision
 
                 stack.enter_context(in_double_precision())
             try:
@@ -264,7 +264,7 @@ class TracedRun:
         from samestep.studies.verify.modules.recorder import ModuleRecorder
 
         return ModuleRecorder(
-            ModuleWriter(self._modules_of(rank)),
+            Writer(self._modules_of(rank)),
             probe,
             step=self.modules_of,
             with_parts=self.kind != "serial" or self.size == 1,

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from samestep.studies.verify.run_record import RunRecord, Vector, relative
+from samestep.studies.verify.run_record import EQUAL, RunRecord, Vector, differ, relative
 from samestep.studies.verify.trace import Step, Trace
-
-_EQUAL = 1e-6  # largest relative difference that the rounding of a mean explains
 
 
 def merged(run: RunRecord) -> RunRecord:
@@ -72,7 +70,7 @@ def _mean_of_step(run: RunRecord, step: int) -> dict[str, Vector] | None:
     """Return the means over the ranks in a step after which their parameters differ; None for other steps."""
     ranks = run.of_ranks(step)
     lengths = {len(one.after) for one in ranks}
-    if len(lengths) != 1 or not _differ([np.array(one.after) for one in ranks]):
+    if len(lengths) != 1 or not differ(one.after for one in ranks):
         return None
     if len({len(one.gradient) for one in ranks}) != 1:
         return None
@@ -86,7 +84,7 @@ def _keeps(run: RunRecord, step: int, mean: Vector) -> bool | None:
     following = next(later, None)
     if following is None:
         return None
-    return all(relative(np.array(one.before), mean) <= _EQUAL for one in following)
+    return all(relative(np.array(one.before), mean) <= EQUAL for one in following)
 
 
 def _with(step: Step, mean: dict[str, Vector] | None) -> Step:
@@ -94,7 +92,3 @@ def _with(step: Step, mean: dict[str, Vector] | None) -> Step:
         return step
     gradient, after = mean["gradient"].tolist(), mean["after"].tolist()
     return replace(step, gradient=gradient, after=after, gradient_norm=float("nan"))
-
-
-def _differ(vectors: Sequence[Vector]) -> bool:
-    return any(relative(one, vectors[0]) > _EQUAL for one in vectors[1:])

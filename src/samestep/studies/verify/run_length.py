@@ -23,9 +23,7 @@ class RunLength(Protocol):
     def is_reached(self, step: Step, *, optimizers: int) -> bool:
         """Return whether a step is the last one; called once for each step of a rank, in order.
 
-        Args:
-            step: the step.
-            optimizers: number of optimizers that have stepped.
+        `optimizers` is the number of optimizers that have stepped.
         """
 
     def total(self, optimizers: int) -> int | None:
@@ -33,10 +31,11 @@ class RunLength(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepsOfEach:
-    """A number of steps of each optimizer."""
+class FixedLength:
+    """A number of steps, of all optimizers together or of each."""
 
     steps: int
+    of_each: bool = False
 
     def is_reached(self, step: Step, *, optimizers: int) -> bool:
         """See `RunLength`."""
@@ -44,23 +43,7 @@ class StepsOfEach:
 
     def total(self, optimizers: int) -> int:
         """See `RunLength`."""
-        return self.steps * max(1, optimizers)
-
-
-@dataclass(frozen=True, slots=True)
-class StepsOfAll:
-    """A number of steps of all optimizers together."""
-
-    steps: int
-
-    def is_reached(self, step: Step, *, optimizers: int) -> bool:
-        """See `RunLength`."""
-        return step.index + 1 >= self.total(optimizers)
-
-    def total(self, optimizers: int) -> int:
-        """See `RunLength`."""
-        del optimizers
-        return self.steps
+        return self.steps * max(1, optimizers) if self.of_each else self.steps
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from samestep.studies.verify.modules.module_record import ModuleRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
+EQUAL = 1e-6
+"""Largest relative difference between ranks that the rounding of a collective explains."""
+
 _SAME_KEY = 1e-9  # relative tolerance for keys of equal samples, which are sums in double precision
 _CLOSE_KEY = 1e-3
 """Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
@@ -33,6 +36,11 @@ class RunRecord:
     def size(self) -> int:
         """Number of workers."""
         return len(self.traces)
+
+    @property
+    def own_traces(self) -> Sequence[Trace]:
+        """The traces of the ranks with samples of their own; of a replicated script, that of rank 0 only."""
+        return self.traces[:1] if self.is_replicated else self.traces
 
     @property
     def facts(self) -> Facts:
@@ -59,8 +67,7 @@ class RunRecord:
 
     def of_ranks(self, step: int) -> Sequence[Step]:
         """Return a step of each rank that made it; of a replicated script, that of rank 0 only."""
-        traces = self.traces[:1] if self.is_replicated else self.traces
-        return [trace.steps[step] for trace in traces if not trace.steps[step].joined]
+        return [trace.steps[step] for trace in self.own_traces if not trace.steps[step].joined]
 
     def counts(self, step: int) -> Sequence[int]:
         """Return the numbers of samples of the ranks that get samples in any step."""
@@ -82,10 +89,9 @@ class RunRecord:
 
     def evaluated(self, steps: int) -> Vector:
         """Return the keys of all samples that were evaluated in the first `steps` steps."""
-        traces = self.traces[:1] if self.is_replicated else self.traces
-        keys = [key for trace in traces for one in trace.steps[:steps] for key in one.evaluated]
-        if all(len(trace.steps) == steps for trace in traces):
-            keys += [key for trace in traces for key in trace.facts.evaluated]
+        keys = [key for trace in self.own_traces for one in trace.steps[:steps] for key in one.evaluated]
+        if all(len(trace.steps) == steps for trace in self.own_traces):
+            keys += [key for trace in self.own_traces for key in trace.facts.evaluated]
         return _sorted(keys)
 
     def combined(self) -> Sequence[Sequence[float]]:
@@ -96,11 +102,8 @@ class RunRecord:
     def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
         """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
 
-        Ranks without a loss do not count: a pipeline computes it on its last rank only.
-
-        Args:
-            step: the step.
-            total_of: computes a rank's loss from those of its backwards.
+        Ranks without a loss do not count: a pipeline computes it on its last rank only. `total_of` computes a
+        rank's loss from those of its backwards.
         """
         ranks = [one for one in self.of_ranks(step) if one.losses]
         if not ranks:
@@ -109,7 +112,7 @@ class RunRecord:
         weights = np.array([len(one.samples) for one in ranks], dtype=float)
         mean, total = float(means.mean()), float(means.sum())
         weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
-        return weighted, mean, total, total / (1 if self.is_replicated else self.size)
+        return weighted, mean, total, total / len(self.own_traces)
 
     def has_loss(self, step: int) -> bool:
         """Return whether the loss of a step is known."""
@@ -184,6 +187,12 @@ def relative(one: Vector, other: Vector) -> float:
     if np.isnan(distance):
         return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
     return distance / size if size else (0.0 if not distance else float("inf"))
+
+
+def differ(of_ranks: Iterable[Sequence[float]]) -> bool:
+    """Return whether the vectors of several ranks differ."""
+    first, *others = map(np.array, of_ranks)
+    return any(relative(one, first) > EQUAL for one in others)
 
 
 def _sorted(keys: Sequence[float]) -> Vector:

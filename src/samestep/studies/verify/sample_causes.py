@@ -1,12 +1,11 @@
 """Finds the causes of other samples: those of a step, and those of an evaluation."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from samestep.base.units import counted
-from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.compare import Comparison
 from samestep.studies.verify.printed_lines import deviating_numbers
 from samestep.studies.verify.run_record import same_samples
 from samestep.studies.verify.verdict import Cause, Finding
@@ -144,13 +143,11 @@ def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:
 def folder_order(comparison: Comparison, folders: Sequence[str]) -> Finding:
     """Return the exception that the runs are the same only if all ranks list folders in one order."""
     named = ", ".join(folders[:_NAMED]) + ", ..." * (len(folders) > _NAMED)
-    return replace(
-        comparison.finding(
-            "folder-order",
-            f"the runs differ if each rank gets the entries of {named} in another order, as the file systems "
-            "of several nodes may return them.",
-            advice="Sort what os.listdir, os.scandir, glob and iterdir return.",
-        ),
+    return comparison.finding(
+        "folder-order",
+        f"the runs differ if each rank gets the entries of {named} in another order, as the file systems "
+        "of several nodes may return them.",
+        advice="Sort what os.listdir, os.scandir, glob and iterdir return.",
         kind="exception",
     )
 

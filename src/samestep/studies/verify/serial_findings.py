@@ -8,7 +8,7 @@ from samestep.base.units import counted
 from samestep.studies.verify.compare import Deviation, beginning, is_half
 from samestep.studies.verify.run_record import RunRecord, same_samples
 from samestep.studies.verify.sample_causes import REPEATED_EPOCHS
-from samestep.studies.verify.verdict import Finding
+from samestep.studies.verify.verdict import Cause, Finding
 
 _SEED = "Seed every random generator with a constant: no comparison is possible until then."
 
@@ -23,57 +23,39 @@ def other_samples(one: RunRecord, again: RunRecord) -> int | None:
 
 
 def baseline_findings(reference: RunRecord, control: RunRecord) -> list[Finding]:
-    """Return the faults of the script on one worker.
-
-    Args:
-        reference: a run on one worker.
-        control: another one, its gradients disturbed by rounding.
-    """
+    """Return the faults of the script on one worker, from a run and one with disturbed gradients."""
     found = _unrepeatable(reference, control)
     losses = np.array([reference.losses(step)[0] for step in range(reference.steps)])
     if not np.any(losses):
-        found.append(
-            Finding(
-                cause="zero-loss",
-                message="the loss is zero in all steps, so equal runs prove nothing.",
-                workers=1,
-                step=0,
-            )
-        )
+        found.append(_fault("zero-loss", "the loss is zero in all steps, so equal runs prove nothing.", 0))
     known = [step for step in range(reference.steps) if reference.at(step).losses]
     nan = [step for step in known if np.isnan(reference.at(step).losses).any()]
     if nan and nan[-1] == known[-1]:
-        found.append(
-            Finding(
-                cause="nan-loss",
-                message="the last loss is NaN, so equal runs prove nothing.",
-                workers=1,
-                step=nan[0],
-            )
-        )
+        found.append(_fault("nan-loss", "the last loss is NaN, so equal runs prove nothing.", nan[0]))
     if reference.facts.repeated_epochs:
-        found.append(Finding(cause="no-set-epoch", message=REPEATED_EPOCHS, workers=1))
+        found.append(_fault("no-set-epoch", REPEATED_EPOCHS))
     return found
 
 
 def _unrepeatable(reference: RunRecord, control: RunRecord) -> list[Finding]:
     """Return the differences between the two runs that appear before the gradients are disturbed."""
     if (step := other_samples(reference, control)) is not None:
-        return [
-            Finding(
-                cause="unseeded-data",
-                message=f"two runs on one worker use different samples in step {step}, so no comparison is "
-                "possible. Seed the data and their order.",
-                workers=1,
-                step=step,
-            )
-        ]
+        message = (
+            f"two runs on one worker use different samples in step {step}, so no comparison is possible. "
+            "Seed the data and their order."
+        )
+        return [_fault("unseeded-data", message, step)]
     if not control.steps:
         steps = counted(reference.steps, "step")
-        message = f"of two runs on one worker one has {steps}, the other 0 steps. {_SEED}"
-        return [Finding(cause="unseeded", message=message, workers=1, step=0)]
+        return [
+            _fault("unseeded", f"of two runs on one worker one has {steps}, the other 0 steps. {_SEED}", 0)
+        ]
     found = [one for one in beginning(reference, control) if not one.is_rounding]
     return [_different_start(max(found, key=lambda one: one.value), reference, control)] if found else []
+
+
+def _fault(cause: Cause, message: str, step: int | None = None) -> Finding:
+    return Finding(cause=cause, message=message, workers=1, step=step)
 
 
 def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) -> Finding:

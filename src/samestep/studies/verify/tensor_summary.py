@@ -3,10 +3,12 @@
 A sketch adds the elements of a tensor, with random signs, into a few buckets. It is linear, so the sketch of
 a difference is the difference of sketches, and its expected squared norm is that of the tensor (Charikar,
 Chen and Farach-Colton, "Finding frequent items in data streams", 2002). A sample's key is the sum of its
-elements with random weights: equal samples have equal keys, and different samples almost surely do not.
+elements with random weights: equal samples have equal keys, and different samples almost surely do not. A
+`RowSummary` has numbers for each row, so that the shards of several ranks can be joined to one tensor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -16,6 +18,11 @@ from samestep.studies.verify.tensor_parallel import whole_tensor
 
 BUCKETS = 16
 """Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
+PROJECTIONS = 4
+"""Numbers per row that are linear in it: products with random vectors. The order of the row's elements does
+not change the numbers after them."""
+Rows = list[list[float]]
+
 _SEED = 20_021
 
 
@@ -27,7 +34,7 @@ def sketch(tensors: Iterable[Tensor | None]) -> list[float]:
 
 def norm(tensors: Iterable[Tensor | None]) -> float:
     """Return the 2-norm of all elements of all tensors."""
-    squares = [in_double(tensor).pow(2).sum() for tensor in tensors if tensor is not None]
+    squares = [_in_double(tensor).pow(2).sum() for tensor in tensors if tensor is not None]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
@@ -35,20 +42,40 @@ def row_keys(tensor: Tensor) -> list[float]:
     """Return a key for each sample: for each index of the first dimension; none without values."""
     if tensor.is_meta:
         return []
-    rows = in_double(tensor).reshape(tensor.size(0), -1)
+    rows = _in_double(tensor).reshape(tensor.size(0), -1)
     return torch.mv(rows, _weights(rows.size(1))).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class RowSummary:
+    """The summary of one tensor on one rank."""
+
+    shape: Sequence[int]  # its shape
+    # the numbers of each row, by the dimension along which the rows are counted
+    rows: dict[int, Rows] = field(default_factory=dict)
+
+
+def summarize(tensor: Tensor, samples: int) -> RowSummary:
+    """Return the summary of a tensor that is computed from a number of samples.
+
+    Rows are counted along the first dimension, and also along the second one if that has one row per sample.
+    A value that is not finite counts as zero, so that a mask of infinities does not hide all others.
+    """
+    values = torch.nan_to_num(_in_double(tensor), nan=0.0, posinf=0.0, neginf=0.0)
+    dims = [0, 1] if tensor.dim() > 1 and tensor.size(1) == samples else [0]
+    return RowSummary(list(tensor.shape), {dim: _rows(values, dim) for dim in dims})
 
 
 def _one(tensor: Tensor | None) -> Tensor:
     if tensor is None or not tensor.numel():
         return torch.zeros(BUCKETS, dtype=torch.float64, device="cpu")
-    values = in_double(tensor).reshape(-1)
+    values = _in_double(tensor).reshape(-1)
     signed = values * _signs(values.numel())
     padded = torch.nn.functional.pad(signed, (0, -len(signed) % BUCKETS))
     return padded.reshape(-1, BUCKETS).sum(0)
 
 
-def in_double(tensor: Tensor) -> Tensor:
+def _in_double(tensor: Tensor) -> Tensor:
     """Return the values of a tensor, dense and real, in double precision on the CPU."""
     detached = whole_tensor(tensor.detach())
     dense = detached.to_dense() if detached.layout != torch.strided else detached
@@ -58,15 +85,30 @@ def in_double(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _signs(count: int) -> Tensor:
-    drawn = torch.randint(0, 2, (count,), generator=separate_generator(), dtype=torch.int8, device="cpu")
+    drawn = torch.randint(0, 2, (count,), generator=_generator(), dtype=torch.int8, device="cpu")
     return drawn.mul_(2).sub_(1)
 
 
 @lru_cache(maxsize=256)
 def _weights(count: int) -> Tensor:
-    return torch.rand(count, generator=separate_generator(), dtype=torch.float64, device="cpu").add_(0.5)
+    return torch.rand(count, generator=_generator(), dtype=torch.float64, device="cpu").add_(0.5)
 
 
-def separate_generator() -> torch.Generator:
+def _generator() -> torch.Generator:
     """Return a separate generator so that the state of the script's generator does not change."""
     return torch.Generator().manual_seed(_SEED)
+
+
+def _rows(values: Tensor, dim: int) -> Rows:
+    flat = values.movedim(dim, 0).flatten(1) if values.dim() > 1 else values.reshape(-1, 1)
+    if not flat.numel():
+        return []
+    absolute = flat.abs()
+    sizes = [flat.sum(1), absolute.sum(1), absolute.pow(3).sum(1).pow(1 / 3)]
+    rows: Rows = torch.cat([flat @ _directions(flat.size(1)), torch.stack(sizes, 1)], 1).tolist()
+    return rows
+
+
+@lru_cache(maxsize=16)
+def _directions(width: int) -> Tensor:
+    return torch.randn(width, PROJECTIONS, generator=_generator(), dtype=torch.float64, device="cpu")

@@ -1,10 +1,13 @@
-"""Reads and writes the trace of one rank of a script, line by line, so that a crash loses nothing."""
+"""Reads and writes the records of one rank of a script, line by line, so that a crash loses nothing."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+Place: TypeAlias = tuple[str, int]
+"""A file and a line of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,9 +41,7 @@ class Note(NamedTuple):
 
     code: str
     message: str  # what was found, and what to do
-    step: int | None = None  # number of the first step that shows it, from 0
-    file: str | None = None
-    line: int | None = None
+    place: Place | None = None  # the line of the script, if known
 
 
 class OptimizerParameter(NamedTuple):
@@ -107,53 +108,39 @@ class Trace:
 
 
 class Writer:
-    """Appends to the trace of one rank.
-
-    Args:
-        path: the trace file.
-    """
+    """Appends records to a file; each has a kind, and a value or a dataclass as its content."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
 
-    def step(self, step: Step) -> None:
-        """Write a step."""
-        self._write({"step": asdict(step)})
-
-    def begin(self, step: int) -> None:
-        """Write that a step has begun."""
-        self._write({"begun": step})
-
-    def end(self, facts: Facts) -> None:
-        """Write the facts at the end."""
-        self._write({"facts": asdict(facts)})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+    def write(self, kind: str, content: Any) -> None:
+        """Write one record."""
+        self._file.write(json.dumps([kind, content], default=asdict) + "\n")
         self._file.flush()
 
 
 def read(path: Path, *, rank: int) -> Trace:
     """Return the trace of a rank; an empty trace if the file is missing."""
     facts, steps, begun = Facts(rank=rank), [], 0
-    for line in _lines(path):
-        if "step" in line:
-            steps.append(Step(**line["step"]))
-        elif "begun" in line:
-            begun = line["begun"] + 1
+    for kind, content in read_records(path):
+        if kind == "step":
+            steps.append(Step(**content))
+        elif kind == "begun":
+            begun = content + 1
         else:
-            facts = Facts(**line["facts"])
+            facts = Facts(**content)
             facts.parameters = [
                 [OptimizerParameter(name, tuple(shape), group) for name, shape, group in parameters]
                 for parameters in facts.parameters
             ]
-            facts.notes = [Note(*note) for note in facts.notes]
+            facts.notes = [
+                Note(code, message, place and (place[0], place[1])) for code, message, place in facts.notes
+            ]
     return Trace(facts, steps, begun)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines that were written completely."""
-    if not path.exists():
-        return
-    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    yield from map(json.loads, complete.splitlines())
+def read_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield kind and content of the records that a `Writer` has written completely; none without a file."""
+    if path.exists():
+        complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        yield from map(json.loads, complete.splitlines())

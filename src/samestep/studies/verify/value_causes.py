@@ -1,16 +1,14 @@
 """Finds the causes of other values: learning rates, parameters, gradients and losses."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
-from samestep.studies.verify.case import Comparison
-from samestep.studies.verify.run_record import relative
+from samestep.studies.verify.compare import Comparison
+from samestep.studies.verify.run_record import EQUAL, differ, relative
 from samestep.studies.verify.verdict import Cause, Finding
 
-_EQUAL = 1e-6  # largest relative difference between ranks that the rounding of a collective explains
 _AVERAGED_PARAMETERS = (
     "The ranks average their parameters after the step, which is the step of the averaged gradient for plain "
     "SGD only: average the gradients before it."
@@ -197,13 +195,13 @@ def loss_only(comparison: Comparison) -> Finding | None:
     """Find a loss that differs though all gradients and parameters are the same."""
     if not _is_loss_only(comparison):
         return None
-    found = comparison.finding(
+    return comparison.finding(
         "loss-only",
         "the loss that backward starts from differs, and all gradients and parameters are the same: it has "
         "another scale on several workers, or a part without a gradient.",
         comparison.first.step if comparison.first else None,
+        kind="exception",
     )
-    return replace(found, kind="exception")
 
 
 def _is_loss_only(comparison: Comparison) -> bool:
@@ -215,18 +213,14 @@ def _is_loss_only(comparison: Comparison) -> bool:
 
 def _first_apart(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:
     """Return the first of some steps in which a quantity differs between the ranks."""
-    return next((step for step in steps if _ranks_differ(comparison, step, name)), None)
-
-
-def _ranks_differ(comparison: Comparison, step: int, name: str) -> bool:
-    first, *others = [np.array(getattr(one, name)) for one in comparison.run.of_ranks(step)]
-    return any(relative(one, first) > _EQUAL for one in others)
+    of_ranks = comparison.run.of_ranks
+    return next((step for step in steps if differ(getattr(one, name) for one in of_ranks(step))), None)
 
 
 def _vectors_differ(of_ranks: Sequence[Sequence[float]]) -> bool:
     """Return whether the vectors of as many tensors differ between ranks."""
     first, *others = map(np.array, of_ranks)
-    return any(one.shape == first.shape and relative(one, first) > _EQUAL for one in others)
+    return any(one.shape == first.shape and relative(one, first) > EQUAL for one in others)
 
 
 def _rates(rates: Sequence[float]) -> str:

@@ -24,12 +24,16 @@ from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.launch.local.programs import Watch
-from samestep.studies.verify.case import Comparison
 from samestep.studies.verify.causes import causes
-from samestep.studies.verify.compare import largest
-from samestep.studies.verify.modules.naming import with_module
-from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
-from samestep.studies.verify.notes import notes_of, several_writers
+from samestep.studies.verify.compare import Comparison, largest
+from samestep.studies.verify.modules.first_difference import with_module
+from samestep.studies.verify.notes import (
+    not_compared,
+    not_reached,
+    notes_of,
+    nothing_compared,
+    several_writers,
+)
 from samestep.studies.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -41,9 +45,8 @@ from samestep.studies.verify.progress_line import progress_line
 from samestep.studies.verify.run_length import (
     LEAST_STEPS,
     TOTAL_S,
+    FixedLength,
     RunLength,
-    StepsOfAll,
-    StepsOfEach,
     UntilEvaluated,
 )
 from samestep.studies.verify.run_record import RunRecord
@@ -78,21 +81,15 @@ class Verification:
     # returns a function that runs each of the given number of workers, and ends a run that hangs
     watch: Callable[[int, Kind], Watch]
     tell: Print  # prints a line about progress
-    _changed: dict[tuple[bool, bool], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
-    """References and controls with rank-dependent features disabled, or in double precision, or both."""
-    _recorded_alone: dict[tuple[int, bool], tuple[RunRecord, RunRecord]] = field(
-        init=False, default_factory=dict
-    )
-    """Reference and control with the modules of a step, with rank-dependent features disabled or not."""
+    # references and controls that are changed alike, by the changes
+    _changed: dict[tuple[Any, ...], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
     _length: RunLength = field(init=False)
-    _own: Sequence[Finding] = field(init=False, default=())
-    """Faults and notes of the run on one worker."""
+    _own: Sequence[Finding] = field(init=False, default=())  # faults and notes of the run on one worker
+    # first step whose samples depend on rounding; None if there is none
     _limit: int | None = field(init=False, default=None)
-    """First step whose samples depend on rounding; None if there is none."""
+    # what runs on several workers did not record
     _missing: dict[NotCompared, str] = field(init=False, default_factory=dict)
-    """What runs on several workers did not record."""
-    _unmatched: bool = field(init=False, default=False)
-    """Whether the parameters of two runs could not be matched."""
+    _unmatched: bool = field(init=False, default=False)  # whether parameters of two runs cannot be matched
 
     def run(self) -> Report:
         """Execute all runs and compare them.
@@ -100,10 +97,16 @@ class Verification:
         Raises:
             UsageError: the reference fails, or has no step.
         """
-        reference = self._reference()
+        reference = self._on_one_worker("reference", "already")
+        if not reference.steps:
+            raise UsageError(
+                f"{self._origin.program.target} made no training step on one worker: no optimizer stepped, "
+                "and no backward ran."
+            )
         if self.steps is None:
             self._length = _length_of(reference)
-        control = self._control()
+        change = "when its gradients change by as little as rounding changes them"
+        control = self._on_one_worker("gradients disturbed", change, disturb=True)
         other = other_samples(reference, control)
         if other and other_samples(reference, self._run(self._origin, 1, "again")) is None:
             self._limit = other
@@ -124,31 +127,21 @@ class Verification:
         # The reference, its control, perhaps a third run on one worker, and each number of workers.
         runs = 3 + len(self.workers)
         self._length = (
-            UntilEvaluated(limit_s=TOTAL_S / runs) if self.steps is None else StepsOfEach(self.steps)
+            UntilEvaluated(limit_s=TOTAL_S / runs)
+            if self.steps is None
+            else FixedLength(self.steps, of_each=True)
         )
 
     @property
     def _origin(self) -> Script:
         return self.against or self.script
 
-    def _reference(self) -> RunRecord:
-        reference, target = self._run(self._origin, 1, "reference"), self._origin.program.target
-        if reference.facts.ended not in ("steps", "end"):
-            raise UsageError(f"{target} fails on one worker already: {_failure(reference)}.")
-        if not reference.steps:
-            raise UsageError(
-                f"{target} made no training step on one worker: no optimizer stepped, and no backward ran."
-            )
-        return reference
-
-    def _control(self) -> RunRecord:
-        control = self._run(self._origin, 1, "gradients disturbed", disturb=True)
-        if control.facts.ended not in ("steps", "end"):
-            raise UsageError(
-                f"{self._origin.program.target} fails on one worker when its gradients change by as little "
-                f"as rounding changes them: {_failure(control)}."
-            )
-        return control
+    def _on_one_worker(self, what: str, when: str, *, disturb: bool = False) -> RunRecord:
+        """Return a run of the origin on one worker; `when` says in an error which of its runs has failed."""
+        run = self._run(self._origin, 1, what, disturb=disturb)
+        if run.facts.ended not in ("steps", "end"):
+            raise UsageError(f"{self._origin.program.target} fails on one worker {when}: {_failure(run)}.")
+        return run
 
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
@@ -210,36 +203,31 @@ class Verification:
         return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
 
     def _repeated(self, size: int, *, neutral: bool, double: bool = False) -> Comparison | None:
-        """Return the comparison of runs that are changed alike; None if one of them fails.
+        """Return the comparison of runs with rank-dependent features disabled, in double precision, or both.
 
-        Args:
-            size: number of workers.
-            neutral: whether rank-dependent features are disabled.
-            double: whether the script computes in double precision.
+        It is None if one of them fails.
         """
         what = ", ".join([*[_NEUTRAL] * neutral, *["in double precision"] * double])
-        run = partial(self._run, neutral=neutral, double=double)
-        if (neutral, double) not in self._changed:
-            self._changed[neutral, double] = (
-                run(self._origin, 1, what),
-                run(self._origin, 1, f"{what}, gradients disturbed", disturb=True),
-            )
-        reference, control = self._changed[neutral, double]
-        runs = (reference, run(self.script, size, what), control)
+        runs = self._alike(size, what, neutral=neutral, double=double)
         if any(one.failure is not None or not one.steps for one in runs):
             return None
         return self._compared(*runs)
 
     def _recorded(self, size: int, step: int, *, neutral: bool) -> Comparison:
         """Return the comparison of runs up to a step, with the modules of that step."""
-        run = partial(self._run, neutral=neutral, modules_of=step)
-        alone = self._recorded_alone.get((step, neutral))
-        if alone is None:
-            what = f"modules of step {step}"
-            alone = run(self._origin, 1, what), run(self._origin, 1, f"{what}, disturbed", disturb=True)
-            self._recorded_alone[step, neutral] = alone
-        reference, control = alone
-        return self._compared(reference, run(self.script, size, f"modules of step {step}"), control)
+        return self._compared(*self._alike(size, f"modules of step {step}", neutral=neutral, modules_of=step))
+
+    def _alike(self, size: int, what: str, **changed: Any) -> tuple[RunRecord, RunRecord, RunRecord]:
+        """Return reference, run and control with the same changes; those on one worker are executed once."""
+        key = tuple(changed.items())
+        if key not in self._changed:
+            disturbed = f"{what}, gradients disturbed"
+            self._changed[key] = (
+                self._run(self._origin, 1, what, **changed),
+                self._run(self._origin, 1, disturbed, disturb=True, **changed),
+            )
+        reference, control = self._changed[key]
+        return reference, self._run(self.script, size, what, **changed), control
 
     def _run(
         self,
@@ -259,7 +247,7 @@ class Verification:
                 program=script.program,
                 kind=script.kind,
                 size=size,
-                length=self._length if modules_of is None else StepsOfAll(modules_of + 1),
+                length=self._length if modules_of is None else FixedLength(modules_of + 1),
                 progress=progress,
                 folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
                 options=self.options,
@@ -284,9 +272,8 @@ def _failure(run: RunRecord) -> str:
 
 def _length_of(reference: RunRecord) -> RunLength:
     """Return the length of the runs after the reference, which stops early where the script is longer."""
-    if reference.facts.ended == "steps":
-        return StepsOfAll(reference.steps)
-    return StepsOfAll(2 * reference.steps + LEAST_STEPS)
+    is_whole = reference.facts.ended != "steps"
+    return FixedLength(2 * reference.steps + LEAST_STEPS if is_whole else reference.steps)
 
 
 def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:

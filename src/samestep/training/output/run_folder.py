@@ -259,7 +259,7 @@ class RunFolder(Sink):
                 _truncate(path, after=session["step"], identity=identity)
         path = self.path / "sessions.jsonl"
         with explaining(path, self._remedy), path.open("a", encoding="utf-8") as stream:
-            stream.write(json_line({**session, "provenance": provenance()}))
+            stream.write(json_line({**session, "provenance": provenance()}) + "\n")
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append one line per step to ``metrics.jsonl``."""
@@ -285,7 +285,7 @@ class RunFolder(Sink):
         self._lines.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._lines.append(self.path / name, (json_line(row) for row in rows))
+        self._lines.append(self.path / name, (json_line(row) + "\n" for row in rows))
 
     @property
     def _remedy(self) -> str:

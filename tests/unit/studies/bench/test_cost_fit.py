@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.studies.bench.cost_fit import crossovers, fit
+from samestep.studies.bench.figures import crossovers, fit
 from support.bench_rows import rows_of
 
 SIZES = [4 * 4**power for power in range(14)]

@@ -3,10 +3,9 @@
 import pytest
 
 from samestep.launchers.detect import detect
-from samestep.studies.doctor.checks import Check
+from samestep.studies.doctor.checks import Check, Options, run_checks
 from samestep.studies.doctor.masking import Mask, environment_rows, is_secret, masked
 from samestep.studies.doctor.results import Finding, Result
-from samestep.studies.doctor.run_checks import Options, run_checks
 from support.recordings import recording
 
 ENVIRONMENT = {

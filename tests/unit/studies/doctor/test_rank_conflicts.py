@@ -1,6 +1,6 @@
 """Ranks with conflicting facts are named in findings."""
 
-from samestep.studies.doctor.rank_conflicts import conflicts
+from samestep.studies.doctor.gather import conflicts
 from samestep.studies.doctor.results import RankResult
 
 

@@ -9,9 +9,9 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.studies.bench.text import times_chart
-from samestep.studies.report.figures import charts
 from samestep.studies.report.line_charts import LineChart
 from samestep.studies.report.read_run import read_run
+from samestep.studies.report.run_page import charts
 from samestep.studies.report.scales import DataPoint
 from samestep.studies.report.write import write_figures
 from samestep.studies.scaling.analysis.study import Study

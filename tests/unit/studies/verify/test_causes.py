@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from samestep.launch.local.failure import Failure
-from samestep.studies.verify.case import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.causes import causes
+from samestep.studies.verify.compare import FAULT_OF_SAMESTEP, Comparison
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from samestep.studies.verify.double_precision import in_double_precision
+from samestep.studies.verify.precision import in_double_precision
 
 MADE = {
     "default": lambda: torch.zeros(2),

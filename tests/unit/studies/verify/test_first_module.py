@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.studies.verify.modules.first_difference import ModuleRecords
+from samestep.studies.verify.modules.first_difference import ModuleRecords, with_module
 from samestep.studies.verify.modules.joined_distance import Shard, forward_distance, gradient_distance
-from samestep.studies.verify.modules.module_record import ModuleWriter, read_modules
-from samestep.studies.verify.modules.naming import with_module
+from samestep.studies.verify.modules.module_record import read_modules
 from samestep.studies.verify.modules.recorder import ModuleRecorder
-from samestep.studies.verify.modules.row_summary import summarize
 from samestep.studies.verify.probe import Probe
-from samestep.studies.verify.run_length import StepsOfAll
+from samestep.studies.verify.run_length import FixedLength
+from samestep.studies.verify.tensor_summary import summarize
 from samestep.studies.verify.trace import Writer
 from samestep.studies.verify.verdict import Finding
 
@@ -76,9 +75,9 @@ def recorded(tmp_path):
         for part in model.parts:
             part.rank = rank
         probe = Probe(
-            Writer(tmp_path / "trace"), 0, length=StepsOfAll(9), stop=lambda: None, printed=lambda: ""
+            Writer(tmp_path / "trace"), 0, length=FixedLength(9), stop=lambda: None, printed=lambda: ""
         )
-        recorder = ModuleRecorder(ModuleWriter(path), probe, step=0, with_parts=True, disturb=disturb)
+        recorder = ModuleRecorder(Writer(path), probe, step=0, with_parts=True, disturb=disturb)
         with recorder.attached(), probe.attached():
             loss(model(X[samples]), Y[samples]).backward()
         recorder._writer._file.close()

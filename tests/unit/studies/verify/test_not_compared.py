@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from samestep.studies.verify.case import Comparison
-from samestep.studies.verify.not_compared import not_compared, not_reached, nothing_compared
+from samestep.studies.verify.compare import Comparison
+from samestep.studies.verify.notes import not_compared, not_reached, nothing_compared
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.trace import Facts, Step, Trace
 from samestep.studies.verify.verdict import verdict_of

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from samestep.studies.verify.probe import Probe
-from samestep.studies.verify.run_length import StepsOfEach
+from samestep.studies.verify.run_length import FixedLength
 from samestep.studies.verify.tensor_summary import BUCKETS, row_keys, sketch
 from samestep.studies.verify.trace import Writer, read
 
@@ -20,7 +20,7 @@ def watch(tmp_path):
     def run(script):
         path = tmp_path / "trace.jsonl"
         writer = Writer(path)
-        probe = Probe(writer, 0, length=StepsOfEach(100), stop=lambda: None, printed=lambda: "")
+        probe = Probe(writer, 0, length=FixedLength(100, of_each=True), stop=lambda: None, printed=lambda: "")
         with probe.attached():
             script()
         probe.end("end")
@@ -204,7 +204,7 @@ def test_an_optimizer_that_steps_another_makes_one_step(watch):
 
 def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
     writer = Writer(tmp_path / "trace")
-    probe = Probe(writer, 0, length=StepsOfEach(9), stop=list, printed=str, disturb=True)
+    probe = Probe(writer, 0, length=FixedLength(9, of_each=True), stop=list, printed=str, disturb=True)
     model = nn.Embedding(10, 4, sparse=True)
     with probe.attached():
         model(torch.tensor([1, 3, 3])).sum().backward()

@@ -7,8 +7,7 @@ from samestep.studies.verify.run_length import (
     LEAST_STEPS_OF_SLOW_SCRIPTS,
     LEAST_STEPS_UNEVALUATED,
     MOST_STEPS,
-    StepsOfAll,
-    StepsOfEach,
+    FixedLength,
     UntilEvaluated,
 )
 from samestep.studies.verify.trace import Step
@@ -56,6 +55,6 @@ def test_time_limits_a_run(s_per_step, expected):
 
 
 def test_a_given_number_of_steps_limits_a_run():
-    assert length(StepsOfAll(7), steps(epoch=3)) == 7
-    found = [StepsOfEach(3).is_reached(Step(index=index), optimizers=2) for index in range(6)]
+    assert length(FixedLength(7), steps(epoch=3)) == 7
+    found = [FixedLength(3, of_each=True).is_reached(Step(index=index), optimizers=2) for index in range(6)]
     assert found == [False] * 5 + [True]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.studies.verify.not_compared import not_reached
+from samestep.studies.verify.notes import not_reached
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.serial_findings import baseline_findings
 from samestep.studies.verify.trace import Facts, Step, Trace

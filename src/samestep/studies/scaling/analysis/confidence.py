@@ -15,6 +15,17 @@ _T = (
 )
 
 
+def known(low: float | None, high: float | None) -> Interval | None:
+    """Return the interval between two ends, or None if they are unknown."""
+    return None if low is None or high is None else (low, high)
+
+
+def is_vague(between: Interval) -> bool:
+    """Return whether an interval is too wide for a conclusion: more than a factor of two."""
+    low, high = between
+    return high > 2 * low
+
+
 def of_repeats(rates: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of a rate by Student's t over repeats, on a scale of ratios.
 

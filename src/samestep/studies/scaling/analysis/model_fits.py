@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from samestep.base.units import count_text, seconds_text
-from samestep.studies.scaling.analysis.confidence import Interval, of_repeats
+from samestep.studies.scaling.analysis.confidence import Interval, is_vague, of_repeats
 from samestep.studies.scaling.analysis.point_text import (
     NOTHING_S,
     counted,
-    is_vague,
     like_each,
     oversubscribed_baseline,
     share_text,
@@ -20,7 +19,6 @@ from samestep.studies.scaling.analysis.points import same_batch
 from samestep.studies.scaling.analysis.speedup import fair, same_threads, series_of
 from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE
 from samestep.studies.scaling.analysis.study import Fit, Point
-from samestep.studies.scaling.analysis.supported_conclusions import is_open
 
 _Pair: TypeAlias = tuple[float, float]
 
@@ -103,7 +101,7 @@ def _serial_share(
     if not larger:
         why = "not determined, there is one number of workers"
         return replace(fit, code="too-few-points", words=f"{name}: {why}.")
-    if any(map(is_open, larger)):
+    if any(point.is_open for point in larger):
         return replace(fit, code="inconclusive", words=f"{name}: inconclusive, {DIFFER}.")
     scaled = [(point.workers / base.workers, point.speedup / base.workers) for point in larger]
     pairs = [pair(*one) for one in scaled]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from samestep.base import units
 from samestep.base.units import seconds_text
-from samestep.studies.scaling.analysis.confidence import Interval
 from samestep.studies.scaling.analysis.overhead_causes import straggler
 from samestep.studies.scaling.analysis.study import Loss, Point
 
@@ -82,12 +81,6 @@ def oversubscribed_baseline(base: Point) -> str:
     'the 2-worker baseline was oversubscribed'
     """
     return f"the {base.workers}-worker baseline was oversubscribed"
-
-
-def is_vague(between: Interval) -> bool:
-    """Return whether an interval is too wide for a conclusion: more than a factor of two."""
-    low, high = between
-    return high > 2 * low
 
 
 def phase_name(phase: str) -> str:

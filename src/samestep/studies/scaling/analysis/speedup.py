@@ -8,8 +8,9 @@ and the knee are about more workers that are all alike: they are against one wor
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
-from samestep.studies.scaling.analysis.confidence import Interval, of_ratio
+from samestep.studies.scaling.analysis.confidence import Interval, is_vague, known, of_ratio
 from samestep.studies.scaling.analysis.points import same_batch
 from samestep.studies.scaling.analysis.study import Mode, Point
 
@@ -77,6 +78,36 @@ def over(point: Point, one: Point) -> Point:
     )
 
 
+class AsFast(NamedTuple):
+    """One process that is as fast as all numbers of workers; `workers` is the fastest of these, over it."""
+
+    workers: Point
+    is_certain: bool
+    is_open: bool  # whether the runs differ too much for a conclusion
+
+
+def threads_as_fast(series: Sequence[Point], one_process: Sequence[Point]) -> AsFast | None:
+    """Return the comparison if one process is as fast as all larger numbers of workers; otherwise None.
+
+    The fastest process is compared with the fastest workers, since a user without samestep gives one process
+    all cores, however many workers are measured. Workers on several nodes have cores that a process lacks.
+    """
+    base, *larger = fair(series) or series
+    alone = one_process_of(series, one_process)
+    if not larger or not alone or any(point.nodes > 1 for point in larger):
+        return None
+    process, workers = (max(points, key=lambda one: one.samples_per_second) for points in (alone, larger))
+    if process.samples_per_second < base.samples_per_second:
+        return None  # the one worker like each is the better baseline, and speedups are over it
+    if workers.samples_per_second > AS_FAST * process.samples_per_second:
+        return None
+    ratios = [rate_ratio(point, process) for point in larger]
+    ends = [one for one in ratios if one is not None]
+    is_certain = len(ends) == len(larger) and all(high <= AS_FAST for _, high in ends)
+    is_open = any(is_vague(one) and one[1] > AS_FAST for one in ends)
+    return AsFast(over(workers, process), is_certain, is_open and not is_certain)
+
+
 def same_threads(series: Sequence[Point]) -> list[Point]:
     """Return the points of one mode and variant with the speedup over the first: one worker like each."""
     return [_related(point.mode, series[0], point) for point in series]
@@ -119,8 +150,7 @@ def rate_ratio(one: Point, other: Point) -> Interval | None:
 
 
 def _interval(point: Point) -> Interval | None:
-    low, high = point.samples_per_second_low, point.samples_per_second_high
-    return None if low is None or high is None else (low, high)
+    return known(point.samples_per_second_low, point.samples_per_second_high)
 
 
 def _identity(point: Point) -> tuple[object, ...]:

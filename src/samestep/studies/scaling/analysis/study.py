@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from samestep.base import step_phases
 from samestep.base.typed_json import NotNegative, Positive, PositiveInt
+from samestep.studies.scaling.analysis.confidence import Interval, is_vague, known
 
 FORMAT = 1
 """The version of the format of ``study.json``."""
@@ -105,6 +106,16 @@ class Point:
     worker_hours_per_epoch: float | None = None
     runs: tuple[Positive, ...] = ()
     oversubscribed: bool = False
+
+    @property
+    def between(self) -> Interval | None:
+        """The interval of the speedup, if it is known."""
+        return known(self.speedup_low, self.speedup_high)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this interval is too wide for a conclusion."""
+        return self.between is not None and is_vague(self.between)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

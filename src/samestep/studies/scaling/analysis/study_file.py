@@ -3,7 +3,6 @@
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
@@ -24,14 +23,9 @@ def write_study(path: Path, study: Study) -> None:
         UsageError: it cannot be written.
     """
     try:
-        write_json(path, as_json(study))
+        write_json(path, asdict(study))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from None
-
-
-def as_json(study: Study) -> dict[str, Any]:
-    """Return `study` as ``study.json`` holds it."""
-    return asdict(study)
 
 
 def read_study(path: Path) -> Study:

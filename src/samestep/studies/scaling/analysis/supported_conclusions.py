@@ -7,11 +7,9 @@ from typing import Any
 
 from samestep.base.units import seconds_text
 from samestep.studies.scaling.analysis.advice import advice_words, against_phase, chosen
-from samestep.studies.scaling.analysis.confidence import Interval
-from samestep.studies.scaling.analysis.one_process import AsFast, threads_as_fast
+from samestep.studies.scaling.analysis.confidence import Interval, is_vague
 from samestep.studies.scaling.analysis.point_text import (
     counted,
-    is_vague,
     like_each,
     over_words,
     oversubscribed_baseline,
@@ -20,6 +18,7 @@ from samestep.studies.scaling.analysis.point_text import (
 )
 from samestep.studies.scaling.analysis.speedup import (
     AS_FAST,
+    AsFast,
     fair,
     is_faster,
     knee,
@@ -27,6 +26,7 @@ from samestep.studies.scaling.analysis.speedup import (
     one_process_of,
     rate_ratio,
     same_threads,
+    threads_as_fast,
 )
 from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE, finding, statement
 from samestep.studies.scaling.analysis.study import Finding, Point, Worth
@@ -44,18 +44,6 @@ _TWICE = 1.995  # costs from here on are a factor, not a percentage
 _BETTER_THAN_IDEAL = 1.15  # above this efficiency the baseline was disturbed
 
 
-def between(point: Point) -> Interval | None:
-    """Return the interval of the speedup of `point`, or None."""
-    low, high = point.speedup_low, point.speedup_high
-    return None if low is None or high is None else (low, high)
-
-
-def is_open(point: Point) -> bool:
-    """Return whether the interval of `point` is too wide for a conclusion."""
-    known = between(point)
-    return known is not None and is_vague(known)
-
-
 def reaches(point: Point, base: Point, bar: float) -> bool:
     """Return whether `point` has the efficiency `bar`, and is faster than the baseline unless it is that."""
     return point.efficiency >= bar and (point is base or is_faster(point, base))
@@ -66,7 +54,7 @@ def is_decided(point: Point, base: Point, bar: float) -> bool:
 
     The baseline itself has no interval.
     """
-    alike, known = _over_one_like_each(point, base), between(point)
+    alike, known = _over_one_like_each(point, base), point.between
     if alike is None or known is None:
         return False
     needed, least = bar * point.workers, least_speedup(point, base)
@@ -75,7 +63,7 @@ def is_decided(point: Point, base: Point, bar: float) -> bool:
 
 def _over_one_like_each(point: Point, base: Point) -> Interval | None:
     """Return the interval of the speedup over one worker like each of `point`, or None."""
-    return between(same_threads([base, point])[1])
+    return same_threads([base, point])[1].between
 
 
 def pays(point: Point, fewer: Point) -> bool | None:
@@ -111,7 +99,7 @@ def knee_words(points: Sequence[Point]) -> str:
         *((end, one, True) for one in usable if one.workers < end.workers),
     ]
     unsure = [(one, fewer) for one, fewer, wanted in pairs if pays(one, fewer) is not wanted]
-    if any(is_open(point) for pair in unsure for point in pair):
+    if any(point.is_open for pair in unsure for point in pair):
         return f"The position of the knee is inconclusive: {DIFFER}."
     probably = "Probably the" if unsure else "The"
     if at is None:
@@ -128,14 +116,14 @@ def split_at(points: Sequence[Point], at: int | None) -> tuple[Point, Sequence[P
 def caveats(points: Sequence[Point], *, bar: float | None, at: int | None) -> Iterator[Finding]:
     """Yield what the runs leave inconclusive about a bar, or without one about the knee `at`."""
     yield from _caveats_of_knee(points, at) if bar is None else _caveats_of_bar(points, bar)
-    if any(between(point) is None for point in points[1:]):
+    if any(point.between is None for point in points[1:]):
         yield finding("caveat", "single-runs")
 
 
 def _caveats_of_bar(points: Sequence[Point], bar: float) -> Iterator[Finding]:
     base, *larger = points
     for point in larger:
-        alike, known = _over_one_like_each(point, base), between(point)
+        alike, known = _over_one_like_each(point, base), point.between
         if alike is None or known is None or is_decided(point, base, bar):
             continue
         code, range_of = "bar-undecided", "the efficiency is {} to {}"
@@ -153,7 +141,7 @@ def _caveats_of_bar(points: Sequence[Point], bar: float) -> Iterator[Finding]:
 
 
 def _caveats_of_knee(points: Sequence[Point], at: int | None) -> Iterator[Finding]:
-    vague = [point for point in points[1:] if is_open(point)]
+    vague = [point for point in points[1:] if point.is_open]
     for point in vague:
         yield finding("caveat", "speed-undecided", [point.workers], n=counted(point.workers))
     end, beyond = split_at(points, at)
@@ -174,7 +162,7 @@ def _needed(point: Point, fewer: Point) -> Iterator[tuple[Interval | None, float
     against = like_each(fewer) or str(fewer.workers)
     yield rate_ratio(point, fewer), math.sqrt(point.workers / fewer.workers), against
     if fewer.workers == 1 and point.baseline_cores_of > 1:
-        yield between(point), AS_FAST, over_words(point, fewer)
+        yield point.between, AS_FAST, over_words(point, fewer)
 
 
 def baseline_findings(series: Sequence[Point], one_process: Sequence[Point] = ()) -> Iterator[Finding]:
@@ -254,7 +242,7 @@ def largest_worth(series: Sequence[Point], bar: float, one_process: Sequence[Poi
     if (found := threads_as_fast(series, one_process)) is not None:
         return None if found.is_open else base.workers
     usable = (point for point in fair(series) if reaches(point, base, bar))
-    sure = (p for p in usable if p is base or not is_open(p) or is_decided(p, base, bar))
+    sure = (p for p in usable if p is base or not p.is_open or is_decided(p, base, bar))
     return max((point.workers for point in sure), default=None)
 
 
@@ -298,16 +286,16 @@ def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
     base = usable[0]
     end, beyond = split_at(usable, at)
     is_sure = all(pays(point, end) is False for point in beyond)
-    is_unknown = any(is_open(point) and pays(point, end) is None for point in beyond)
+    is_unknown = any(point.is_open and pays(point, end) is None for point in beyond)
     if end is base:
         few = f"{counted(base.workers)} {'is' if base.workers == 1 else 'are'} enough"
         if is_unknown:
             return _summarized("inconclusive", what=few)
         gain = _gain(usable[1], base)
         return _summarized("baseline-enough", usable[1], is_certain=is_sure, few=few, gain=gain)
-    if is_open(end) and not pays(end, base):
+    if end.is_open and not pays(end, base):
         return _summarized("inconclusive", what=f"{counted(end.workers)} are worth it")
-    is_certain = between(end) is not None and not is_open(end) and pays(end, base) is True
+    is_certain = end.between is not None and not end.is_open and pays(end, base) is True
     probably = "" if is_sure else "probably "
     further = f"; beyond {at}, more workers {probably}cost more than they bring" if beyond else ""
     if is_unknown:
@@ -316,7 +304,7 @@ def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
         "speedup",
         end,
         is_certain=is_certain and is_sure,
-        probably="" if is_certain or is_open(end) else "probably ",
+        probably="" if is_certain or end.is_open else "probably ",
         gain=_gain(end, base),
         beyond=further,
     )
@@ -327,7 +315,7 @@ def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
     largest = largest_worth(usable, bar) or base.workers
     undecided = [point for point in usable if point.workers > largest and not is_decided(point, base, bar)]
     if largest == base.workers:
-        if any(map(is_open, undecided)):
+        if any(point.is_open for point in undecided):
             what = f"more workers than {base.workers} are worth it at a bar of {required}"
             return _summarized("inconclusive", what=what)
         gain = _gain(usable[1], base)
@@ -354,7 +342,7 @@ def _gain(point: Point, base: Point) -> str:
     one = over_words(point, base) if is_over_process else slow_one
     is_strong = point.mode == "strong"
     verb = "train" if is_strong else "process samples"
-    known = between(point)
+    known = point.between
     if known is not None and is_vague(known):
         low, high = (_factor(end / base.workers) for end in known)
         return f"{verb} {low} to {high} times as fast as {one}"

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from samestep.base.units import seconds_text
+from samestep.studies.scaling.analysis.confidence import is_vague
 from samestep.studies.scaling.analysis.point_text import (
     counted,
     is_communication_hidden,
-    is_vague,
     percent,
     phase_name,
     share_text,

@@ -14,7 +14,6 @@ from samestep.studies.scaling.analysis.supported_conclusions import (
     Summary,
     baseline_findings,
     caveats,
-    is_open,
     largest_worth,
     summary,
     worth_of,
@@ -120,7 +119,7 @@ def _beside(found: Summary, others: Sequence[Sequence[Point]]) -> str:
         for series in others
         for point in series
         if (point.mode, point.workers) == (about.mode, about.workers)
-        and not (is_open(point) or point.oversubscribed or series[0].oversubscribed)
+        and not (point.is_open or point.oversubscribed or series[0].oversubscribed)
     ]
     return "; ".join([found.words.removesuffix("."), *peers[:_PEERS]]) + "."
 
@@ -140,11 +139,11 @@ def _overhead(series: Sequence[Point], point: Point) -> tuple[str, Sequence[Find
         return f"{speed(series[-1], base)}, oversubscribed.", ()
     if base.oversubscribed:
         return f"{speed(point, base)}; the overhead is unknown: {oversubscribed_baseline(base)}.", ()
-    if is_open(point):
+    if point.is_open:
         return f"{speed(point, base)} by the medians; the overhead is inconclusive.", ()
     advised = [replace(one, workers=(point.workers,)) for one in advice(point, base)]
     parts = [f"{speed(point, base)}.", overhead(point), advice_words(advised)]
     following = next((one for one in fair(series) if one.workers > point.workers), None)
     if following is not None:
-        parts += [f"{speed(following, base)}.", "" if is_open(following) else overhead(following)]
+        parts += [f"{speed(following, base)}.", "" if following.is_open else overhead(following)]
     return " ".join(filter(None, parts)), advised

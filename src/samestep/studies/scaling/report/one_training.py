@@ -56,11 +56,7 @@ def invocation_of(run: Run) -> Invocation:
 
 
 def check_same_training(paths: Sequence[Path], runs: Sequence[Run]) -> None:
-    """Check that all runs belong to one training.
-
-    Args:
-        paths: path of each run.
-        runs: the runs.
+    """Check that the runs in these paths belong to one training.
 
     Raises:
         UsageError: two runs belong to different trainings; names them.

@@ -13,7 +13,6 @@ from samestep.studies.report.write import write_text
 from samestep.studies.scaling.analysis.point_text import counted, like_each, over_words, percent
 from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
 from samestep.studies.scaling.analysis.study import Point, Study, Verdict
-from samestep.studies.scaling.analysis.supported_conclusions import between
 from samestep.studies.scaling.report.figures import summary_charts, time_lines, times_text
 from samestep.studies.scaling.report.rows import (
     NO_POINTS,
@@ -153,7 +152,7 @@ def _worth(study: Study, found: list[Kind]) -> Iterator[str]:
 
 def _chip(point: Point, answer: str) -> str:
     plain = answer.rstrip("?")
-    why = "" if plain == answer else f", uncertain: {_OPEN if between(point) else _ONCE}"
+    why = "" if plain == answer else f", uncertain: {_OPEN if point.between else _ONCE}"
     reached = f"{percent(point.efficiency)}: {plain}{why}"
     return f'<li class="{plain}">{_MARKS[plain]} <b>{counted(point.workers)}</b> {reached}</li>'
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from samestep.base.units import bytes_text, count_text, seconds_text
 from samestep.studies.report.drawing import PARTS
+from samestep.studies.scaling.analysis.confidence import is_vague
 from samestep.studies.scaling.analysis.point_text import (
     amount,
-    is_vague,
     notable_losses,
     percent,
     phase_name,
@@ -17,7 +17,7 @@ from samestep.studies.scaling.analysis.point_text import (
 from samestep.studies.scaling.analysis.points import UNIT
 from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import Loss, Point, Study
-from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words, outdone
+from samestep.studies.scaling.analysis.supported_conclusions import knee_words, outdone
 from samestep.studies.scaling.report.figures import parts, rank_parts, shown_ranks, times_text
 from samestep.studies.scaling.report.series import Kind, kinds
 
@@ -120,7 +120,7 @@ def loss_text(loss: Loss) -> str:
 
 def overhead(point: Point, *, most: int) -> str:
     """Return the largest causes of the overhead of `point`; empty if the measurement is inconclusive."""
-    return "" if is_open(point) else "; ".join(loss_text(loss) for loss in notable_losses(point)[:most])
+    return "" if point.is_open else "; ".join(loss_text(loss) for loss in notable_losses(point)[:most])
 
 
 def worth(study: Study, point: Point) -> str:
@@ -137,7 +137,7 @@ def worth(study: Study, point: Point) -> str:
     if one is None or point.workers == base.workers:
         return ""
     oversubscribed = point.oversubscribed or base.oversubscribed
-    if not one.is_certain and (oversubscribed or is_open(point) or outdone(alike) is not None):
+    if not one.is_certain and (oversubscribed or point.is_open or outdone(alike) is not None):
         return "unknown"
     return ("yes" if one.is_worth else "no") + ("" if one.is_certain else "?")
 

@@ -41,12 +41,7 @@ def terminal_width() -> int | None:
 
 
 def study_text(study: Study, width: int | None = None) -> str:
-    """Return `study` as text.
-
-    Args:
-        study: the study.
-        width: maximum length of lines; None for no limit.
-    """
+    """Return `study` as text, in lines of at most `width`."""
     found = kinds(study)
     verdict = [*([] if found else [NO_POINTS]), *(_verdict(study.verdict) if study.verdict else ())]
     blocks = [

@@ -46,12 +46,10 @@ def candidates(cores: int) -> list[Candidate]:
 
 
 def runs(found: Sequence[Candidate], words: Sequence[str], folder: Path) -> list[Trial]:
-    """Return the interleaved runs of `found`.
+    """Return the interleaved runs of candidates.
 
-    Args:
-        found: the candidates.
-        words: the script with its arguments, and the flags of ``samestep run`` before it.
-        folder: an absolute path for the files of the runs.
+    `words` are the script with its arguments, and the flags of ``samestep run`` before it; `folder` is an
+    absolute path for the files of the runs.
     """
     trials = []
     for number, (repeat, case) in enumerate(interleaved(found, rounds=ROUNDS, seed=0)):

@@ -48,13 +48,9 @@ def collect_study(
     *,
     command: Sequence[str] | None = None,
 ) -> Study:
-    """Return the study of the runs that have a result; notes name the others, and why they have none.
+    """Return the study of the planned runs that have a result; notes name the others, and why they have none.
 
-    Args:
-        frame: of the study.
-        trials: all planned runs.
-        outcomes: of the executed runs.
-        command: that requested them, if not the command of this process.
+    `command` has requested them, if the command of this process has not.
     """
     names = [one.name for one in frame.request.variants]
     good = sorted(

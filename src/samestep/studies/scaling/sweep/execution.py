@@ -82,14 +82,8 @@ def finish(
     """Execute runs, write their study, and return it with the exit code, which is 2 if it cannot be written.
 
     Ctrl-C and SIGTERM end the present run; the study of the runs before it is still written, even after
-    further signals. If no run has ended, nothing is kept.
-
-    Args:
-        frame: the study's request.
-        trials: the runs, in their order.
-        runner: executes the runs.
-        command: the command that requested them, if it is not this one.
-        continues: whether the runs continue after this command has ended.
+    further signals. If no run has ended, nothing is kept. `command` has requested the runs, if this one has
+    not, and `continues` is whether they continue after this command has ended.
 
     Raises:
         UsageError: the runs cannot be executed here.

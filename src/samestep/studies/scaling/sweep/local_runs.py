@@ -27,9 +27,17 @@ from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.execution import finish, new_folder
 from samestep.studies.scaling.sweep.host_load import Load, sample_load
-from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, is_usage_error, outcome_of
 from samestep.studies.scaling.sweep.plan import in_lines
-from samestep.studies.scaling.sweep.trial import SAMESTEP, Outcome, Report, Trial
+from samestep.studies.scaling.sweep.trial import (
+    LATE_S,
+    SAMESTEP,
+    Outcome,
+    Report,
+    Trial,
+    is_complete,
+    is_usage_error,
+    outcome_of,
+)
 
 _FILES_S = 0.1  # the interval at which the files of a run are polled
 _GRACE_S = 20.0  # the time that a terminated run has to end its workers before it is killed
@@ -182,25 +190,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRuns:
-    """The runs of a study on this host or in an allocation.
+    """The runs of a study on this host or in an allocation."""
 
-    Args:
-        runner: executes the runs.
-        places: number of workers that can compute at the same time.
-        what: the resources behind `places`, in words.
-        threads: compute threads of each worker; None if this command does not set them.
-        per_node: maximum number of workers per node; None for a single node.
-        each: compute threads of each worker on CPUs, whichever command sets them; None if unknown.
-        on_cores: the largest number of workers on a node that compute on separate cores; 1 for accelerators.
-    """
-
-    runner: Local
-    places: int
-    what: str
-    threads: int | None = None
-    per_node: int | None = None
+    runner: Local  # executes the runs
+    places: int  # number of workers that can compute at the same time
+    what: str  # the resources behind `places`, in words
+    threads: int | None = None  # compute threads of each worker; None if this command does not set them
+    per_node: int | None = None  # maximum number of workers per node; None for a single node
+    # compute threads of each worker on CPUs, whichever command sets them; None if unknown
     each: int | None = None
-    on_cores: int = 1
+    on_cores: int = 1  # the most workers of a node that compute on separate cores; 1 for accelerators
 
     def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - SlurmRuns needs it
         """Return the commands of the runs, as lines."""
@@ -223,11 +222,8 @@ def local_runs(
 ) -> LocalRuns:
     """Return the runs on this host, or in the Slurm allocation of this process.
 
-    Args:
-        numbers: numbers of workers.
-        threads: compute threads of each worker, if the user gave a number.
-        compared: compute threads in the variants, if these differ in them.
-        on_cpu: whether accelerators are not used.
+    `threads` are the compute threads of each worker, if the user gave a number, and `compared` those in the
+    variants, if these differ in them.
 
     Raises:
         UsageError: this process is one of several tasks, or the number of threads is below 1.

@@ -11,8 +11,15 @@ from samestep.base.errors import Error
 from samestep.launch.submit.follow import FollowedJob, JobStatus
 from samestep.launch.submit.sequence import exit_code
 from samestep.launch.submit.slurm_commands import WITH_REQUEUE, FollowedSlurmJob
-from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, log_lines, outcome_of
-from samestep.studies.scaling.sweep.trial import Outcome, Report, Trial
+from samestep.studies.scaling.sweep.trial import (
+    LATE_S,
+    Outcome,
+    Report,
+    Trial,
+    is_complete,
+    log_lines,
+    outcome_of,
+)
 
 _FILES_S = 0.3  # the interval at which the folders of runs are polled
 

@@ -121,12 +121,8 @@ def submit_all(
 ) -> list[SubmittedJob]:
     """Submit all jobs to Slurm; after an error none of them is left in the queue, and no file.
 
-    Args:
-        jobs: of the study.
-        folder: of the study, empty.
-        record: is called after each job with all jobs that were submitted so far.
-        report: is called with the result of cancelling jobs after an error.
-        ask: executes one of Slurm's commands; tests pass their own.
+    `record` is called after each job with all jobs that were submitted so far, `report` with the result of
+    cancelling jobs after an error, and `ask` executes one of Slurm's commands.
 
     Raises:
         UsageError: Slurm refuses a job, or it cannot be recorded.
@@ -305,9 +301,7 @@ class SlurmRuns:
 def collect(folder: Path, *, bar: float | None) -> tuple[Study, int]:
     """Collect the jobs of the study in `folder`; return the study and the exit code.
 
-    Args:
-        folder: of the study.
-        bar: the efficiency of ``--worth``, if it differs from that of the submission.
+    `bar` is the efficiency of ``--worth``, if it differs from that of the submission.
 
     Raises:
         UsageError: the folder has no submitted study.

@@ -1,13 +1,13 @@
-"""Finds the first module of a step whose values on several workers differ from those on one."""
+"""Finds the first module whose values, or whose parameters' gradients, differ, and adds it to a finding."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from samestep.studies.verify.compare import allowed_deviation, rounding_of
+from samestep.studies.verify.compare import Comparison, allowed_deviation, rounding_of
 from samestep.studies.verify.modules.joined_distance import (
     Shard,
     forward_distance,
@@ -15,7 +15,9 @@ from samestep.studies.verify.modules.joined_distance import (
     scales_of,
 )
 from samestep.studies.verify.modules.module_record import Call, Key, ModuleRecord, Value
-from samestep.studies.verify.run_record import Vector
+from samestep.studies.verify.run_record import EQUAL, Vector, relative
+from samestep.studies.verify.tensor_summary import BUCKETS
+from samestep.studies.verify.verdict import Finding
 
 Phase: TypeAlias = Literal["forward", "backward"]
 Part: TypeAlias = Literal[
@@ -24,6 +26,16 @@ Part: TypeAlias = Literal[
 """What differs first: the input of a top-level module; the output of a module; what a module gives to one of
 its parts; the gradient of the output of a top-level module, which the loss gives; the gradient of a module's
 input; the gradient that a module gives to one of its parts; the gradient of a parameter."""
+_OF_VALUES = ("gradient", "gradient-norm", "gradient-scale", "loss", "update", "parameters")
+_BETWEEN_RANKS = ("never-averaged", "accumulation-not-averaged")
+_PARTS: dict[Part, str] = {
+    "input": "its input",
+    "output": "its output",
+    "input of part": "the input that it gives to a part",
+    "loss": "the gradient that the loss gives to its output",
+    "gradient": "the gradient of its input",
+    "gradient of part": "the gradient that it gives to the output of a part",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +207,135 @@ def _gradients(
             return None
         shards.append(Shard(found.summary, record.samples(record.by_key[key])))
     return shards[0], shards[1:]
+
+
+def first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
+    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
+    return _first_parameter(comparison, step, record, (first, others), [EQUAL] * len(first))
+
+
+def differ_between_ranks(comparison: Comparison, step: int) -> bool:
+    """Return whether the gradients of some parameters differ between the ranks, but not of all."""
+    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
+    if any(len(other) != len(first) for other in others):
+        return False
+    equal = [one for k, one in enumerate(first) if all(relative(o[k], one) <= EQUAL for o in others)]
+    return any(one.any() for one in equal)
+
+
+def first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs from that on one worker, in the order of backward."""
+    usual, control, here = (
+        _of_parameters(run.at(step).gradient)
+        for run in (comparison.reference, comparison.control, comparison.run)
+    )
+    floor = rounding_of(comparison.reference.facts.epsilon)
+    allowed = [allowed_deviation(relative(a, b), floor) for a, b in zip(control, usual, strict=False)]
+    return _first_parameter(comparison, step, record, (usual, [here]), allowed)
+
+
+def _first_parameter(
+    comparison: Comparison,
+    step: int,
+    record: ModuleRecord,
+    gradients: tuple[list[Vector], list[list[Vector]]],
+    allowed: Sequence[float],
+) -> ModuleDifference | None:
+    usual, compared = gradients
+    reference = comparison.reference
+    held = dict(enumerate(reference.facts.parameters)).get(reference.at(step).optimizer, [])
+    if {len(one) for one in (usual, allowed, *compared)} != {len(held)}:
+        return None
+    values = [max(relative(one[k], usual[k]) for one in compared) for k in range(len(held))]
+    other = [k for k, value in enumerate(values) if value > allowed[k]]
+    if not other or len(other) == sum(bool(one.any()) for one in usual):
+        return None
+    last = other[-1]
+    model, _, name = held[last].name.partition(": ")
+    call = _owner(record, model, name)
+    if call is None:
+        return None
+    return ModuleDifference(call, "backward", "parameter", values[last], allowed[last], parameter=name)
+
+
+def _of_parameters(sketch: Sequence[float]) -> list[Vector]:
+    return list(np.array(sketch, dtype=np.float64).reshape(-1, BUCKETS))
+
+
+def _owner(record: ModuleRecord, model: str, parameter: str) -> Call | None:
+    """Return the call of the module that has a parameter, or of the nearest module around it."""
+    calls = {call.name: call for call in reversed(record.calls) if str(call.model) == model}
+    name = parameter
+    while name:
+        name = name.rpartition(".")[0]
+        if name in calls:
+            return calls[name]
+    return None
+
+
+def with_module(
+    found: Sequence[Finding], comparison: Comparison, recorded: Callable[[int], Comparison]
+) -> list[Finding]:
+    """Return findings, the gravest one with the module that differs first, if its cause is not known.
+
+    Args:
+        found: the findings, the gravest first.
+        comparison: the runs that were compared.
+        recorded: runs the script again up to a step, and records the modules of that step.
+    """
+    if not found or found[0].step is None:
+        return list(found)
+    first, *others = found
+    difference = None
+    if first.cause in _OF_VALUES:
+        difference = _of_values(found[0].step, recorded(found[0].step))
+    elif first.cause in _BETWEEN_RANKS and differ_between_ranks(comparison, found[0].step):
+        difference = _between_ranks(found[0].step, recorded(found[0].step))
+    return [first if difference is None else _named(first, difference), *others]
+
+
+def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
+    reference = _reference(step, again)
+    if reference is None:
+        return None
+    (control,), epsilon = again.control.modules, again.reference.facts.epsilon
+    records = ModuleRecords(reference, control, again.run.modules, epsilon)
+    return records.first_difference() or first_from_reference(again, step, reference)
+
+
+def _between_ranks(step: int, again: Comparison) -> ModuleDifference | None:
+    reference = _reference(step, again)
+    return None if reference is None else first_between_ranks(again, step, reference)
+
+
+def _reference(step: int, again: Comparison) -> ModuleRecord | None:
+    """Return the record of the run on one worker; None if a run has not recorded the step."""
+    runs = again.reference, again.control, again.run
+    if any(run.failure is not None or run.steps <= step for run in runs):
+        return None
+    if not all(record.calls for run in runs for record in run.modules):
+        return None
+    return again.reference.modules[0]
+
+
+def _named(finding: Finding, difference: ModuleDifference) -> Finding:
+    call = difference.call
+    name = call.name or call.kind
+    part = f"the gradient of {difference.parameter}" if difference.parameter else _PARTS[difference.part]
+    file, line = place = call.called if difference.is_outside else call.place
+    deviation = f"{part} deviates by {difference.value:.1e}, rounding explains {difference.allowed:.1e}"
+    if difference.is_outside:
+        what = f"No module differs before the call of {name} at {file}:{line}: {deviation}."
+    else:
+        what = (
+            f"The first module that differs is {name} ({call.kind}, {file}:{line}), in {difference.phase}: "
+            f"{deviation}."
+        )
+    return replace(
+        finding,
+        message=f"{finding.message} {what}",
+        place=place,
+        module="" if difference.is_outside else name,
+        phase=difference.phase,
+    )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from samestep.studies.verify.modules.row_summary import PROJECTIONS, RowSummary
 from samestep.studies.verify.run_record import Vector, relative, same_samples
+from samestep.studies.verify.tensor_summary import PROJECTIONS, RowSummary
 
 Matrix = npt.NDArray[np.float64]
 Order = npt.NDArray[np.intp]

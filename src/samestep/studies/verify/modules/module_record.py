@@ -1,14 +1,13 @@
-"""Reads and writes the module calls that lead to one step on one rank, with their values and gradients."""
+"""Reads the module calls that lead to one step on one rank, with their values and gradients."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from samestep.studies.verify.modules.row_summary import RowSummary
+from samestep.studies.verify.tensor_summary import RowSummary
+from samestep.studies.verify.trace import read_records
 
 Role: TypeAlias = Literal["input", "output"]
 
@@ -105,46 +104,15 @@ class ModuleRecord:
         return {(self.key(first[one.tensor]), one.backward): one for one in self.gradients}
 
 
-class ModuleWriter:
-    """Appends to the record of one rank.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
-
-    def call(self, call: Call) -> None:
-        """Write a call."""
-        self._write("call", asdict(call))
-
-    def value(self, value: Value) -> None:
-        """Write an input or output."""
-        self._write("value", asdict(value))
-
-    def gradient(self, gradient: Gradient) -> None:
-        """Write a gradient."""
-        self._write("gradient", asdict(gradient))
-
-    def batch(self, keys: list[float]) -> None:
-        """Write the sample keys of a batch."""
-        self._write("batch", {"keys": keys})
-
-    def _write(self, kind: str, content: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, "content": content}) + "\n")
-        self._file.flush()
-
-
 def read_modules(path: Path) -> ModuleRecord:
     """Return the record of a rank; an empty one if the file is missing."""
     record = ModuleRecord()
-    for kind, content in _lines(path):
+    for kind, content in read_records(path):
         if kind == "call":
             places = {name: tuple(content[name]) for name in ("place", "called")}
             record.calls.append(Call(**{**content, **places}))
         elif kind == "batch":
-            record.batches.append(content["keys"])
+            record.batches.append(content)
         else:
             content["summary"] = _summary(content["summary"])
             if kind == "value":
@@ -157,12 +125,3 @@ def read_modules(path: Path) -> ModuleRecord:
 def _summary(content: dict[str, Any]) -> RowSummary:
     rows = {int(dim): rows for dim, rows in content["rows"].items()}
     return RowSummary(content["shape"], rows)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the lines that were written completely, as kind and content."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines():
-        read = json.loads(line)
-        yield read["kind"], read["content"]

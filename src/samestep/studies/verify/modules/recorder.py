@@ -16,10 +16,10 @@ from samestep.autopilot.script.call_account import calling_site, is_user_code
 from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
-from samestep.studies.verify.modules.module_record import Call, Gradient, ModuleWriter, Role, Value
-from samestep.studies.verify.modules.row_summary import summarize
+from samestep.studies.verify.modules.module_record import Call, Gradient, Role, Value
 from samestep.studies.verify.probe import Probe, add_rounding, plain_name
-from samestep.studies.verify.tensor_summary import row_keys
+from samestep.studies.verify.tensor_summary import row_keys, summarize
+from samestep.studies.verify.trace import Writer
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 """Modules that only call the one inside, which is recorded instead."""
@@ -40,9 +40,7 @@ class ModuleRecorder:
         disturb: whether the parameters of a module are disturbed by rounding before its first call.
     """
 
-    def __init__(
-        self, writer: ModuleWriter, probe: Probe, *, step: int, with_parts: bool, disturb: bool
-    ) -> None:
+    def __init__(self, writer: Writer, probe: Probe, *, step: int, with_parts: bool, disturb: bool) -> None:
         self._writer, self._probe, self._step, self._with_parts = writer, probe, step, with_parts
         self._noise = torch.Generator().manual_seed(2) if disturb else None
         self._process = getpid()
@@ -117,7 +115,7 @@ class ModuleRecorder:
         )
         self._calls += 1
         self._numbers[root, name] += 1
-        self._writer.call(call)
+        self._writer.write("call", call)
         return call
 
     def _begin_root(self, module: nn.Module, inputs: Sequence[Any]) -> None:
@@ -134,7 +132,7 @@ class ModuleRecorder:
             keys = [key for data in data_in(tuple(inputs)) for key in row_keys(data)]
             if keys:
                 self._batch, self._samples = self._batch + 1, len(keys)
-                self._writer.batch(keys)
+                self._writer.write("batch", keys)
 
     def _root_and_name(self, module: nn.Module, parent: Call | None) -> tuple[int, str]:
         """Return the number of the top-level module, and the qualified name in it."""
@@ -146,7 +144,8 @@ class ModuleRecorder:
     def _record_values(self, call: Call, role: Role, held: Any) -> None:
         for leaf, (_, tensor) in enumerate(leaves(held)):
             if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized:
-                self._writer.value(
+                self._writer.write(
+                    "value",
                     Value(
                         call=call.index,
                         role=role,
@@ -154,7 +153,7 @@ class ModuleRecorder:
                         tensor=self._followed(tensor),
                         batch=self._batch,
                         summary=summarize(tensor, self._samples),
-                    )
+                    ),
                 )
 
     def _followed(self, tensor: Tensor) -> int | None:
@@ -177,9 +176,8 @@ class ModuleRecorder:
         step, backward = self._probe.position
         gradient = gradients[position]
         if step == self._step and gradient is not None and gradient.layout == torch.strided:
-            self._writer.gradient(
-                Gradient(tensor=tensor, backward=backward, summary=summarize(gradient, samples))
-            )
+            summary = summarize(gradient, samples)
+            self._writer.write("gradient", Gradient(tensor=tensor, backward=backward, summary=summary))
 
 
 def _forward_of(module: nn.Module) -> tuple[str, int] | None:

@@ -1,6 +1,6 @@
-"""The interface of checks, each of which finds one kind of mistake, and the observer that runs them."""
+"""The interfaces of observers and of checks, each of which finds one kind of mistake."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,27 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from samestep.hooks import declarations
-from samestep.hooks.registry import Make, attached, wrapping
+from samestep.hooks.registry import Hook, Make, attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
-from samestep.studies.verify.observers.observer import Observer
-from samestep.studies.verify.trace import Note
+from samestep.hooks.training_events import Listener, subscribed
+from samestep.studies.verify.trace import Note, Place
+
+
+class Observer(Listener):
+    """Receives the events of a script on one rank and returns notes at its end; it changes nothing.
+
+    An observer is precise before it is exhaustive: it returns a note only for what is certainly a mistake.
+    """
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Observe the script for the duration of a block."""
+        with subscribed(self):
+            yield
+
+    def notes(self) -> Iterable[Note]:
+        """Return the notes, at the end of the script or after its last step."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +50,9 @@ class Check:
     A check changes nothing. It draws no random number, and keeps no tensor that the script may free.
     """
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Attach the hooks of this check alone for the duration of a block."""
-        yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """Return the hooks that this check needs besides the events."""
+        return {}
 
     def made(self, optimizer: Optimizer) -> None:
         """Receive an optimizer that the script has made."""
@@ -65,11 +81,7 @@ class Check:
 
 
 class Checks(Observer):
-    """Runs several checks with one subscription: each adds frames to the stack of every nested forward.
-
-    Args:
-        kinds: the checks' classes.
-    """
+    """Runs several checks with one subscription: each adds frames to the stack of every nested forward."""
 
     def __init__(self, kinds: Iterable[Callable[[], Check]]) -> None:
         self._checks = [kind() for kind in kinds]
@@ -81,9 +93,9 @@ class Checks(Observer):
         """See `Observer.attached`."""
         with ExitStack() as stack:
             stack.enter_context(super().attached())
-            stack.enter_context(attached(declarations.NEW_OPTIMIZER, _after(self._made)))
+            stack.enter_context(attached_all({declarations.NEW_OPTIMIZER: after(self._made)}))
             for check in self._checks:
-                stack.enter_context(check.attached())
+                stack.enter_context(attached_all(check.hooks()))
             yield
 
     def notes(self) -> Iterator[Note]:
@@ -108,21 +120,12 @@ class Checks(Observer):
     def returned(self, outputs: Any) -> None:
         """See `Listener.returned`; the first gradient of an output shows that a backward follows."""
         call, self._call = self._call, None
-        if call is None or not call.has_grad:
-            return
-        hooks: list[RemovableHandle] = []
+        if call is not None and call.has_grad:
+            on_first_gradient(outputs, lambda: self._trained(call))
 
-        def on_gradient(_: Tensor) -> None:
-            if not hooks:
-                return
-            while hooks:
-                hooks.pop().remove()
-            for check in self._checks:
-                check.trained(call)
-
-        for _, one in leaves(outputs):
-            if one.requires_grad:
-                hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
+    def _trained(self, call: Call) -> None:
+        for check in self._checks:
+            check.trained(call)
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
@@ -144,7 +147,7 @@ class Checks(Observer):
             check.after_step(optimizer)
 
 
-def _after(receive: Callable[[Any], None]) -> Make:
+def after(receive: Callable[[Any], None]) -> Make:
     """Return a replacement of a method that calls `receive` with the object after the original."""
 
     def run(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,12 +158,21 @@ def _after(receive: Callable[[Any], None]) -> Make:
     return wrapping(run)
 
 
-def note(code: str, message: str, place: tuple[str, int] | None, step: int | None = None) -> Note:
-    """Return a note about a line of the script."""
-    file, line = place or (None, None)
-    return Note(code, message, step, file, line)
+def on_first_gradient(outputs: Any, act: Callable[[], None]) -> None:
+    """Call `act` once, when a gradient reaches an output of a call."""
+    hooks: list[RemovableHandle] = []
+
+    def on_gradient(_: Tensor) -> None:
+        if hooks:
+            while hooks:
+                hooks.pop().remove()
+            act()
+
+    for _, one in leaves(outputs):
+        if one.requires_grad:
+            hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
 
 
-def in_words(place: tuple[str, int] | None) -> str:
+def in_words(place: Place | None) -> str:
     """Return " (file:line)"; an empty string for an unknown line."""
     return "" if place is None else f" ({place[0].rpartition('/')[2]}:{place[1]})"

@@ -1,7 +1,6 @@
 """Notes models that train in evaluation mode after an evaluation, or are evaluated in training mode."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,36 +12,24 @@ from torch.optim.optimizer import Optimizer
 
 from samestep.base.units import counted
 from samestep.hooks import verify_declarations
-from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Call, Check, in_words, note
-from samestep.studies.verify.trace import Note
-
-_Place = tuple[str, int] | None
+from samestep.studies.verify.observers.check import Call, Check, in_words
+from samestep.studies.verify.trace import Note, Place
 
 
 @dataclass(slots=True, eq=False)
 class _Mode:
-    """The calls of one model.
+    """The calls of one model."""
 
-    Attributes:
-        set_at: number of calls when its mode was last set.
-        place: the line that set it.
-        waiting: calls in evaluation mode since the last step that no gradient has reached.
-        last_evaluation: number of the last such call before the last step.
-        has_trained: whether it was trained in training mode.
-        trains, trains_in_evaluation: whether it was trained in this mode since the last step.
-        steps: number of steps since the last evaluation that it was trained in evaluation mode.
-    """
-
-    set_at: int = 0
-    place: _Place = None
-    waiting: set[int] = field(default_factory=set)
-    last_evaluation: int = 0
-    has_trained: bool = False
-    trains: bool = False
-    trains_in_evaluation: bool = False
-    steps: int = 0
+    set_at: int = 0  # number of calls when its mode was last set
+    place: Place | None = None  # the line that set it
+    waiting: set[int] = field(default_factory=set)  # calls in evaluation mode that no gradient has reached
+    last_evaluation: int = 0  # number of the last such call before the last step
+    has_trained: bool = False  # whether it was trained in training mode
+    trains: bool = False  # whether it was since the last step
+    trains_in_evaluation: bool = False  # whether it was trained in evaluation mode since the last step
+    steps: int = 0  # number of such steps since the last evaluation
 
 
 class EvaluationModeKept(Check):
@@ -52,11 +39,9 @@ class EvaluationModeKept(Check):
         self._modes: WeakKeyDictionary[nn.Module, _Mode] = WeakKeyDictionary()
         self._calls = 0
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        with attached(verify_declarations.MODE_SET, wrapping(self._set_mode)):
-            yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {verify_declarations.MODE_SET: wrapping(self._set_mode)}
 
     def _set_mode(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if module in self._modes:
@@ -93,7 +78,7 @@ class EvaluationModeKept(Check):
         """See `Check.notes`."""
         for module, mode in self._modes.items():
             if mode.steps and _depends_on_mode(module):
-                yield note(
+                yield Note(
                     "eval-not-undone",
                     f"{type(module).__name__} trained in evaluation mode in the last "
                     f"{counted(mode.steps, 'step')}: eval(){in_words(mode.place)} was not undone after the "
@@ -115,18 +100,16 @@ class TrainingModeInEvaluation(Check):
         self._since_training: dict[int, int] = {}
         """Number of batches of each data set since the last training call."""
         self._used: set[int] = set()  # data sets of training
-        self._evaluated: dict[tuple[int, int], tuple[_Place, str]] = {}
+        self._evaluated: dict[tuple[int, int], tuple[Place | None, str]] = {}
         """Line and model of the first evaluation in training mode, by the ids of model and data set."""
         self._last: dict[int, int] = {}  # the batch that each model was last evaluated with
         self._repeated: set[int] = set()
         self._trained: set[int] = set()
         self._optimizers: set[int] = set()
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        with attached(verify_declarations.BATCH_SOURCE, wrapping(self._next)):
-            yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {verify_declarations.BATCH_SOURCE: wrapping(self._next)}
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
         batch = original(iterator)
@@ -161,7 +144,7 @@ class TrainingModeInEvaluation(Check):
             return
         for (model, source), (place, name) in self._evaluated.items():
             if model in self._trained - self._repeated and source not in self._used:
-                yield note(
+                yield Note(
                     "train-mode-in-evaluation",
                     f"{name} is evaluated{in_words(place)} in training mode: its dropout or batch norm "
                     "depends on chance or on the other samples of the batch. Call eval() before, and "

@@ -1,76 +1,201 @@
 """Notes optimizers whose parameters get no gradient or never change, and gradients that no optimizer uses."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from samestep.base.units import counted
+from samestep.hooks import verify_declarations
+from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Call, Check, in_words, note
-from samestep.studies.verify.observers.parameter_use import OptimizerUse, ParameterUse
-from samestep.studies.verify.trace import Note
+from samestep.studies.verify.observers.check import Call, Check, in_words
+from samestep.studies.verify.observers.tensor_state import checksum, is_zero
+from samestep.studies.verify.probe import plain_name
+from samestep.studies.verify.trace import Note, Place
 
+_LEAST_STEPS = 2  # steps or backwards before anything is noted
 _LEAST_UNCHANGED = 5
 """Steps without a change before they are noted; some optimizers update in every second step."""
 _LEAST_LOSSES = 2  # backwards from a loss without a graph before they are noted
 _NAMED = 3  # parameters that a message names
-_Place = tuple[str, int] | None
 
 
-class GradientCoverage(Check):
-    """Compares the parameters of the optimizers with those that the backwards reach."""
+@dataclass(slots=True, eq=False)
+class OptimizerUse:
+    """The steps of one optimizer."""
+
+    optimizer: Optimizer  # the optimizer
+    place: Place | None = None  # where it was made
+    steps: int = 0  # number of its steps that began
+    # number of steps with a gradient after which all parameters were as before the first
+    without_change: int = 0
+    has_changed: bool = False  # whether a step has changed a parameter
+    before: list[int] = field(default_factory=list)  # checksums of the parameters before the step that runs
+
+    @property
+    def name(self) -> str:
+        """The class of the optimizer."""
+        return type(self.optimizer).__name__
+
+    def trainable(self) -> list[Tensor]:
+        """Return its trainable parameters."""
+        return [one for one in parameters_of(self.optimizer) if one.requires_grad]
+
+
+@dataclass(slots=True, eq=False)
+class UnheldParameter:
+    """A parameter of a called model that no optimizer holds."""
+
+    value: int  # checksum when it was first seen with a gradient
+    backwards: int = 0  # number of backwards after which it had a gradient
+
+
+class ParameterUse(Check):
+    """Records optimizers, models and gradients; it keeps optimizers and models, as the probe does."""
 
     def __init__(self) -> None:
-        self._use = ParameterUse()
-        self._losses: dict[_Place, list[bool]] = {}
-        """Whether each loss had a graph, by the line of the backward."""
+        self.optimizers: dict[int, OptimizerUse] = {}
+        self.models: dict[int, nn.Module] = {}  # models that a gradient went through, by id
+        self.unheld: dict[int, UnheldParameter] = {}
+        self._with_gradient: set[int] = set()
+        self._held: set[int] = set()
+        self._parts: WeakSet[nn.Module] = WeakSet()
+        """Modules with parameters of their own that were called inside of training calls."""
+        self._called: WeakSet[nn.Module] = WeakSet()  # modules of all top-level calls
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        with self._use.attached():
-            yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {verify_declarations.PART_CALL: wrapping(self._call_part)}
+
+    def _call_part(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and module._parameters and module.training:  # noqa: SLF001
+            self._parts.add(module)
+        return original(module, *args, **kwargs)
 
     def made(self, optimizer: Optimizer) -> None:
         """See `Check.made`."""
-        self._use.made(optimizer)
+        self.optimizers[id(optimizer)] = OptimizerUse(optimizer, current_place())
+        self._held |= {id(one) for one in parameters_of(optimizer)}
 
     def called(self, call: Call) -> None:
         """See `Check.called`."""
-        self._use.called(call)
+        self._called.add(call.module)
 
     def trained(self, call: Call) -> None:
         """See `Check.trained`."""
-        self._use.trained(call)
+        if call.is_training:
+            self.models[id(call.module)] = call.module
+
+    def after_backward(self) -> None:
+        """See `Check.after_backward`."""
+        self._note_gradients()
+        for parameter in self._of_models():
+            number = id(parameter)
+            if number not in self._held and parameter.requires_grad and parameter.grad is not None:
+                if number not in self.unheld:
+                    self.unheld[number] = UnheldParameter(checksum(parameter))
+                self.unheld[number].backwards += 1
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """See `Check.before_step`."""
+        use = self.optimizers.setdefault(id(optimizer), OptimizerUse(optimizer))
+        use.steps += 1
+        self._held |= {id(one) for one in parameters_of(optimizer)}
+        self._note_gradients()
+        if not use.has_changed:
+            use.before = [checksum(one) for one in parameters_of(optimizer)]
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `Check.after_step`; a closure computes the gradients inside of the step."""
+        self._note_gradients()
+        use = self.optimizers[id(optimizer)]
+        if not use.has_changed:
+            after = [checksum(one) for one in parameters_of(optimizer)]
+            use.has_changed = after != use.before
+            skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer skips steps itself
+            if skipped is None or is_zero(skipped):
+                use.without_change += not all(is_zero(one.grad) for one in parameters_of(optimizer))
+
+    def _note_gradients(self) -> None:
+        for use in self.optimizers.values():
+            self._with_gradient |= {id(one) for one in parameters_of(use.optimizer) if one.grad is not None}
+
+    def stepped(self) -> list[OptimizerUse]:
+        """Return the optimizers that have stepped at least twice."""
+        return [use for use in self.optimizers.values() if use.steps >= _LEAST_STEPS]
+
+    def without_gradient(self, use: OptimizerUse, names: Mapping[int, str]) -> list[Tensor]:
+        """Return the trainable parameters of an optimizer that never had a gradient.
+
+        One is skipped if its like in another item of a `ModuleList` had one: an expert may get no sample.
+        """
+        items = {_item_of(name) for number, name in names.items() if number in self._with_gradient} - {None}
+        return [
+            one
+            for one in use.trainable()
+            if id(one) not in self._with_gradient and _item_of(names.get(id(one), "")) not in items
+        ]
+
+    def is_held(self, parameter: Tensor) -> bool:
+        """Return whether an optimizer has held a parameter."""
+        return id(parameter) in self._held
+
+    def is_left_out(self, parameter: Tensor) -> bool:
+        """Return whether a parameter gets gradients that neither an optimizer nor another update uses."""
+        found = self.unheld.get(id(parameter))
+        return (
+            found is not None
+            and not self.is_held(parameter)
+            and found.backwards >= _LEAST_STEPS
+            and parameter.requires_grad
+            and found.value == checksum(parameter)
+        )
+
+    def unregistered(self) -> list[nn.Module]:
+        """Return called modules that are no part of a called model, as those in a Python list."""
+        registered = {id(part) for model in self._called for part in model.modules()}
+        return [part for part in self._parts if id(part) not in registered]
+
+    def names(self) -> dict[int, str]:
+        """Return the names of the parameters that a called model has."""
+        names: dict[int, str] = {}
+        for model in self.models.values():
+            for name, parameter in model.named_parameters():
+                names.setdefault(id(parameter), plain_name(name))
+        return names
+
+    def _of_models(self) -> Iterator[Tensor]:
+        for model in (*self.models.values(), *self.unregistered()):
+            yield from model.parameters()
+
+
+class GradientCoverage(ParameterUse):
+    """Compares the parameters of the optimizers with those that the backwards reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses: dict[Place | None, list[bool]] = {}
+        """Whether each loss had a graph, by the line of the backward."""
 
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
         has_graph = any(one.grad_fn is not None for one in losses)
         self._losses.setdefault(current_place(), []).append(has_graph)
 
-    def after_backward(self) -> None:
-        """See `Check.after_backward`."""
-        self._use.after_backward()
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """See `Check.before_step`."""
-        self._use.before_step(optimizer)
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """See `Check.after_step`."""
-        self._use.after_step(optimizer)
-
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`; a parameter is in one note only."""
-        used = self._use.stepped()
-        names = self._use.names()
+        used = self.stepped()
+        names = self.names()
         left_out = self._left_out() if used else {}
         for use in used:
-            missing = self._use.without_gradient(use, names)
+            missing = self.without_gradient(use, names)
             unknown = [one for one in missing if id(one) not in names]
             model = next(
                 (one for one, found in left_out.items() if self._replaces(one, found, unknown)), None
@@ -87,8 +212,8 @@ class GradientCoverage(Check):
         """Return the parameters that get a gradient and are in no optimizer, each for one model."""
         seen: set[int] = set()
         found: dict[nn.Module, Sequence[Tensor]] = {}
-        for model in (*self._use.models.values(), *self._use.unregistered()):
-            new = [one for one in model.parameters() if id(one) not in seen and self._use.is_left_out(one)]
+        for model in (*self.models.values(), *self.unregistered()):
+            new = [one for one in model.parameters() if id(one) not in seen and self.is_left_out(one)]
             seen |= {id(one) for one in new}
             if new:
                 found[model] = new
@@ -100,7 +225,7 @@ class GradientCoverage(Check):
             return False
         if Counter(one.shape for one in left_out) == Counter(one.shape for one in missing):
             return True
-        is_part = any(self._use.is_held(one) for one in model.parameters())
+        is_part = any(self.is_held(one) for one in model.parameters())
         return is_part and [one.ndim for one in left_out] == [one.ndim for one in missing]
 
     def _without_gradient(self, use: OptimizerUse, missing: Sequence[Tensor], names: dict[int, str]) -> Note:
@@ -113,14 +238,14 @@ class GradientCoverage(Check):
             None,
         )
         if place is not None and len(missing) == len(use.trainable()):
-            return note(
+            return Note(
                 "loss-without-graph",
                 f"backward{in_words(place)} starts from a loss without a graph, so {use.name} gets no "
                 "gradient. Compute the loss by operations on the model's outputs, without detach, item, "
                 "torch.tensor or numpy in between.",
                 place,
             )
-        return note(
+        return Note(
             "no-gradient",
             f"{counted(len(missing), 'parameter')} of {use.name}{in_words(use.place)} got no gradient in "
             f"{counted(use.steps, 'step')}: {_named(missing, names)}. Use them in the loss, or leave them "
@@ -132,9 +257,9 @@ class GradientCoverage(Check):
         self, left_out: dict[nn.Module, Sequence[Tensor]], names: dict[int, str]
     ) -> Iterator[Note]:
         """Note the smaller part of a model; who trains a head alone leaves out the larger part on purpose."""
-        unregistered = set(self._use.unregistered())
+        unregistered = set(self.unregistered())
         for model, found in left_out.items():
-            held = [one for one in model.parameters() if self._use.is_held(one)]
+            held = [one for one in model.parameters() if self.is_held(one)]
             is_list = model in unregistered
             if len(found) >= len(held) and not is_list:
                 continue
@@ -145,7 +270,7 @@ class GradientCoverage(Check):
                 if is_list
                 else f" ({_named(found, names)})"
             )
-            yield note(
+            yield Note(
                 "no-optimizer",
                 f"{counted(len(found), 'parameter')}{hidden} get a gradient, and are in no optimizer"
                 f"{in_words(use.place)}. Add them to it, or freeze them by requires_grad_(False).",
@@ -156,13 +281,13 @@ class GradientCoverage(Check):
         """Return the optimizer that holds most of these parameters."""
         wanted = {id(one) for one in parameters}
         return max(
-            self._use.stepped(),
+            self.stepped(),
             key=lambda use: len(wanted & {id(one) for one in parameters_of(use.optimizer)}),
         )
 
 
 def _holds_other(use: OptimizerUse, missing: Sequence[Tensor], model: nn.Module, names: str) -> Note:
-    return note(
+    return Note(
         "optimizer-holds-other",
         f"{use.name}{in_words(use.place)} holds {counted(len(missing), 'parameter')} that no called model "
         f"has, and the called {type(model).__name__} has as many that no optimizer holds: {names}. Make the "
@@ -174,7 +299,7 @@ def _holds_other(use: OptimizerUse, missing: Sequence[Tensor], model: nn.Module,
 def _unchanged(use: OptimizerUse) -> Note:
     rates = sorted({float(group["lr"]) for group in use.optimizer.param_groups if "lr" in group})
     found = ", ".join(f"{one:g}" for one in rates)
-    return note(
+    return Note(
         "no-change",
         f"{use.name}{in_words(use.place)} changed no parameter in {counted(use.without_change, 'step')}, "
         f"though they have gradients; its last learning rate is {found or 'unknown'}. Raise it, or use a "
@@ -186,3 +311,9 @@ def _unchanged(use: OptimizerUse) -> Note:
 def _named(parameters: Sequence[Tensor], names: dict[int, str]) -> str:
     shown = [names.get(id(one)) or f"one of shape {tuple(one.shape)}" for one in parameters[:_NAMED]]
     return ", ".join(shown) + (", ..." if len(parameters) > _NAMED else "")
+
+
+def _item_of(name: str) -> str | None:
+    """Return the name of a parameter without its numbers; None for a name without any."""
+    pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
+    return None if pattern == name else pattern

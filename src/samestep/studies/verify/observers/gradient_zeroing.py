@@ -9,9 +9,9 @@ from torch.optim.optimizer import Optimizer
 from samestep.base.units import counted
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Check, in_words, note
+from samestep.studies.verify.observers.check import Check, in_words
 from samestep.studies.verify.observers.tensor_state import is_zero, version
-from samestep.studies.verify.trace import Note
+from samestep.studies.verify.trace import Note, Place
 
 _LEAST_STEPS = 2  # steps in succession that show it
 _Version = tuple[int, int]
@@ -22,7 +22,7 @@ class _Steps:
     """The gradients of one optimizer, from the end of one step to the end of the next."""
 
     optimizer: Optimizer
-    place: tuple[str, int] | None = None
+    place: Place | None = None
     after: dict[int, _Version] = field(default_factory=dict)
     """Memory and version of each gradient that the last step left, unless it was zero."""
     is_kept: bool | None = None
@@ -108,14 +108,14 @@ class GradientZeroing(Check):
         for one in self._steps.values():
             name = f"{type(one.optimizer).__name__}{in_words(one.place)}"
             if one.is_accumulating:
-                yield note(
+                yield Note(
                     "gradients-not-zeroed",
                     f"The gradients at the step of {name} include those of the steps before: nothing zeroes "
                     "them. Call zero_grad in each step, before backward or after step.",
                     one.place,
                 )
             elif one.thrown_away >= _LEAST_STEPS and not one.used:
-                yield note(
+                yield Note(
                     "gradients-thrown-away",
                     f"The gradients were zero at {counted(one.thrown_away, 'step')} of {name}, though a "
                     "backward had computed them. Call zero_grad before backward or after step, not "

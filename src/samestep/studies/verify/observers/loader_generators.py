@@ -6,8 +6,8 @@ import pickle
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
 from samestep.hooks import verify_declarations
-from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import is_script
-from samestep.studies.verify.observers.check import Check, in_words, note
-from samestep.studies.verify.trace import Note
+from samestep.studies.verify.observers.check import Check, in_words
+from samestep.studies.verify.trace import Note, Place
 
 _LEAST_STATES = 3
 """States of a generator that two workers must share: a data set may seed one alike for each sample."""
@@ -41,19 +41,16 @@ class LoaderGenerators(Check):
     """
 
     def __init__(self) -> None:
-        self._reader = self._writer = -1
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
         self._states: dict[str, list[int]] = defaultdict(list)
         """The states of each generator of this worker, without repetitions."""
         self._fetches = 0
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-        with attached(verify_declarations.DRAWING_FETCH, wrapping(self._fetch)):
-            yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {verify_declarations.DRAWING_FETCH: wrapping(self._fetch)}
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         worker = get_worker_info()
@@ -88,7 +85,7 @@ class LoaderGenerators(Check):
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
         workers: dict[tuple[str, Any], set[int]] = defaultdict(set)
-        places: dict[tuple[str, tuple[str, int] | None], list[int]] = {}
+        places: dict[tuple[str, Place | None], list[int]] = {}
         for loader, name, states, worker, found in self._received():
             place = None if found is None else (str(found[0]), int(found[1]))
             group = workers[name, (loader, *states)]
@@ -101,7 +98,7 @@ class LoaderGenerators(Check):
                 if name in _OF_PROCESS
                 else "Each has a copy of it: make it in the worker, seeded with torch.initial_seed()"
             )
-            yield note(
+            yield Note(
                 "loader-workers-draw-same",
                 f"Workers {', '.join(map(str, alike))} of a DataLoader draw the same random numbers from "
                 f"{name}{in_words(place)}. {remedy}.",
@@ -110,8 +107,6 @@ class LoaderGenerators(Check):
 
     def _received(self) -> Iterator[Any]:
         """Yield what the workers have sent."""
-        if self._reader < 0:
-            return
         text = b""
         with suppress(BlockingIOError):
             while part := os.read(self._reader, 1 << 16):
@@ -180,7 +175,7 @@ def _digest(generator: Any) -> int:
     return zlib.crc32(pickle.dumps(state))
 
 
-def _place_of(dataset: Any) -> tuple[str, int] | None:
+def _place_of(dataset: Any) -> Place | None:
     """Return the line of `__getitem__` of a data set, or of the one inside of a `Subset`."""
     while not is_script(_file_of(type(dataset))) and hasattr(dataset, "dataset"):
         dataset = dataset.dataset

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Check, in_words, note
-from samestep.studies.verify.trace import Note
+from samestep.studies.verify.observers.check import Check, in_words
+from samestep.studies.verify.trace import Note, Place
 
 _MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first
 _LEAST_SAMPLES = 2
@@ -24,14 +24,13 @@ _WRONG = {
 }
 """For an operation and the previous one: the loss, the activation, and what the loss takes instead."""
 _DISTANCES = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
-_Place = tuple[str, int] | None
 
 
 class LossArguments(Check):
     """Inspects the end of the graph of each loss; hooks of the losses would break `torch.jit.script`."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, _Place], str] = {}
+        self._found: dict[tuple[str, Place | None], str] = {}
 
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
@@ -52,7 +51,7 @@ class LossArguments(Check):
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
         for (code, place), text in self._found.items():
-            yield note(code, f"The loss of the backward{in_words(place)} {text}", place)
+            yield Note(code, f"The loss of the backward{in_words(place)} {text}", place)
 
 
 def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

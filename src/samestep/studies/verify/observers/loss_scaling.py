@@ -1,8 +1,7 @@
 """Notes GradScalers that skip step after step, and gradients that are clipped while they are scaled."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
 from samestep.hooks import verify_declarations
-from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Check, in_words, note
+from samestep.studies.verify.observers.check import Check, in_words
 from samestep.studies.verify.observers.tensor_state import is_zero
-from samestep.studies.verify.trace import Note
+from samestep.studies.verify.trace import Note, Place
 
 _MOST_SKIPPED = 16  # skipped steps in succession after which the usual first scale, 2 ** 16, is 1
-_Place = tuple[str, int] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +25,7 @@ class _Steps:
     """The steps of one optimizer through a GradScaler."""
 
     name: str
-    place: _Place = None
+    place: Place | None = None
     skipped: int = 0
     made: int = 0
     in_succession: int = 0
@@ -41,20 +39,18 @@ class LossScaling(Check):
         self._steps: dict[int, _Steps] = {}
         self._has_stepped = False
         """Whether an optimizer has updated its parameters in the running step of a scaler."""
-        self._clipped: dict[int, tuple[_Place, float]] = {}
+        self._clipped: dict[int, tuple[Place | None, float]] = {}
         """The last line that clipped a gradient since the backward, and its limit, by the parameter's id."""
         self._unscaled: set[int] = set()
-        self._early_clips: dict[_Place, None] = {}
+        self._early_clips: dict[Place | None, None] = {}
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        with ExitStack() as stack:
-            stack.enter_context(attached(verify_declarations.SCALER_STEP, wrapping(self._step)))
-            stack.enter_context(attached(verify_declarations.SCALER_UNSCALE, wrapping(self._unscale)))
-            for hook in verify_declarations.CLIPS:
-                stack.enter_context(attached(hook, wrapping(self._clip)))
-            yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {
+            verify_declarations.SCALER_STEP: wrapping(self._step),
+            verify_declarations.SCALER_UNSCALE: wrapping(self._unscale),
+            **dict.fromkeys(verify_declarations.CLIPS, wrapping(self._clip)),
+        }
 
     def _step(
         self,
@@ -117,7 +113,7 @@ class LossScaling(Check):
         """See `Check.notes`."""
         for steps in self._steps.values():
             if steps.longest > _MOST_SKIPPED and steps.skipped > steps.made:
-                yield note(
+                yield Note(
                     "amp-steps-skipped",
                     f"GradScaler skipped {steps.skipped} of {steps.skipped + steps.made} steps of "
                     f"{steps.name}{in_words(steps.place)}, {steps.longest} in succession, because gradients "
@@ -126,7 +122,7 @@ class LossScaling(Check):
                     steps.place,
                 )
         for place in self._early_clips:
-            yield note(
+            yield Note(
                 "clip-before-unscale",
                 f"Gradients are clipped{in_words(place)} while they are scaled, so nearly nothing remains of "
                 "them. Call scaler.unscale_(optimizer) before.",

@@ -1,8 +1,7 @@
 """Notes schedules that step before their optimizer, so that the first learning rate is never used."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -11,31 +10,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from samestep.hooks import verify_declarations
-from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place
-from samestep.studies.verify.observers.check import Check, in_words, note
-from samestep.studies.verify.trace import Note
-
-_Place = tuple[str, int] | None
+from samestep.studies.verify.observers.check import Check, in_words
+from samestep.studies.verify.trace import Note, Place
 
 
 @dataclass(slots=True, eq=False)
 class _Schedule:
-    """The steps of one schedule.
+    """The steps of one schedule."""
 
-    Attributes:
-        place: the line of its first step.
-        early: number of its steps before the first step of any optimizer.
-        is_after_backward: whether a backward came before its first step.
-        is_repeated: whether the line of its first step stepped it again after the optimizer.
-        steps: number of its steps.
-    """
-
-    place: _Place
-    early: int
-    is_after_backward: bool
-    is_repeated: bool = False
-    steps: int = 0
+    place: Place | None  # the line of its first step
+    is_after_backward: bool  # whether a backward came before its first step
+    early: int = 0  # number of its steps before the first step of any optimizer
+    is_repeated: bool = False  # whether the line of its first step stepped it again after the optimizer
+    steps: int = 0  # number of its steps
 
 
 class ScheduleOrder(Check):
@@ -50,14 +39,12 @@ class ScheduleOrder(Check):
         self._has_backward = False
         self._schedules: dict[int, _Schedule] = {}
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """See `Check.attached`."""
-        with ExitStack() as stack:
-            for hook in verify_declarations.SCHEDULE_STEPS:
-                stack.enter_context(attached(hook, wrapping(self._step_schedule)))
-            stack.enter_context(attached(verify_declarations.SCALER_STEP, wrapping(self._step_scaler)))
-            yield
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {
+            **dict.fromkeys(verify_declarations.SCHEDULE_STEPS, wrapping(self._step_schedule)),
+            verify_declarations.SCALER_STEP: wrapping(self._step_scaler),
+        }
 
     def _step_scaler(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = self._steps
@@ -74,10 +61,7 @@ class ScheduleOrder(Check):
 
     def _note_step(self, schedule: LRScheduler) -> None:
         place = current_place()
-        found = self._schedules.get(id(schedule))
-        if found is None:
-            found = _Schedule(place, 0, self._has_backward)
-            self._schedules[id(schedule)] = found
+        found = self._schedules.setdefault(id(schedule), _Schedule(place, self._has_backward))
         found.steps += 1
         found.early += not self._steps
         found.is_repeated |= self._steps > 0 and place == found.place
@@ -96,7 +80,7 @@ class ScheduleOrder(Check):
         for one in self._schedules.values():
             is_regular = one.is_after_backward or one.is_repeated
             if one.early == 1 and is_regular and one.steps <= self._steps + 1:
-                yield note(
+                yield Note(
                     "schedule-before-optimizer",
                     f"The schedule steps{in_words(one.place)} before the optimizer, so the first learning "
                     "rate is never used. Call its step after the optimizer's.",

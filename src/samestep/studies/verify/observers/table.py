@@ -7,16 +7,14 @@ mistake in ``tests/gallery_notes``, and no note about any script without it.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from samestep.studies.verify.observers.check import Check, Checks
-from samestep.studies.verify.observers.device_of_rank import DeviceOfRank
+from samestep.studies.verify.observers.check import Check, Checks, Observer
 from samestep.studies.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
 from samestep.studies.verify.observers.gradient_coverage import GradientCoverage
 from samestep.studies.verify.observers.gradient_zeroing import GradientZeroing
 from samestep.studies.verify.observers.loader_generators import LoaderGenerators
 from samestep.studies.verify.observers.loss_arguments import LossArguments
 from samestep.studies.verify.observers.loss_scaling import LossScaling
-from samestep.studies.verify.observers.observer import Observer
-from samestep.studies.verify.observers.rendezvous_address import RendezvousAddress
+from samestep.studies.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
 from samestep.studies.verify.observers.schedule_order import ScheduleOrder
 
 CHECKS: Sequence[Callable[[], Check]] = (
@@ -32,8 +30,5 @@ CHECKS: Sequence[Callable[[], Check]] = (
 """Checks of the run on one worker."""
 OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
 """Observers of the run on one worker."""
-OF_EACH_RANK: Sequence[Callable[[], Observer]] = (
-    DeviceOfRank,
-    RendezvousAddress,
-)
+OF_EACH_RANK: Sequence[Callable[[], Observer]] = (DeviceOfRank, RendezvousAddress)
 """Observers of each rank of a distributed script that a launcher starts."""

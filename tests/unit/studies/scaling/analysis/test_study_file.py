@@ -2,14 +2,14 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from samestep.base.errors import UsageError
 from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import as_json, read_study, write_study
+from samestep.studies.scaling.analysis.study_file import read_study, write_study
 from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import OWN, clocked
 
@@ -39,7 +39,7 @@ def test_a_study_without_a_point_is_valid(tmp_path):
 
 
 def test_json_has_the_documented_fields():
-    point = json.loads(json.dumps(as_json(study())))["points"][1]
+    point = json.loads(json.dumps(asdict(study())))["points"][1]
 
     assert point["step_s"].keys() >= {"data", "forward", "backward", "exposed_sync", "optimizer", "other"}
     assert point["timeline"][0][0] == ["other", 0.0, 0.001]
@@ -47,7 +47,7 @@ def test_json_has_the_documented_fields():
 
 def test_fields_of_a_later_version_are_ignored(tmp_path):
     file = tmp_path / "study.json"
-    content = as_json(study())
+    content = asdict(study())
     content["points"][0]["phase_of_the_moon"] = 0.5
     file.write_text(json.dumps(content))
 
@@ -107,7 +107,7 @@ def test_fields_of_a_later_version_are_ignored(tmp_path):
 )
 def test_damage_is_named(tmp_path, path, value, problem):
     file = tmp_path / "study.json"
-    content = place = json.loads(json.dumps(as_json(study())))
+    content = place = json.loads(json.dumps(asdict(study())))
     for name in path[:-1]:
         place = place[name]
     place[path[-1]] = value
@@ -121,7 +121,7 @@ def test_damage_is_named(tmp_path, path, value, problem):
 
 def test_a_missing_field_is_named(tmp_path):
     file = tmp_path / "study.json"
-    content = as_json(study())
+    content = asdict(study())
     del content["points"][1]["speedup"]
     file.write_text(json.dumps(content))
 

@@ -9,9 +9,8 @@ import pytest
 from samestep.studies.scaling.report.rows import facts
 from samestep.studies.scaling.sweep.collect import Frame, collect_study
 from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.outcome import is_usage_error, outcome_of
 from samestep.studies.scaling.sweep.plan import Request, plan
-from samestep.studies.scaling.sweep.trial import Outcome
+from samestep.studies.scaling.sweep.trial import Outcome, is_usage_error, outcome_of
 from samestep.studies.scaling.sweep.variants import variants
 from support.clocked_runs import codes
 

@@ -277,7 +277,7 @@ def test_a_note_names_the_line_that_makes_the_optimizer_and_the_parameters():
     with checks.attached():
         unused()
     (note,) = checks.notes()
-    assert (note.file, note.line) == (__file__, sgd.__code__.co_firstlineno + 1)
+    assert note.place == (__file__, sgd.__code__.co_firstlineno + 1)
     assert "head.weight" in note.message
     assert "head.bias" in note.message
 
