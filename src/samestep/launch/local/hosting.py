@@ -27,6 +27,7 @@ from samestep.base.console import log
 from samestep.base.errors import Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
+from samestep.launch.local.own_modules import unload_shadowed
 from samestep.launch.local.write_failure import write_failure
 
 INTERRUPTED = 130
@@ -52,6 +53,7 @@ class Ending:
     unwritten: str = ""  # the file that could not be written and the reason, if that ended the program
     headline: str = ""  # the failure in one line, where it is not that this program failed
     details: str = ""  # what the log file gets instead of the traceback; empty for the same
+    is_from_outside: bool = False  # whether samestep or Ctrl-C ended it, rather than its own code
 
     @property
     def was_asked_for(self) -> bool:
@@ -124,6 +126,7 @@ def ending_of(error: BaseException) -> Ending:
             message=str(error),
             traceback=text,
             line=line,
+            is_from_outside=True,
         )
     text = "".join(traceback.format_exception(type(error), error, visible))
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
@@ -137,6 +140,7 @@ def ending_of(error: BaseException) -> Ending:
         traceback=text,
         line=line,
         unwritten=unwritten,
+        is_from_outside=isinstance(error, (KeyboardInterrupt, Error)),
     )
 
 
@@ -225,6 +229,7 @@ def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
     path = Path(program.target)
     sys.argv = [program.target, *program.args]
     sys.path[0] = str(path.resolve().parent)
+    unload_shadowed(sys.path[0])
     module = ModuleType("__main__")
     module.__file__ = str(path.absolute())
     module.__loader__ = SourceFileLoader("__main__", module.__file__)
@@ -236,6 +241,7 @@ def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
 def _from_module(program: Program) -> tuple[ModuleType, CodeType]:
     sys.argv = ["-m", *program.args]
     sys.path[0] = str(Path.cwd())
+    unload_shadowed(sys.path[0])
     spec = module_spec(program.target)
     module = ModuleType("__main__")
     module.__dict__.update(

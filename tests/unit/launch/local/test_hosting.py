@@ -3,7 +3,7 @@ import traceback
 
 import pytest
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import UsageError, WorldError
 from samestep.launch.local.hosting import Ending, _in_its_own_words, ending_of, exited
 
 
@@ -17,6 +17,15 @@ def test_an_exit_code_is_what_the_system_keeps_of_it(asked, code):
 def test_any_other_exit_value_is_told_and_a_failure():
     ending = exited(SystemExit("no data"))
     assert (ending.exit_code, ending.traceback) == (1, "no data\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_from_outside"),
+    [(ValueError(), False), (UsageError(), True), (WorldError(), True), (KeyboardInterrupt(), True)],
+)
+def test_what_does_not_come_from_the_program_itself(error, is_from_outside):
+    assert ending_of(error).is_from_outside == is_from_outside
+    assert not exited(SystemExit(1)).is_from_outside
 
 
 @pytest.fixture
