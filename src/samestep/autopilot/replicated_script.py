@@ -45,6 +45,7 @@ from samestep.base.machine.freed_memory import keep_freed_memory
 from samestep.base.polling import holds_within
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
+from samestep.launch.local.hosting import release_program
 from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.collectives.algorithms import ByAlgorithm, by_algorithm
 from samestep.ranks.collectives.direct_world import low_latency
@@ -120,6 +121,7 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
                 atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
             if check is not None:
                 check.run(ended.exit_code)
+            release_program()  # its finalizers may write, too
         if os.getpid() != process:  # a child that the script forked; its parent does the rest
             return ended
         if world.place.size > 1 and guarded and not ended.exit_code:

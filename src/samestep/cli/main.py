@@ -12,6 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.cli.help_text import common_first, flowing, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import answer_to, own_name
 
@@ -100,7 +101,8 @@ def application(verb: str | None) -> typer.Typer:
     app.callback(invoke_without_command=True)(_samestep)
     for name, summary in VERBS.items():
         if name == verb:
-            module = import_module(f"samestep.cli.{name}")
+            with ended_by_interrupt():
+                module = import_module(f"samestep.cli.{name}")
             settings: dict[str, Any] = {**_SETTINGS, **getattr(module, "SETTINGS", {})}
             function = getattr(module, name)
             if isinstance(function, typer.Typer):

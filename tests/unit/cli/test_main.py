@@ -3,6 +3,8 @@
 import os
 import sys
 from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,3 +70,14 @@ def test_ctrl_c_during_the_imports_ends_with_its_code(monkeypatch):
         __main__.main()
 
     assert ended.value.code == INTERRUPTED
+
+
+def test_a_module_of_the_current_folder_hides_none_of_the_library(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/current", "/library"])
+    __main__.leave_current_folder()
+    assert sys.path == [str(Path(sys.executable).parent), "/library"]
+
+    monkeypatch.setattr(sys, "path", ["/library"])
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=True))
+    __main__.leave_current_folder()
+    assert sys.path == ["/library"]

@@ -29,6 +29,7 @@ from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
 from samestep.launch.local.own_modules import unload_shadowed
 from samestep.launch.local.write_failure import write_failure
+from samestep.launch.source.modules import is_safe_path
 
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, as a shell reports it."""
@@ -94,8 +95,9 @@ def is_hosting() -> bool:
 def leave(exit_code: int) -> NoReturn:
     """End this process as the interpreter would, but without the teardown of its modules.
 
-    Threads are waited for, atexit handlers run and streams are flushed: TensorBoard and wandb lose
-    nothing. The teardown takes 0.4 s with torch loaded and frees only what the system frees anyway.
+    Threads are waited for, atexit handlers run, the program's globals are released and files are flushed:
+    TensorBoard and wandb lose nothing, nor does a file that the program has not closed. The teardown takes
+    0.4 s with torch loaded and frees only what the system frees anyway.
     """
     try:
         # Ctrl-C ends the current one of these steps, not the others.
@@ -103,11 +105,37 @@ def leave(exit_code: int) -> NoReturn:
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
         with suppress(BaseException):
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
+        with suppress(BaseException):
+            if is_hosting():
+                release_program()
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()
     finally:
         os._exit(exit_code & 0xFF)
+
+
+def release_program() -> None:
+    """Release the program's globals, which closes its files and calls `__del__`, and flush all other files.
+
+    The order is that of the interpreter: first the names that begin with one underscore. Globals that a
+    thread uses stay, since the thread goes on.
+    """
+    with suppress(Exception):  # the streams may be the program's own
+        sys.stdout.flush()
+    names = {} if _has_threads() else sys.modules["__main__"].__dict__
+    for is_private in (True, False):
+        for name in list(names):
+            if (name[:1] == "_" and name[:2] != "__") == is_private and name != "__builtins__":
+                names[name] = None
+    _flush(_file_streams())
+
+
+def _has_threads() -> bool:
+    """Return whether another thread runs code of the user."""
+    own = threading.get_ident()
+    stacks = [traceback.walk_stack(top) for one, top in sys._current_frames().items() if one != own]  # noqa: SLF001
+    return any(_is_users(frame.f_code.co_filename) for stack in stacks for frame, _ in stack)
 
 
 def ending_of(error: BaseException) -> Ending:
@@ -228,8 +256,7 @@ def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
         return _from_module(program)
     path = Path(program.target)
     sys.argv = [program.target, *program.args]
-    sys.path[0] = str(path.resolve().parent)
-    unload_shadowed(sys.path[0])
+    _search_first(str(path.resolve().parent))
     module = ModuleType("__main__")
     module.__file__ = str(path.absolute())
     module.__loader__ = SourceFileLoader("__main__", module.__file__)
@@ -238,10 +265,16 @@ def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
     return module, compile(path.read_bytes(), program.target, "exec", dont_inherit=True)
 
 
+def _search_first(folder: str) -> None:
+    """Let imports search the program's folder first, unless Python is to leave it out (PYTHONSAFEPATH)."""
+    if not is_safe_path():
+        sys.path[0] = folder
+        unload_shadowed(folder)
+
+
 def _from_module(program: Program) -> tuple[ModuleType, CodeType]:
     sys.argv = ["-m", *program.args]
-    sys.path[0] = str(Path.cwd())
-    unload_shadowed(sys.path[0])
+    _search_first(str(Path.cwd()))
     spec = module_spec(program.target)
     module = ModuleType("__main__")
     module.__dict__.update(
@@ -318,4 +351,6 @@ def _file_streams() -> Iterator[io.IOBase]:
 
 def _streams() -> list[io.IOBase]:
     """Return all buffered streams, except those that the launcher opened before it forked this process."""
-    return [one for one in gc.get_objects() if issubclass(type(one), io.TextIOBase | io.BufferedIOBase)]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.TextIOBase | io.BufferedIOBase)}
+    return [one for one in objects if type(one) in kinds]
