@@ -11,7 +11,7 @@ import torch
 
 from samestep import __main__
 from samestep.base import env
-from samestep.base.errors import INTERRUPTED
+from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.cli.main import run_command
 from samestep.training.recipes import run_recipe
 
@@ -81,3 +81,12 @@ def test_a_module_of_the_current_folder_hides_none_of_the_library(monkeypatch):
     monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=True))
     __main__.leave_current_folder()
     assert sys.path == ["/library"]
+
+
+def test_a_current_folder_that_is_gone_is_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert run_command(["report", "runs/x"]) == UsageError.exit_code
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from samestep import __version__
 from samestep.base import env
 from samestep.base.env import Environment
-from samestep.base.errors import Error, WorldError
+from samestep.base.errors import Error, PeerLost, WorldError
 from samestep.base.machine.description import CpuShare, cpu_share
 from samestep.base.machine.math_kernels import settle_math_kernels
 from samestep.base.place import Place
@@ -192,8 +192,14 @@ def _connected(store: Store, options: _Options, environment: Environment, detect
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
-        raise WorldError(f"{slot.place.describe()} could not connect to the others: {error}") from error
+        raise _not_connected(slot.place, error) from error
     return ProcessGroupWorld(slot.place, device)
+
+
+def _not_connected(place: Place, error: RuntimeError) -> WorldError:
+    """Return the error of a rank without a process group; without the store, another rank has the cause."""
+    kind = PeerLost if isinstance(error, dist.DistNetworkError) else WorldError
+    return kind(f"{place.describe()} could not connect to the others: {error}")
 
 
 def _alone(options: _Options, environment: Environment, detected: Detected) -> World:
