@@ -212,6 +212,10 @@ INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ["
 """Statements that change the interpreter's state, as a fresh one would have it."""
 NO_HOOKS = {
     "autopilot/network.py: spec.loader.exec_module = then": "the loader of one import",
+    "base/console.py: setattr(sys, name, open(number, 'w' if number else 'r', closefd=False))": (
+        "standard streams that are closed"
+    ),
+    "launch/local/own_modules.py: del sys.modules[loaded]": "the interpreter's own dictionary",
     "launch/local/child.py: sys.unraisablehook = report_unless_interrupted": "the interpreter's own setting",
     "ranks/world/torch_rendezvous.py: handlers[scheme] = _kept_for_group(handlers[scheme])": (
         "torch's registry of URL schemes, which is a dictionary"

@@ -6,11 +6,24 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C during its imports ends it as later ones do."""
     try:
-        from samestep.cli.main import main as run
+        from samestep.base.signals import ended_by_interrupt
+
+        with ended_by_interrupt():
+            from samestep.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(130)  # INTERRUPTED, whose module can be the one whose import was interrupted
     run()
 
 
+def leave_current_folder() -> None:
+    """Let imports search the interpreter's folder, not the current one, as the command ``samestep`` does.
+
+    ``python -m`` searches the current folder first, where a ``secrets.py`` hides the library's.
+    """
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = sys.executable.rpartition("/")[0]
+
+
 if __name__ == "__main__":
+    leave_current_folder()
     main()

@@ -46,6 +46,7 @@ from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.polling import holds_within
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
+from samestep.launch.local.hosting import release_program
 from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.collectives.algorithms import ByAlgorithm, by_algorithm
 from samestep.ranks.collectives.direct_world import low_latency
@@ -61,7 +62,7 @@ ranks, and a model may be trained in another way after a warm-up. The output of 
 then, because unsplit calls compute the same as one rank.
 """
 _PATIENCE_S = 30.0
-"""Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
+"""Seconds that a rank that ends with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
 _RANKS = ("LOCAL_RANK", "RANK")  # variables that a library sets for each rank that it starts
 _STARTS_RANKS = "the script {does}, so it is no serial script; run it with --mode native."
@@ -77,6 +78,10 @@ class Ending(Protocol):
     @property
     def was_asked_for(self) -> bool:
         """Whether the script has passed this code to `sys.exit`, and it is not 0."""
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether samestep or Ctrl-C ended the script, rather than its own code."""
 
 
 E = TypeVar("E", bound=Ending)
@@ -117,6 +122,7 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
                 atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
             if check is not None:
                 check.run(ended.exit_code)
+            release_program()  # its finalizers may write, too
         if os.getpid() != process:  # a child that the script forked; its parent does the rest
             return ended
         if world.place.size > 1 and guarded and not ended.exit_code:
@@ -124,14 +130,14 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
         if world.place.is_main:
             write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
         if world.place.size > 1:
-            _await_main_flush(world, waits=ended.was_asked_for)
+            _await_main_flush(world, waits=ended.exit_code != 0 and not ended.is_from_outside)
     return ended
 
 
 def _await_main_flush(world: World, *, waits: bool) -> None:
-    """Let rank 0 flush its output before the launcher terminates the job because a rank exits with a code.
+    """Let rank 0 flush its output before the launcher terminates the job because a rank ends with a code.
 
-    This uses no collective: a rank may exit alone, while others wait for it in a collective.
+    This uses no collective: a rank may end alone, while others wait for it in a collective.
     """
     store = _get_default_store()
     if not world.place.is_main:
@@ -260,6 +266,14 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
         yield
 
 
+def _answered(read: Callable[[object], str], prompt: object) -> tuple[str, bool]:
+    """Return the line that `input` reads, and whether the standard input has ended instead."""
+    try:
+        return read(prompt), False
+    except EOFError:
+        return "", True
+
+
 @contextmanager
 def single_process_view(world: World) -> Iterator[None]:
     """Hide the process group and the launcher's variables, and let rank 0 read `input` for all ranks."""
@@ -273,7 +287,10 @@ def single_process_view(world: World) -> Iterator[None]:
                 "the script calls input() in another thread than the main one, so workers would get the "
                 "answer at different steps. Call it in the main thread, or run with -n 1."
             )
-        return world.on_main(lambda: original(prompt))
+        answer, has_ended = world.on_main(partial(_answered, original, prompt))
+        if has_ended:  # on all ranks, since the script may catch it
+            raise EOFError("EOF when reading a line")
+        return answer
 
     is_hidden = True
 

@@ -1,5 +1,6 @@
 """Writes samestep's messages and progress bars to stderr, and verdicts to stdout, in color on a terminal."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +11,22 @@ from samestep.base import env
 GOOD, DOUBTFUL, BAD = "green", "yellow", "bold red"
 """The styles of verdicts on a terminal."""
 
+_STREAMS = ("stdin", "stdout", "stderr")  # by descriptor
 _QUIET = {"SAMESTEP_QUIET": "1", "SAMESTEP_BANNER": "0"}
+
+
+def open_standard_streams() -> None:
+    """Open on /dev/null those of stdin, stdout and stderr that are closed.
+
+    Otherwise the next pipe would get one of their numbers, workers would print into it, and `print` would
+    write to stdout what is for stderr.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):  # the lowest free number
+        pass
+    os.close(fd)
+    for number, name in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def log(text: str) -> None:

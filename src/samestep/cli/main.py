@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from errno import ENAMETOOLONG
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from samestep import __version__
 from samestep.base import env
+from samestep.base.console import open_standard_streams
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.cli.help_text import common_first, flowing, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import answer_to, own_name
 
@@ -45,6 +48,7 @@ _SHORT = 100
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; `arguments` follow the name of the program."""
+    open_standard_streams()
     code = run_command(sys.argv[1:] if arguments is None else arguments)
     hosting = sys.modules.get("samestep.launch.local.hosting")
     if "torch" in sys.modules and hosting is not None and not hosting.is_hosting():
@@ -100,7 +104,8 @@ def application(verb: str | None) -> typer.Typer:
     app.callback(invoke_without_command=True)(_samestep)
     for name, summary in VERBS.items():
         if name == verb:
-            module = import_module(f"samestep.cli.{name}")
+            with ended_by_interrupt():
+                module = import_module(f"samestep.cli.{name}")
             settings: dict[str, Any] = {**_SETTINGS, **getattr(module, "SETTINGS", {})}
             function = getattr(module, name)
             if isinstance(function, typer.Typer):
@@ -138,6 +143,10 @@ def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
     """Remove what dead processes left, or refuse a verb that does not work on this system."""
     if verb not in VERBS:
         return
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder does not exist any more. Change to another one.") from None
     if sys.platform == "linux":
         if not {"-h", "--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
             _remove_dead_folders()

@@ -18,6 +18,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import option, with_flags_of
@@ -191,8 +192,9 @@ def _prepare(size: int) -> None:
         env.snapshot(), cpu_share(), local_size=size, sharing=size, launcher="samestep", asked=None
     )
     env.export(thread_variables(threads))
-    import torch._dynamo  # the first optimizer step of each worker would load it
-    import torch.distributed  # noqa: F401
+    with ended_by_interrupt():
+        import torch._dynamo  # the first optimizer step of each worker would load it
+        import torch.distributed  # noqa: F401
 
     from samestep.autopilot.files.file_calls import find_references
 

@@ -18,7 +18,7 @@ from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
 from samestep.launch.source.classify import ScriptKind, classify
-from samestep.launch.source.modules import source_of, user_folders
+from samestep.launch.source.modules import is_safe_path, source_of, user_folders
 from samestep.launchers.binding import checked, share_of, undo_default_binding
 from samestep.launchers.binding import in_words as binding_text
 from samestep.launchers.compute_threads import (
@@ -228,7 +228,8 @@ def recognize_script(program: Program) -> ScriptKind:
 
 def source_file(program: Program) -> tuple[Path | None, list[Path]]:
     """Return the file of a script or module, if it has one, and the folders that its imports come from."""
-    here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
+    # Without the folder of this command.
+    here, path = Path.cwd(), sys.path if is_safe_path() else sys.path[1:]
     if program.kind == "script":
         file = Path(program.target)
         return file, [file.parent, *user_folders(path), here]

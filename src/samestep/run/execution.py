@@ -16,6 +16,7 @@ from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.place import Place
+from samestep.base.signals import ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.local.child import Report, ReportPipe, Start
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
@@ -201,10 +202,11 @@ def _import_torch(*, with_compiler: bool = False) -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        import torch.distributed
+        with ended_by_interrupt():
+            import torch.distributed
 
-        if with_compiler:
-            import torch._dynamo  # noqa: F401
+            if with_compiler:
+                import torch._dynamo  # noqa: F401
     finally:
         gc.freeze()
         if was_enabled:

@@ -28,7 +28,8 @@ def parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))
     except SyntaxError as error:
-        raise UsageError(f"{path}:{error.lineno} is not valid Python: {error.msg}.") from None
+        where = "" if error.lineno is None else f":{error.lineno}"
+        raise UsageError(f"{path}{where} is not valid Python: {error.msg}.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path} cannot be read: {reason}; give a Python file.") from None

@@ -28,3 +28,17 @@ def test_a_line_is_rewritten_on_a_terminal_only(monkeypatch, is_terminal):
 
     shown = [] if not is_terminal else ["one", "a lo", ""]
     assert stream.getvalue() == "".join(f"\r{text}\x1b[K" for text in shown)
+
+
+def test_closed_streams_are_opened_on_nothing(monkeypatch, capsys):
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    stdout = sys.stdout
+
+    console.open_standard_streams()
+    console.log("to no one")
+
+    assert sys.stdin.fileno() == 0
+    assert sys.stderr.fileno() == 2
+    assert sys.stdout is stdout
+    assert capsys.readouterr().out == ""

@@ -3,13 +3,15 @@
 import os
 import sys
 from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from samestep import __main__
 from samestep.base import env
-from samestep.base.errors import INTERRUPTED
+from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.cli.main import run_command
 from samestep.training.recipes import run_recipe
 
@@ -68,3 +70,23 @@ def test_ctrl_c_during_the_imports_ends_with_its_code(monkeypatch):
         __main__.main()
 
     assert ended.value.code == INTERRUPTED
+
+
+def test_a_module_of_the_current_folder_hides_none_of_the_library(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/current", "/library"])
+    __main__.leave_current_folder()
+    assert sys.path == [str(Path(sys.executable).parent), "/library"]
+
+    monkeypatch.setattr(sys, "path", ["/library"])
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=True))
+    __main__.leave_current_folder()
+    assert sys.path == ["/library"]
+
+
+def test_a_current_folder_that_is_gone_is_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert run_command(["report", "runs/x"]) == UsageError.exit_code
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -106,16 +106,20 @@ def _signal_name(number: int) -> str:
 
 
 _PLACES = 4  # maximum number of other ranks in the headline
-_ADVICE = {
-    signal.SIGKILL: "The kernel sends SIGKILL when memory runs out (see dmesg): give each worker more "
-    "memory, a smaller batch or fewer loader processes. A scheduler sends it at a limit of memory or time.",
-    signal.SIGABRT: "Native code called abort(); its message is above.",
-    signal.SIGBUS: "Native code used missing memory: /dev/shm is full, or a mapped file was cut.",
-}
 _CRASHED = (
     "Native code crashed: an extension, or a call through ctypes, got a wrong pointer. Run this line on one "
     "worker, and update or replace the library that it calls."
 )
+_SENT = "A scheduler, another program or the script itself has sent this signal."
+_ADVICE: Mapping[int, str] = {
+    **dict.fromkeys([signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP], _CRASHED),
+    signal.SIGKILL: "The kernel sends SIGKILL when memory runs out (see dmesg): give each worker more "
+    "memory, a smaller batch or fewer loader processes. A scheduler sends it at a limit of memory or time.",
+    signal.SIGABRT: "Native code called abort(); its message is above.",
+    signal.SIGBUS: "Native code used missing memory: /dev/shm is full, or a mapped file was cut.",
+    signal.SIGXCPU: "The worker has used the CPU time that it may use (ulimit -t).",
+}
+"""What to do by signal; without an entry it is `_SENT`."""
 _MISMATCH = (
     "Gloo aborts a process that receives more data than it expects. Make all ranks call the same collectives "
     "in the same order, with tensors of the same shape and type."
@@ -139,7 +143,7 @@ def explain_death(
     is_mismatch = failure.exit_code == -signal.SIGABRT and bool(op)
     where = f"in {_collective_of(op, others)} at" if op else "at" if exact else "and was last seen at"
     left = _rank_that_left(failure.rank, line, others) if is_mismatch else None
-    advice = _ADVICE.get(signal.Signals(-failure.exit_code), _CRASHED)
+    advice = _ADVICE.get(-failure.exit_code, _SENT)
     if is_mismatch:
         advice = _MISMATCH if left is None else STEPS_ADVICE
     report = "\n".join(

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import driver_is_open
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
@@ -27,6 +28,8 @@ _PER_WORKER = 8
 """Descriptors of a worker: its pipe, its pidfd, the file of its stack, for each of two streams a pipe and a
 file; one spare."""
 _SPARE = 64
+_LEAST, _LEAST_PER_WORKER = 24, 4
+"""Descriptors without which ranks wait for connections that no process can accept."""
 
 
 def fork_is_safe() -> bool:
@@ -91,19 +94,19 @@ def forget_parent() -> None:
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def open_standard_streams() -> None:
-    """Open on /dev/null those of stdin, stdout and stderr that are closed.
-
-    Otherwise the next pipe would get one of their numbers, and workers would print into it.
-    """
-    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
-        pass
-    os.close(fd)
-
-
 def raise_file_limit(workers: int) -> Limit | None:
-    """Raise the soft limit for `workers`, up to the hard one; return the old limit if it was raised."""
+    """Raise the soft limit for `workers`, up to the hard one; return the old limit if it was raised.
+
+    Raises:
+        UsageError: the hard limit is below what several workers need.
+    """
     soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _LEAST + _LEAST_PER_WORKER * workers
+    if workers > 1 and hard != resource.RLIM_INFINITY and hard < least:
+        raise UsageError(
+            f"a process may open {hard} files here (ulimit -Hn), and {workers} workers need {least}. Raise "
+            "the limit, or ask for fewer workers."
+        )
     needed = len(os.listdir("/dev/fd")) + _PER_WORKER * workers + _SPARE  # noqa: PTH208 - no files
     if hard != resource.RLIM_INFINITY:
         needed = min(needed, hard)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from samestep.base import env
+from samestep.base.console import open_standard_streams
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.local import output
 from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.forking import open_standard_streams
 from samestep.launch.local.orphans import adopt_orphans
 from samestep.launch.local.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.local.workers import Workers

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from samestep.base import env
+from samestep.base.console import open_standard_streams
 from samestep.base.errors import UsageError, WorkerFailed
 from samestep.base.machine.description import refuse_beyond_memory
 from samestep.base.units import counted
@@ -29,7 +30,6 @@ from samestep.launch.local.child import Entry, Report, ReportPipe, Start
 from samestep.launch.local.forking import (
     forget_parent,
     fork_is_safe,
-    open_standard_streams,
     release_compute_threads,
 )
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave

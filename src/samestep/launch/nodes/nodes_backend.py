@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from samestep.base import env
+from samestep.base.console import open_standard_streams
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
@@ -33,7 +34,6 @@ from samestep.base.signals import ends_handled
 from samestep.launch.job import Job, Nodes
 from samestep.launch.local.child import Entry
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.forking import open_standard_streams
 from samestep.launch.local.local_backend import Restarts, Round, RoundEnd, starts
 from samestep.launch.local.orphans import adopt_orphans
 from samestep.launch.local.supervisor import Outcome, Signals, conclude, forward_signals, signals_noted

@@ -25,18 +25,30 @@ def source_of(name: str, path: Sequence[str]) -> Path | None:
     """
     top, *below = name.split(".")
     spec = PathFinder.find_spec(top, path) or _editable(top)
-    full = top
     for part in below:
-        full = f"{full}.{part}"
-        folders = spec.submodule_search_locations if spec is not None else None
-        spec = PathFinder.find_spec(full, folders) if folders else None
-    if spec is not None and spec.submodule_search_locations:
-        spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
+        folders = _folders_of(spec)
+        spec = PathFinder.find_spec(part, folders) if folders else None
+    if folders := _folders_of(spec):
+        spec = PathFinder.find_spec("__main__", folders)
         if spec is None:
             raise UsageError(f"-m {name}: the package {name} has no __main__; name a module of it.")
     if spec is None:
         raise UsageError(f"-m {name}: no such module in {path[0]} or among the installed packages.")
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _folders_of(package: ModuleSpec | None) -> list[str]:
+    """Return the folders of a package; none of a module.
+
+    Its spec is found by the last part of its name: by the whole name, that of a package without
+    ``__init__.py`` needs its parent to be imported.
+    """
+    return [] if package is None else list(package.submodule_search_locations or ())
+
+
+def is_safe_path() -> bool:
+    """Return whether `sys.path` lacks the folder of the program that Python has started."""
+    return bool(getattr(sys.flags, "safe_path", False))  # since Python 3.11
 
 
 def user_folders(path: Iterable[str]) -> list[Path]:

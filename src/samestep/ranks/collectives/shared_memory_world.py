@@ -13,6 +13,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -67,6 +68,9 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
     return OneHostWorld(world, shared)
 
 
+_ELSEWHERE = f"has no access to the file of rank 0 in {FILE_SYSTEM}, as in separate containers"
+
+
 class NoSharedMemory(Exception):  # noqa: N818 - names the state
     """The ranks have no shared memory; the message has the reason."""
 
@@ -84,16 +88,14 @@ def segment(world: World, size: int) -> mmap.mmap:
         offered = world.broadcast_object(offered)
         if isinstance(offered, str):
             raise NoSharedMemory(offered)
-        mapped = mmap.mmap(file, size) if file is not None else _map(offered, size)
-        reached = world.all_gather_objects(mapped is not None)
+        mapped = _map(offered, size, file=file)
+        reasons = world.all_gather_objects(mapped if isinstance(mapped, str) else "")
     finally:
         if file is not None:
             os.close(file)
-    if mapped is None or not all(reached):
-        raise NoSharedMemory(
-            f"rank {reached.index(False)} has no access to the file of rank 0 in {FILE_SYSTEM}, as in "
-            "separate containers"
-        )
+    if isinstance(mapped, str) or any(reasons):
+        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+        raise NoSharedMemory(f"rank {rank} {reason}")
     if world.place.is_main:
         mapped[:_MARK] = bytes(_MARK)
     world.barrier()
@@ -143,17 +145,20 @@ def _path(file: int) -> Path:
     return Path(f"/proc/{os.getpid()}/fd/{file}")
 
 
-def _map(offer: _Offer, size: int) -> mmap.mmap | None:
-    """Return the memory of rank 0; None on another host, or in a container with a file system of its own."""
+def _map(offer: _Offer, size: int, *, file: int | None = None) -> mmap.mmap | str:
+    """Return the memory of rank 0's file, or why there is none; rank 0 has it open as `file`."""
     try:
         # The path also leads to a file in a file system that is mounted for rank 0 only.
         if FILE_SYSTEM.stat().st_dev != offer.device:
-            return None
-        with offer.path.open("r+b") as file:
-            mapped = mmap.mmap(file.fileno(), size)
-    except (OSError, ValueError):
-        return None
-    return mapped if mapped[:_MARK] == offer.mark else None
+            return _ELSEWHERE
+        with ExitStack() as stack:
+            number = stack.enter_context(offer.path.open("r+b")).fileno() if file is None else file
+            mapped = mmap.mmap(number, size)
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ENOMEM:
+            return f"may not map {bytes_text(size)} (ulimit -v)"
+        return _ELSEWHERE
+    return mapped if mapped[:_MARK] == offer.mark else _ELSEWHERE
 
 
 def _print_once(reason: str) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from samestep import __version__
 from samestep.base import env
 from samestep.base.env import Environment
-from samestep.base.errors import Error, WorldError
+from samestep.base.errors import Error, PeerLost, WorldError
 from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.machine.description import CpuShare, cpu_share
 from samestep.base.place import Place
@@ -210,7 +210,7 @@ class _Task:
                 device_id=device if backend == "nccl" else None,
             )
         except RuntimeError as error:
-            raise WorldError(f"{slot.place.describe()} could not connect to the others: {error}") from error
+            raise _not_connected(slot.place, error) from error
         return ProcessGroupWorld(slot.place, device)
 
     def _device(self) -> Choice:
@@ -274,3 +274,9 @@ class _Task:
                 detected, device=choice.kind, backend=backend, threads=threads, interface=interface
             )
         sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))
+
+
+def _not_connected(place: Place, error: RuntimeError) -> WorldError:
+    """Return the error of a rank without a process group; without the store, another rank has the cause."""
+    kind = PeerLost if isinstance(error, dist.DistNetworkError) else WorldError
+    return kind(f"{place.describe()} could not connect to the others: {error}")

@@ -41,8 +41,7 @@ def report_text(report: "Report", request: Request, ranks: int) -> str:
         f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; all ranks at once "
         f"copy memory at {report.copying[largest] / 1e9:.3g} GB/s each ({bytes_text(largest)})"
     )
-    ends = [f"fastest: {fastest_text(report.rows)}", answer(report.rows)]
-    paragraphs = ([head], table(report.rows), fits(times), ends)
+    paragraphs = ([head], table(report.rows), fits(times), results(report.rows))
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
 
@@ -102,6 +101,16 @@ def fits(times: Times) -> list[str]:
         rate = f"{1 / line.beta / 1e9:.3g} GB/s" if line.beta else "-"
         body.append((name, seconds_text(line.alpha), f"{line.beta * 1e9:.3g} ns/B", rate))
     return text_table(head, body)
+
+
+def results(rows: Sequence[Row]) -> list[str]:
+    """Return the lines below the tables: the fastest algorithms by size, and the answer.
+
+    If there is one size, and no difference between its fastest ones, the answer names them all.
+    """
+    best = list(fastest(rows).values())
+    is_in_answer = len(best) == 1 and len(best[0]) > 1
+    return [answer(rows)] if is_in_answer else [f"fastest: {fastest_text(rows)}", answer(rows)]
 
 
 def fastest_text(rows: Sequence[Row]) -> str:

@@ -1,5 +1,6 @@
 """Builds a self-contained HTML page from sections and tables, and tables of text."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -7,6 +8,8 @@ from importlib.resources import files
 from samestep.studies.report.drawing import STYLE
 
 Row = Sequence[object]
+
+_FLAG = re.compile(r"(?<![\w-])-{1,2}[A-Za-z][\w-]*")  # a browser can break a line at each of its hyphens
 
 
 def page(title: str, body: Iterable[str], *, foot: str, styles: Sequence[str] = ()) -> str:
@@ -38,6 +41,15 @@ def title_of(name: str) -> str:
     """
     breakable = escape(name).replace("/", "/<wbr>").replace("_", "_<wbr>")
     return f"<h1>{breakable}</h1>"
+
+
+def unbroken_flags(text: str) -> str:
+    """Return HTML whose flags stay on one line.
+
+    >>> unbroken_flags("give -n, not --dry-run")
+    'give <span class="flag">-n</span>, not <span class="flag">--dry-run</span>'
+    """
+    return _FLAG.sub(r'<span class="flag">\g<0></span>', text)
 
 
 def section(title: str, *parts: str) -> str:
@@ -91,7 +103,7 @@ def _cell(value: object, kind: str, *, is_right: bool) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     text = f"{value:,}" if isinstance(value, int) and number else f"{value:.4g}" if number else str(value)
     scope = ' scope="col"' if kind == "th" else ""
-    return f"<{kind}{scope}{' class=n' if number or is_right else ''}>{escape(text)}</{kind}>"
+    return f"<{kind}{scope}{' class=n' if number or is_right else ''}>{unbroken_flags(escape(text))}</{kind}>"
 
 
 def _sheet(name: str) -> str:

@@ -1,5 +1,6 @@
 """The report of a worker that a signal ended has its line, and what the other ranks did."""
 
+import signal
 from pathlib import Path
 from textwrap import dedent
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from samestep.base.stack_dumps import Frame
-from samestep.launch.local.failure import Failure, explain_death
+from samestep.launch.local.failure import _CRASHED, _SENT, Failure, explain_death
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 ALL_REDUCE = Frame(str(Path(torch.__file__).parent / "distributed" / "distributed_c10d.py"), 7, "all_reduce")
@@ -19,8 +20,8 @@ TRAINING = """\
     """
 
 
-def died(signal, *frames, others, own=""):
-    failure = Failure(rank=1, local_rank=1, pid=7, exit_code=-signal)
+def died(number, *frames, others, own=""):
+    failure = Failure(rank=1, local_rank=1, pid=7, exit_code=-number)
     known = {0: others, 1: RankStatus(generation=0, beat=1, line=own)}
     return explain_death(failure, frames, known, size=2)
 
@@ -47,6 +48,16 @@ def test_without_a_stack_the_last_known_line_is_reported_as_such():
 
     assert found.line == "train.py:4"
     assert "last seen at train.py:4" in found.describe(2)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(signal.SIGSEGV, _CRASHED), (signal.SIGTERM, _SENT), (signal.SIGALRM, _SENT), (40, _SENT)],
+)
+def test_only_a_fault_of_native_code_is_a_crash(number, advice):
+    found = died(number, others=in_all_reduce("train.py:9"), own="train.py:4: read()")
+
+    assert found.message.endswith(advice)
 
 
 def test_a_failure_without_a_stack_or_a_status_is_unchanged():

@@ -1,9 +1,11 @@
 import errno
 import os
 import resource
+from contextlib import nullcontext
 
 import pytest
 
+from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.local import forking
 from samestep.launch.local.child import Start, not_started
@@ -38,6 +40,15 @@ def test_the_soft_limit_is_raised_for_the_workers_up_to_the_hard_one_and_restore
     assert soft >= then
     forking.restore_file_limit(before)
     assert limits[-1] == now
+
+
+@pytest.mark.parametrize(("workers", "is_refused"), [(1, False), (2, True)])
+def test_a_limit_below_what_ranks_need_is_refused(monkeypatch, workers, is_refused):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+
+    with pytest.raises(UsageError, match="20") if is_refused else nullcontext():
+        forking.raise_file_limit(workers)
 
 
 def test_files_that_are_already_closed_are_skipped():

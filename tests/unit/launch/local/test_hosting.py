@@ -1,10 +1,14 @@
 import sys
+import threading
 import traceback
+from types import ModuleType
 
 import pytest
 
-from samestep.base.errors import UsageError
-from samestep.launch.local.hosting import Ending, _in_its_own_words, ending_of, exited
+from samestep.base.errors import UsageError, WorldError
+from samestep.launch.job import Program
+from samestep.launch.local import hosting
+from samestep.launch.local.hosting import Ending, _in_its_own_words, ending_of, exited, release_program
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,15 @@ def test_an_exit_code_is_the_last_eight_bits_of_the_number(asked, code):
 def test_any_other_exit_value_is_printed_and_is_a_failure():
     ending = exited(SystemExit("no data"))
     assert (ending.exit_code, ending.traceback) == (1, "no data\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_from_outside"),
+    [(ValueError(), False), (UsageError(), True), (WorldError(), True), (KeyboardInterrupt(), True)],
+)
+def test_what_does_not_come_from_the_program_itself(error, is_from_outside):
+    assert ending_of(error).is_from_outside == is_from_outside
+    assert not exited(SystemExit(1)).is_from_outside
 
 
 @pytest.fixture
@@ -101,3 +114,58 @@ def test_an_exit_has_the_line_that_called_sys_exit():
         sys.exit(3)
 
     assert exited(stop.value).line.rpartition(":")[0] == __file__
+
+
+class Finalized:
+    def __init__(self, order, name):
+        self.order, self.name = order, name
+
+    def __del__(self):
+        self.order.append(self.name)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_globals_are_released_and_files_flushed(monkeypatch, tmp_path):
+    order = []
+    program = ModuleType("__main__")
+    kept = [(tmp_path / "kept").open("w")]  # in a module that is not the program's
+    program.log = (tmp_path / "log").open("w")
+    for file in (program.log, *kept):
+        file.write("text")
+    program.public, program._private = Finalized(order, "public"), Finalized(order, "private")
+    monkeypatch.setitem(sys.modules, "__main__", program)
+
+    release_program()
+
+    assert order == ["private", "public"]
+    assert [(tmp_path / name).read_text() for name in ("log", "kept")] == ["text", "text"]
+    kept[0].close()
+
+
+def test_globals_that_a_thread_uses_stay(monkeypatch):
+    program, go = ModuleType("__main__"), threading.Event()
+    program.value = 1
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    thread = threading.Thread(target=lambda: go.wait())
+    thread.start()
+    try:
+        release_program()
+    finally:
+        go.set()
+        thread.join()
+
+    assert program.value == 1
+
+
+@pytest.mark.parametrize(("is_safe", "first"), [(False, "{}"), (True, "/library")])
+def test_the_programs_folder_is_searched_first_unless_python_leaves_it_out(
+    monkeypatch, tmp_path, is_safe, first
+):
+    monkeypatch.setattr(hosting, "is_safe_path", lambda: is_safe)
+    monkeypatch.setattr(sys, "path", ["/library"])
+    monkeypatch.setattr(sys, "argv", [])
+    (tmp_path / "train.py").touch()
+
+    hosting._main_module(Program(target=str(tmp_path / "train.py")))
+
+    assert sys.path == [first.format(tmp_path)]

@@ -6,7 +6,8 @@ import os
 import pytest
 import torch
 
-from samestep.launch.local.hosting import ending_of, write_failure
+from samestep.launch.local.hosting import ending_of
+from samestep.launch.local.write_failure import write_failure
 from support.systems import small_file_system
 
 

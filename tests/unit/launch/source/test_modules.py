@@ -21,6 +21,21 @@ def test_a_module_is_found_without_importing_its_packages(tmp_path):
     assert "outer" not in sys.modules
 
 
+def test_packages_may_lack_an_init_file(tmp_path):
+    for file in ("pkg/__init__.py", "pkg/sub/tool.py", "bare/sub/tool.py", "bare/sub/__main__.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+
+    for name, file in (
+        ("pkg.sub.tool", "pkg/sub/tool.py"),
+        ("bare.sub.tool", "bare/sub/tool.py"),
+        ("bare.sub", "bare/sub/__main__.py"),
+    ):
+        assert source_of(name, [str(tmp_path)]) == tmp_path / file
+    with pytest.raises(UsageError):
+        source_of("bare", [str(tmp_path)])
+
+
 @pytest.mark.parametrize("name", ["absent", "outer.absent", "outer"])
 def test_a_module_that_cannot_be_run_is_refused(tmp_path, name):
     (tmp_path / "outer").mkdir()

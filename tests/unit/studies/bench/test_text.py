@@ -8,6 +8,7 @@ from samestep.studies.bench.text import (
     answer,
     fastest_text,
     fits,
+    results,
     step_answer,
     step_cells,
     table,
@@ -70,6 +71,16 @@ def test_algorithms_with_overlapping_quartiles_are_named_together():
     assert "9.0x" in answer(rows)
     assert "tree" in answer(rows)
     assert "x" not in answer([row for row in rows if row.algorithm != "native"])
+
+
+def test_algorithms_of_equal_speed_at_the_only_size_are_named_once():
+    rows = rows_of({"ring": {4: 1e-5, 16: 1e-5}, "tree": {4: 1.1e-5, 16: 1.1e-5}}, spread=0.1)
+
+    assert len(results(rows)) == 2
+    assert results([row for row in rows if row.bytes == 4]) == [
+        answer([row for row in rows if row.bytes == 4])
+    ]
+    assert len(results(rows_of({"ring": {4: 1e-5}, "tree": {4: 2e-5}}))) == 2
 
 
 def test_one_size_has_no_fit():

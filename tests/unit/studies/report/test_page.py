@@ -10,6 +10,7 @@ from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.studies.report import read_run as read
 from samestep.studies.report.drawing import PARTS
+from samestep.studies.report.page import table
 from samestep.studies.report.read_run import PHASES, names, read_run
 from samestep.studies.report.run_page import differing, render, render_side_by_side, write_report
 from samestep.studies.report.run_summary import headline, hints
@@ -29,6 +30,12 @@ def test_a_page_is_well_formed_and_self_contained(tmp_path):
     assert "script" not in outline.tags
     assert not re.search(r"url\(|@import|https?://", text)
     assert outline.tags.count("figure") == 6
+
+
+def test_a_flag_of_a_command_stays_on_one_line():
+    cell = table([("command", "train.py -n 2 --dry-run a-b <x> -1")])
+    assert re.findall('<span class="flag">(.*?)</span>', cell) == ["-n", "--dry-run"]
+    assert Outline(cell).texts[-1].endswith("a-b <x> -1")
 
 
 def test_text_from_files_is_escaped(tmp_path):

@@ -7,7 +7,13 @@ from samestep.studies.scaling.analysis.advice import advice, advice_words
 from samestep.studies.scaling.analysis.model_fits import fits
 from samestep.studies.scaling.analysis.notes import notes
 from samestep.studies.scaling.analysis.overhead_causes import with_losses
-from samestep.studies.scaling.analysis.point_text import overhead, oversubscribed_baseline, percent, speed
+from samestep.studies.scaling.analysis.point_text import (
+    counted,
+    overhead,
+    oversubscribed_baseline,
+    percent,
+    speed,
+)
 from samestep.studies.scaling.analysis.speedup import fair, knee, over_one_process, relate, series_of
 from samestep.studies.scaling.analysis.study import Finding, Point, Study, Verdict
 from samestep.studies.scaling.analysis.supported_conclusions import (
@@ -20,6 +26,7 @@ from samestep.studies.scaling.analysis.supported_conclusions import (
 )
 from samestep.studies.scaling.analysis.variants import comparisons
 
+_WITHOUT_RESULT = {"run-failed", "run-empty"}  # codes of notes on runs that are not among the points
 _PEERS = 3  # the number of other variants whose efficiency is shown beside that of the fastest
 
 
@@ -51,25 +58,30 @@ def conclude(study: Study, bar: float | None = None) -> Study:
     The bar is the efficiency from which on workers are worth it; without one, the knee decides.
     """
     points, one_process = over_one_process(with_losses(relate(study.points)), study.one_process)
-    verdict = judge(points, bar, one_process)
+    failed = {number for one in study.findings if one.code in _WITHOUT_RESULT for number in one.workers}
+    verdict = judge(points, bar, one_process, sorted(failed))
     study = replace(study, points=points, one_process=one_process, fit=fits(points), verdict=verdict)
     return study.with_notes(notes(points))
 
 
 def judge(
-    points: Sequence[Point], bar: float | None = None, one_process: Sequence[Point] = ()
+    points: Sequence[Point],
+    bar: float | None = None,
+    one_process: Sequence[Point] = (),
+    failed: Sequence[int] = (),
 ) -> Verdict | None:
     """Return the verdict on related points with their losses; None if there are none.
 
     Of several variants it is about the fastest, at the most workers that all of them were measured with.
-    One worker with the cores of several (`one_process`) can be as fast as they are.
+    One worker with the cores of several (`one_process`) can be as fast as they are. Runs on `failed`
+    workers gave no result.
     """
     all_series = list(series_of(points).values())
     if not all_series:
         return None
     first = _fastest([series for series in all_series if series[0].mode == all_series[0][0].mode])
     others = [series for series in all_series if series is not first]
-    main, *rest = (_conclusions(series, bar, one_process) for series in [first, *others])
+    main, *rest = (_conclusions(series, bar, one_process, failed) for series in [first, *others])
     modes = {series[0].mode for series in all_series}
     label = _label(first[0], modes) if first[0].variant else ""
     known = [one.words for one in main.caveats]
@@ -92,13 +104,15 @@ def judge(
     )
 
 
-def _conclusions(series: Sequence[Point], bar: float | None, one_process: Sequence[Point]) -> _Conclusions:
+def _conclusions(
+    series: Sequence[Point], bar: float | None, one_process: Sequence[Point], failed: Sequence[int]
+) -> _Conclusions:
     usable, at = fair(series), knee(series)
     found = summary(series, bar, at, one_process)
     has_caveats = len(usable) > 1 and not series[0].oversubscribed
     unknown = list(caveats(usable, bar=bar, at=at)) if has_caveats else []
     point = found.point or (usable or series)[-1]
-    return _Conclusions(series, at, found, *_overhead(series, point), unknown)
+    return _Conclusions(series, at, found, *_overhead(series, point, failed), unknown)
 
 
 def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:
@@ -130,9 +144,12 @@ def _label(point: Point, modes: Collection[str]) -> str:
     return " ".join(filter(None, (mode, point.variant))) + ": "
 
 
-def _overhead(series: Sequence[Point], point: Point) -> tuple[str, Sequence[Finding]]:
+def _overhead(series: Sequence[Point], point: Point, failed: Sequence[int]) -> tuple[str, Sequence[Finding]]:
     """Return the overhead at a point and at the next number of workers, with what to try."""
     base = series[0]
+    missing = [counted(number) for number in failed if number != base.workers]
+    if len(series) == 1 and missing:
+        return f"There is no speedup, because a run on {' and '.join(missing)} gave no result.", ()
     if len(series) == 1:
         return "For a speedup, measure another number of workers too.", ()
     if point is base:

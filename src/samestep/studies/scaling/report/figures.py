@@ -176,15 +176,17 @@ def _throughput(found: list[Kind], unit: str) -> BarChart:
             text=percent(point.efficiency),
         )
 
+    groups = _by_workers(found, bar)
+    has_gap = any(one.ideal > one.value for bars in groups.values() for one in bars)
     return BarChart(
-        title="Throughput, and the gap to ideal",
+        title="Throughput, and the gap to ideal" if has_gap else "Throughput",
         name="throughput",
         x="workers",
         y=unit,
         kinds=[(color(number), kind.title) for number, kind in enumerate(found)],
-        groups=_by_workers(found, bar),
+        groups=groups,
         text=lambda rate: f"{rate:,.4g} {unit}",
-        note="Dashed: ideal throughput, at the baseline's speed of each worker.",
+        note="Dashed: ideal throughput, at the baseline's speed of each worker." if has_gap else "",
     )
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from samestep import __version__
 from samestep.studies.report.drawing import patterns
-from samestep.studies.report.page import bullets, numeric_columns, page, section, table, title_of
+from samestep.studies.report.page import (
+    bullets,
+    numeric_columns,
+    page,
+    section,
+    table,
+    title_of,
+    unbroken_flags,
+)
 from samestep.studies.report.write import write_text
 from samestep.studies.scaling.analysis.point_text import counted, like_each, over_words, percent
 from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
@@ -29,7 +37,6 @@ from samestep.studies.scaling.report.rows import (
 from samestep.studies.scaling.report.series import Kind, headings, kinds
 
 _SENTENCE = re.compile(r"(?<=>)[^<>]*(?=</(?:p|li)>)")
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")  # a flag, in which a browser can break a line at the hyphens
 
 _TERMS = (
     ("baseline", "the smallest number of workers; on processors also one process with all their cores"),
@@ -89,7 +96,7 @@ def _body(study: Study) -> Iterator[str]:
 def _unbroken(text: str) -> str:
     """Return HTML without line breaks before percent signs and in flags."""
     text = text.replace(" %", "\N{NO-BREAK SPACE}%")
-    return _SENTENCE.sub(lambda found: _FLAG.sub(r'<span class="flag">\g<0></span>', found[0]), text)
+    return _SENTENCE.sub(lambda found: unbroken_flags(found[0]), text)
 
 
 def _results(study: Study) -> Iterator[str]:

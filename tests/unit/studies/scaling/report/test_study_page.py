@@ -12,7 +12,7 @@ from samestep.studies.scaling.analysis.points import UNIT, Time, from_times
 from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
 from samestep.studies.scaling.analysis.study import Loss, Study
 from samestep.studies.scaling.analysis.verdict import conclude
-from samestep.studies.scaling.report.figures import time_lines
+from samestep.studies.scaling.report.figures import summary_charts, time_lines
 from samestep.studies.scaling.report.page import render
 from samestep.studies.scaling.report.rows import NO_POINTS, OVERHEAD, loss_text, ranks
 from samestep.studies.scaling.report.series import kinds
@@ -80,6 +80,17 @@ def test_every_chart_has_a_description_for_screen_readers(plain):
     assert "78 % at 4 workers" in efficiency
     assert "4 workers 32.2 ms" in steps
     assert "rank 7: " in line
+
+
+def test_the_ideal_is_named_where_a_bar_is_below_it(plain):
+    def notes(one):
+        return next(chart.note for chart in summary_charts(one) if chart.stem() == "throughput")
+
+    alone = replace(plain, points=plain.points[:1])
+    assert 'class="gap"' in render(plain)
+    assert notes(plain)
+    assert 'class="gap"' not in render(alone)
+    assert not notes(alone)
 
 
 def test_text_of_a_study_is_escaped():

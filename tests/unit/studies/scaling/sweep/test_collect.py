@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.rows import facts
 from samestep.studies.scaling.sweep.collect import Frame, collect_study
 from samestep.studies.scaling.sweep.host_load import Load
@@ -249,6 +250,8 @@ def test_a_run_that_failed_is_named_and_the_others_are_reported(tmp_path):
     for value in (bad.in_words(), "exit code 3", "rank 0: ValueError: bad batch.", f" Its log: {log}."):
         assert value in failure.words
     assert "interrupted" not in note_codes(study)
+    assert "2 workers" in study.verdict.engineer  # the other number was measured, and failed
+    assert "2 workers" not in conclude(replace(study, findings=())).verdict.engineer
 
 
 def test_runs_that_were_not_executed_are_noted(tmp_path):
