@@ -166,5 +166,7 @@ SCRIPTS = [
     Script("sparse_embeddings.py", ("sparse.pt",)),
     Script("nested_reductions.py"),
     Script("meta_learning.py"),
+    Script("weights_beside.py", ("weights.pt",)),
+    Script("physics_informed.py", ("net.pt",)),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

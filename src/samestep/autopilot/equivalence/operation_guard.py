@@ -5,13 +5,24 @@ object of any other kind, such as an event or a storage. It then shows in the au
 the next call that computes such an operation is compared with the unsplit call.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from samestep.autopilot.split.sharded_autograd import is_input_of_slice
 from samestep.hooks.tensor_tree import leaves
 
-_MOST_NODES = 2000  # the number of graph nodes that are inspected: those nearest to the outputs
-_BEGIN = "_SliceBackward"
-"""The node of a sliced input with gradients; the graph before it belongs to other calls."""
+_LEAF = "AccumulateGrad"
+_MOST_NODES = 2000  # the number of graph nodes whose operations are compared: those nearest to the outputs
+
+
+@dataclass(frozen=True, slots=True)
+class CallGraph:
+    """The autograd graph of a call's outputs, up to its inputs."""
+
+    operations: frozenset[str]  # their names
+    leaves: tuple[Tensor, ...]  # tensors in which a backward accumulates gradients
 
 
 class OperationGuard:
@@ -21,15 +32,15 @@ class OperationGuard:
         self._checked: dict[int, set[str]] = {}
         self._due: set[int] = set()
 
-    def add(self, plan: object, outputs: Any) -> None:
+    def add(self, plan: object, graph: CallGraph) -> None:
         """Add the operations of a call that equals the unsplit call."""
-        self._checked.setdefault(id(plan), set()).update(operations(outputs))
+        self._checked.setdefault(id(plan), set()).update(graph.operations)
         self._due.discard(id(plan))
 
-    def inspect(self, plan: object, outputs: Any) -> None:
+    def inspect(self, plan: object, graph: CallGraph) -> None:
         """Compare the operations of a call that was not checked with those of checked calls."""
         known = self._checked.setdefault(id(plan), set())
-        if not operations(outputs) <= known:
+        if not graph.operations <= known:
             self._due.add(id(plan))
 
     def is_due(self, plan: object) -> bool:
@@ -37,14 +48,25 @@ class OperationGuard:
         return id(plan) in self._due
 
 
-def operations(outputs: Any) -> set[str]:
-    """Return the names of the operations in the autograd graph of outputs, up to the call's inputs."""
-    found: set[str] = set()
+def call_graph(outputs: Any) -> CallGraph:
+    """Return the autograd graph of the outputs of a slice, or of the whole batch after a check.
+
+    Tensors from which the inputs have been computed are no leaves of it: their gradients are those of the
+    whole batch on all ranks.
+    """
+    names: set[str] = set()
+    found: dict[int, Tensor] = {}
+    roots = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
+    level: dict[Any, None] = dict.fromkeys(roots)
     seen: set[Any] = set()
-    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
-    while waiting and len(seen) < _MOST_NODES:
-        level = {node for node in waiting if node not in seen and type(node).__name__ != _BEGIN}
-        seen |= level
-        found.update(type(node).__name__ for node in level)
-        waiting = [one for node in level for one, _ in node.next_functions if one is not None]
-    return found
+    while level:
+        seen.update(level)
+        if len(seen) < _MOST_NODES:
+            names.update(type(node).__name__ for node in level)
+        following: dict[Any, None] = {}  # in the same order on all ranks
+        for node in level:
+            if type(node).__name__ == _LEAF:
+                found[id(node.variable)] = node.variable
+            following.update((one, None) for one, _ in node.next_functions if one is not None)
+        level = dict.fromkeys(one for one in following if one not in seen and not is_input_of_slice(one))
+    return CallGraph(frozenset(names), tuple(found.values()))

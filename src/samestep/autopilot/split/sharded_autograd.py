@@ -1,10 +1,11 @@
 """Slices a batch into one part per rank, and gathers the parts, with gradients.
 
-Each of the two is the derivative of the other, except for the number of ranks N::
+Each of the first two is the derivative of the other, except for the number of ranks N::
 
                       forward                          backward
     sliced            this rank's slice of x           N-th part of the gathered gradients
     gathered          all ranks' slices as one         N times this rank's slice of the gradient
+    shared            x, for this rank's slice         mean of the ranks' gradients
 
 The factors exist because gradients are averaged over ranks. Computations that every rank executes on the
 whole batch have the same gradient on all ranks, which the average does not change. Computations on a slice
@@ -55,6 +56,13 @@ class BatchSplit:
         result: Tensor = _Slice.apply(whole, self, dim, every)  # type: ignore[no-untyped-call]
         return result
 
+    def shared(self, whole: Tensor) -> Tensor:
+        """Return `whole` for a computation on this rank's slice, such as a weight or a condition."""
+        if not (whole.requires_grad and torch.is_grad_enabled()):
+            return whole
+        result: Tensor = _Share.apply(whole, self)  # type: ignore[no-untyped-call]
+        return result
+
     def gathered(
         self, part: Tensor, dim: int, *, every: int = 1, order: tuple[int, ...] | None = None
     ) -> Tensor:
@@ -78,6 +86,22 @@ class _Slice(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         whole = ctx.split.gathered(grad, ctx.dim, every=ctx.every)
         return whole / ctx.split.world.place.size, None, None, None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, split: BatchSplit) -> Tensor:
+        ctx.split = split
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.split.summed(grad, 1 / ctx.split.world.place.size), None
+
+
+def is_input_of_slice(node: Any) -> bool:
+    """Return whether a node of an autograd graph made an input of a computation on a slice."""
+    return isinstance(node, (_Slice._backward_cls, _Share._backward_cls))  # noqa: SLF001 - their nodes' types
 
 
 class _Gather(torch.autograd.Function):
