@@ -177,7 +177,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:
-            stack.enter_context(losses_of_slices(slicing))
+            stack.enter_context(losses_of_slices(slicing, gradients))
         agree = stack.enter_context(synchronized_signals(world)).agree
         stack.enter_context(splitting_calls(CallSplitter(world, gradients, account, options, slicing, agree)))
         stack.enter_context(intercepted_loaders())

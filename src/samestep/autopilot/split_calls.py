@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
-from samestep.autopilot.equivalence.operation_guard import CallGraph, OperationGuard, call_graph
+from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.loading.loader_split import Slicing
@@ -32,7 +32,7 @@ from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads

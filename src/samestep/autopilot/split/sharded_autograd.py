@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding.share import share
 from samestep.ranks.world.protocol import World
 
@@ -99,11 +100,6 @@ class _Share(torch.autograd.Function):
         return ctx.split.summed(grad, 1 / ctx.split.world.place.size), None
 
 
-def is_input_of_slice(node: Any) -> bool:
-    """Return whether a node of an autograd graph made an input of a computation on a slice."""
-    return isinstance(node, (_Slice._backward_cls, _Share._backward_cls))  # noqa: SLF001 - their nodes' types
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -136,6 +132,42 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad * ctx.factor, None, None
+
+
+_LEAF = "AccumulateGrad"
+_INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
+
+
+@dataclass(frozen=True, slots=True)
+class CallGraph:
+    """The autograd graph of a call's outputs, up to its inputs."""
+
+    operations: frozenset[str]  # their names
+    leaves: tuple[Tensor, ...]  # tensors in which a backward accumulates gradients
+
+
+def call_graph(outputs: Any) -> CallGraph:
+    """Return the autograd graph of the outputs of a slice, or of the whole batch after a check.
+
+    Tensors from which inputs of a split call have been computed are no leaves of it: their gradients are
+    those of the whole batch on all ranks.
+    """
+    kinds: set[type] = set()
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
+    while waiting:
+        node: Any = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        kind = type(node)
+        if kind.__name__ == _LEAF:
+            found.append(node.variable)
+        elif kind not in _INPUTS:
+            kinds.add(kind)
+            waiting += [one for one, _ in node.next_functions if one is not None and one not in seen]
+    return CallGraph(frozenset(kind.__name__ for kind in kinds), tuple(found))
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
