@@ -167,5 +167,7 @@ SCRIPTS = [
     Script("nested_reductions.py"),
     Script("meta_learning.py"),
     Script("time_budget.py", ("latest.pt",), deterministic=False),
+    Script("weights_beside.py", ("weights.pt",)),
+    Script("physics_informed.py", ("net.pt",)),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

@@ -184,7 +184,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:
-            stack.enter_context(losses_of_slices(slicing))
+            stack.enter_context(losses_of_slices(slicing, gradients))
         before = stack.enter_context(synchronized_signals(world)).agree, advance
         splitter = CallSplitter(world, gradients, account, options, slicing, before)
         stack.enter_context(splitting_calls(splitter))

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
@@ -29,10 +29,10 @@ from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.forward_reductions import watching_reductions
-from samestep.autopilot.split.gradients import Gradients, leaves_of
+from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
@@ -41,7 +41,6 @@ from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
-from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.gradients.sparse_gradients import sparse_weights
 from samestep.parallel.sharding.share import share
 from samestep.ranks.collectives.direct_world import separates_gradients
@@ -92,6 +91,8 @@ class _ModuleCalls:
     reasons: dict[Signature, str] = field(default_factory=dict)
     sizes: defaultdict[Signature, CheckedSizes] = field(default_factory=lambda: defaultdict(CheckedSizes))
     operations: OperationGuard = field(default_factory=OperationGuard)
+    created: dict[int, int] = field(default_factory=dict)
+    """The number of leaves that calls create from their slice, by plan."""
     followed_at: int = -1
     """The number of registered parameters when the module's parameters were followed."""
 
@@ -175,7 +176,7 @@ class CallSplitter:
                 known.plans[signature] = verdict.plan
                 if self._signatures.counts_batches_only(module):
                     known.sizes[signature] = sizes
-                return self._followed(self._outputs(call, check, verdict), given)
+                return self._outputs(call, check, verdict)
             sizes.fail(given)
             known.sizes[signature].fail(given)
             known.reasons[signature] = verdict.why
@@ -193,7 +194,9 @@ class CallSplitter:
         if verdict.printed:
             self._account.note_prints(what, main=self._world.place.is_main)
         if self._options.are_serial:
-            self._modules[call.module].operations.add(verdict.plan, verdict.outputs)
+            graph, known = call_graph(verdict.outputs), self._modules[call.module]
+            known.operations.add(verdict.plan, graph)
+            self._follow_leaves(call.module, verdict.plan, verdict.outputs, graph)
             self._account.split[what] += 1
             return verdict.outputs
         # The check used one worker's batch norm and draws; compute again with the user's options.
@@ -267,11 +270,13 @@ class CallSplitter:
             value = module_outputs.outcome(module, outputs, plan.sides)
             result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
+        graph = call_graph(outputs)
+        self._follow_leaves(module, plan, outputs, graph)
         if check is not None:
             check.compare(result, plan, split, on_all=on_all)
-            operations.add(plan, outputs)
+            operations.add(plan, graph)
         elif self._options.are_serial:
-            operations.inspect(plan, outputs)
+            operations.inspect(plan, graph)
         return result
 
     def _follow(self, module: nn.Module, given: CallArguments) -> None:
@@ -292,26 +297,19 @@ class CallSplitter:
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
 
+    def _follow_leaves(self, module: nn.Module, plan: SplitPlan, outputs: Any, graph: CallGraph) -> None:
+        """Follow weights of the script that a call has used, such as one that a global names."""
+        if plan.sides:
+            graph = call_graph(module_outputs.outcome(module, outputs, plan.sides))
+        created = self._modules[module].created
+        created[id(plan)] = self._gradients.follow_leaves(graph.leaves, created=created.get(id(plan)))
+
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""
         place = self._world.place
         if self._slicing is not None and self._slicing.split is not None:
             return total  # the script has only its slice
         return len(share(total, place.rank, place.size))
-
-    def _followed(self, outputs: Any, given: CallArguments) -> Any:
-        """Follow other tensors that get gradients in a call, such as those of the script."""
-        own = [tensor for _, tensor in leaves(outputs) if isinstance(tensor, Tensor)]
-        inputs = {id(tensor) for _, tensor in given.tensors()}
-        found = [leaf for leaf in leaves_of(*own) if leaf.is_leaf and id(leaf) not in inputs]
-        # A leaf that forward has created from its slice is no weight: it differs between ranks.
-        sums = [(tuple(leaf.shape), float(leaf.detach().double().sum())) for leaf in found]
-        theirs = self._world.all_gather_objects(sums)
-        equal = [
-            all(place < len(one) and one[place] == own for one in theirs) for place, own in enumerate(sums)
-        ]
-        self._gradients.follow(leaf for leaf, is_equal in zip(found, equal, strict=True) if is_equal)
-        return outputs
 
 
 def splitting_calls(calls: CallSplitter) -> AbstractContextManager[None]:

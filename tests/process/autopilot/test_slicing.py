@@ -65,6 +65,26 @@ print(sum(F.cross_entropy(model(a), b.clamp(min=0)) for a, b in loader).item())
         assert any(line.endswith("(--split loader)") for line in ranks[0][1])
 
 
+def test_weights_of_no_module_learn_what_they_learn_on_one_worker(processes, tmp_path):
+    text = """
+scales = [torch.ones(5, requires_grad=True), nn.Parameter(torch.ones(5))]
+factor = torch.ones((), requires_grad=True)
+optimizer = torch.optim.SGD([*model.parameters(), *scales, factor], 0.1)
+for step, (a, b) in enumerate(loader):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(a * scales[step % 2]) * factor, a[:, :3])
+    loss.backward()
+    optimizer.step()
+    print(loss.item(), factor.item(), *(one.sum().item() for one in scales))
+"""
+    ((serial, _, trace),) = run(processes, tmp_path, text + WEIGHTS, 1)
+    assert not trace
+    for size in (2, 3):
+        ranks = run(processes, tmp_path, text + WEIGHTS, size)
+        assert not any(trace for _, _, trace in ranks), ranks
+        assert difference(serial, ranks[0][0]) is None
+
+
 def test_a_slice_is_what_the_loop_gets(processes, tmp_path):
     text = """
 for a, b in loader:

@@ -113,9 +113,13 @@ class EquivalenceCheck:
 
     def _verdict(self) -> Verdict:
         whole: UnsplitCall | None = None
-        reasons = []
-        for dims in self._ways():
+        reasons: list[str] = []
+        ways = list(self._ways())
+        for dims in ways:
+            began = monotonic()
             why = self._refuted(dims)
+            if why and not reasons:
+                self._expect((monotonic() - began) * (len(ways) - 1))
             if not why and whole is None:
                 self._run.dims = {} if is_compiled(self._module) else dims
                 computed = self._whole()
@@ -133,7 +137,10 @@ class EquivalenceCheck:
             reasons.append(why)
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
-        likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
+        likeliest = FEWER
+        if reasons and first >= self._world.place.size:
+            # Of the way that splits most inputs, and of these the first: other ways may split time.
+            likeliest = reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
         in_list = self._given.in_list()
         if in_list >= self._world.place.size and likeliest.startswith((SLICE_RAISES, FEWER)):  # of images
             likeliest = f"it is called with a list of {in_list} tensors or objects, and no list is split"

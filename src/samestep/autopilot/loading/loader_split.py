@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from samestep.autopilot.script.call_account import Account, calling_site
 from samestep.autopilot.script.options import Options
+from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.loss_reduction import Reduction, reduction_of
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.sharded_autograd import BatchSplit, call_graph
 from samestep.autopilot.split.slice_call import Forward, as_slice
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
@@ -42,6 +43,7 @@ class Slicing:
         self._models: WeakSet[nn.Module] = WeakSet()
         self._draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._stream = torch.get_rng_state()
+        self._created: int | None = None  # the number of leaves that the script creates from a slice
         self.backwards = 0  # the number of backward passes from losses of slices so far
 
     def begin_pass(self) -> bool:
@@ -97,6 +99,10 @@ class Slicing:
         self._stream = torch.get_rng_state()
         return outputs
 
+    def follow_weights(self, roots: Sequence[Tensor], gradients: Gradients) -> None:
+        """Average the gradients of the weights of the script, too, to which a backward leads."""
+        self._created = gradients.follow_leaves(call_graph(roots).leaves, created=self._created)
+
     def weights(self, roots: Sequence[Tensor], given: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradient weights of these losses on this rank, and the losses of the whole batch."""
         assert self.split is not None
@@ -148,7 +154,7 @@ class Slicing:
 
 
 @contextmanager
-def losses_of_slices(slicing: Slicing) -> Iterator[None]:
+def losses_of_slices(slicing: Slicing, gradients: Gradients) -> Iterator[None]:
     """Let each backward weight the losses of a slice, and then set them to those of the whole batch."""
     inside = False
 
@@ -160,6 +166,7 @@ def losses_of_slices(slicing: Slicing) -> Iterator[None]:
             return backward(tensors, grad_tensors, *args, **kwargs)
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         factors, losses = slicing.weights(roots, grad_tensors)
+        slicing.follow_weights(roots, gradients)
         inside = True
         try:
             backward(roots, factors, *args, **kwargs)

@@ -14,7 +14,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
-from samestep.hooks.tensor_tree import Path, leaves, mapped
+from samestep.hooks.tensor_tree import Path, leaves, mapped, parts_of
 
 Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split."""
@@ -22,6 +22,11 @@ _EQUAL = 1e-6
 """Relative difference up to which an output counts as equal on all ranks."""
 _ROUNDED = 100.0
 """Absolute difference of each element up to which it does, in units of rounding: zeros may be sums."""
+
+
+_ALIKE = 4
+"""The number of parts from which a list of equal forms holds samples: fewer may be inputs of the model."""
+_DEEPEST_LIST = 4  # of the arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +169,34 @@ class CallArguments:
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 
     def in_list(self) -> int:
-        """Return the number of parts with tensors in the first list among the arguments; 0 without one."""
+        """Return the number of parts with tensors in the first list among the arguments; 0 without one.
+
+        A tuple is a list if its parts are alike.
+        """
         lists = [one for one in (*self.args, *self.kwargs.values()) if isinstance(one, list)]
-        return sum(any(leaves([part])) for part in lists[0]) if lists else 0
+        if lists:
+            return sum(any(leaves([part])) for part in lists[0])
+        return len(next(iter(self.lists_of_alike()), ()))
+
+    def lists_of_alike(self) -> list[list[list[Path]]]:
+        """Return the lists and tuples of parts with tensors in the same form, as the paths in each part."""
+        found: list[list[list[Path]]] = []
+        waiting: list[tuple[Path, Any]] = [
+            ((place, key), part)
+            for place, given in enumerate((self.args, dict(self.kwargs)))
+            for key, part in parts_of(given)
+        ]
+        while waiting:
+            path, value = waiting.pop(0)
+            parts: list[tuple[Path, Any]] = [((*path, key), part) for key, part in parts_of(value)]
+            inside = [list(leaves(part, below)) for below, part in parts]
+            forms = [[(one[len(path) + 1 :], x.dim(), x.dtype) for one, x in part] for part in inside]
+            is_list = isinstance(value, (list, tuple)) and len(parts) >= _ALIKE
+            if is_list and forms[0] and forms.count(forms[0]) == len(forms):
+                found.append([[one for one, _ in part] for part in inside])
+            elif len(path) < _DEEPEST_LIST:
+                waiting += parts
+        return found
 
     def copied(self) -> "CallArguments":
         """Return the arguments with copies of all tensors."""
@@ -196,7 +226,7 @@ class CallArguments:
         """Return the arguments of this rank's slice."""
 
         def own(path: Path, tensor: Tensor) -> Tensor:
-            return split.sliced(tensor, dims[path]) if path in dims else tensor
+            return split.sliced(tensor, dims[path]) if path in dims else split.shared(tensor)
 
         args, kwargs = mapped((self.args, dict(self.kwargs)), own)
         return CallArguments(args, kwargs)
@@ -207,9 +237,10 @@ def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
 
     The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
     hidden states have a dimension of layers first. Ways that split more inputs come first: a model may match
-    an unsplit input with the samples by position.
+    an unsplit input with the samples by position. A list of images or graphs of different sizes has
+    hundreds of ways to split one of them, which are left out.
     """
-    tensors = given.tensors()
+    tensors, lists = given.tensors(), given.lists_of_alike()
     seen: list[Dims] = []
     for dim in (0, 1):
         for path, tensor in tensors:
@@ -223,8 +254,14 @@ def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
                 seen.append({**every, path: dim})
             seen.append({path: dim})
     for place, dims in enumerate(seen):
-        if dims not in seen[:place]:
+        if dims not in seen[:place] and not any(_is_of_some(parts, dims) for parts in lists):
             yield dims
+
+
+def _is_of_some(parts: list[list[Path]], dims: Dims) -> bool:
+    """Return whether a way splits some parts of a list and not the others: these parts are samples."""
+    split = [any(path in dims for path in part) for part in parts]
+    return any(split) and not all(split)
 
 
 def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:

@@ -153,6 +153,29 @@ class Gradients:
                 self._attach(_Group(found, sparse, overlaps))
         self._release_at = max(_FEWEST_GROUPS, 2 * len(self._groups))
 
+    def follow_leaves(self, graph: Iterable[Tensor], *, created: int | None = None) -> int:
+        """Follow the leaves of a split call's graph that are weights of the script but no parameters.
+
+        Args:
+            graph: all leaves of the graph.
+            created: the number of leaves that each such call creates; None if it is unknown.
+
+        Returns:
+            The number of leaves that the call has created from its slice: they differ between ranks.
+        """
+        new = [leaf for leaf in graph if leaf.is_leaf and not self.follows(leaf)]
+        if created is not None and len(new) <= created:
+            return created
+        sums = [(tuple(leaf.shape), float(leaf.detach().double().sum())) for leaf in new]
+        theirs = self._world.all_gather_objects(sums)
+        weights = [
+            leaf
+            for place, (leaf, own) in enumerate(zip(new, sums, strict=True))
+            if all(place < len(one) and one[place] == own for one in theirs)
+        ]
+        self.follow(weights)
+        return len(new) - len(weights)
+
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""
         return id(tensor) in self._followed

@@ -1,10 +1,11 @@
 """Slices a batch into one part per rank, and gathers the parts, with gradients.
 
-Each of the two is the derivative of the other, except for the number of ranks N::
+Each of the first two is the derivative of the other, except for the number of ranks N::
 
                       forward                          backward
     sliced            this rank's slice of x           N-th part of the gathered gradients
     gathered          all ranks' slices as one         N times this rank's slice of the gradient
+    shared            x, for this rank's slice         mean of the ranks' gradients
 
 The factors exist because gradients are averaged over ranks. Computations that every rank executes on the
 whole batch have the same gradient on all ranks, which the average does not change. Computations on a slice
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding.share import share
 from samestep.ranks.world.protocol import World
 
@@ -55,6 +57,13 @@ class BatchSplit:
         result: Tensor = _Slice.apply(whole, self, dim, every)  # type: ignore[no-untyped-call]
         return result
 
+    def shared(self, whole: Tensor) -> Tensor:
+        """Return `whole` for a computation on this rank's slice, such as a weight or a condition."""
+        if not (whole.requires_grad and torch.is_grad_enabled()):
+            return whole
+        result: Tensor = _Share.apply(whole, self)  # type: ignore[no-untyped-call]
+        return result
+
     def gathered(
         self, part: Tensor, dim: int, *, every: int = 1, order: tuple[int, ...] | None = None
     ) -> Tensor:
@@ -78,6 +87,17 @@ class _Slice(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         whole = ctx.split.gathered(grad, ctx.dim, every=ctx.every)
         return whole / ctx.split.world.place.size, None, None, None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, split: BatchSplit) -> Tensor:
+        ctx.split = split
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.split.summed(grad, 1 / ctx.split.world.place.size), None
 
 
 class _Gather(torch.autograd.Function):
@@ -112,6 +132,42 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad * ctx.factor, None, None
+
+
+_LEAF = "AccumulateGrad"
+_INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
+
+
+@dataclass(frozen=True, slots=True)
+class CallGraph:
+    """The autograd graph of a call's outputs, up to its inputs."""
+
+    operations: frozenset[str]  # their names
+    leaves: tuple[Tensor, ...]  # tensors in which a backward accumulates gradients
+
+
+def call_graph(outputs: Any) -> CallGraph:
+    """Return the autograd graph of the outputs of a slice, or of the whole batch after a check.
+
+    Tensors from which inputs of a split call have been computed are no leaves of it: their gradients are
+    those of the whole batch on all ranks.
+    """
+    kinds: set[type] = set()
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
+    while waiting:
+        node: Any = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        kind = type(node)
+        if kind.__name__ == _LEAF:
+            found.append(node.variable)
+        elif kind not in _INPUTS:
+            kinds.add(kind)
+            waiting += [one for one, _ in node.next_functions if one is not None and one not in seen]
+    return CallGraph(frozenset(kind.__name__ for kind in kinds), tuple(found))
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:

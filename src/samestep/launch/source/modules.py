@@ -52,14 +52,22 @@ def is_safe_path() -> bool:
 
 
 def user_folders(path: Iterable[str]) -> list[Path]:
-    """Return the folders of a `sys.path` without the standard library and installed packages."""
+    """Return the folders of a `sys.path` without the standard library and installed packages.
+
+    Folders that ``pip install --target`` fills, and `PYTHONPATH` names, have installed packages too.
+    """
     library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     folders = [Path(entry) for entry in path if entry]
     return [
         folder
         for folder in dict.fromkeys(folders)
-        if folder.is_dir() and not _INSTALLED & set(folder.parts) and not library & {folder, *folder.parents}
+        if folder.is_dir() and not _has_packages(folder) and not library & {folder, *folder.parents}
     ]
+
+
+def _has_packages(folder: Path) -> bool:
+    """Return whether packages are installed in a folder, by its name or by what pip writes beside each."""
+    return bool(_INSTALLED & set(folder.parts)) or any(folder.glob("*.dist-info"))
 
 
 def editable_folder(package: str) -> Path | None:

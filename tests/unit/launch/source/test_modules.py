@@ -61,6 +61,8 @@ def test_user_folders_exclude_installed_packages_and_the_library(tmp_path):
     installed = tmp_path / "lib" / "site-packages"
     installed.mkdir(parents=True)
     library = sysconfig.get_path("stdlib")
-    path = ["", str(tmp_path), library, f"{library}/lib-dynload", str(installed), "/no/such", str(tmp_path)]
+    target = tmp_path / "packages"  # of `pip install --target`
+    (target / "tqdm-4.70.1.dist-info").mkdir(parents=True)
+    folders = [library, f"{library}/lib-dynload", str(installed), str(target), "/no/such"]
 
-    assert user_folders(path) == [tmp_path]
+    assert user_folders(["", str(tmp_path), *folders, str(tmp_path)]) == [tmp_path]
