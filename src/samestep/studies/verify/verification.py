@@ -137,7 +137,7 @@ class Verification:
         return self.against or self.script
 
     def _on_one_worker(self, what: str, when: str, *, disturb: bool = False) -> RunRecord:
-        """Return a run of the origin on one worker; `when` is the part of an error that names the run."""
+        """Return a run of the reference script on one worker; `when` is a part of the message if it fails."""
         run = self._run(self._origin, 1, what, disturb=disturb)
         if run.facts.ended not in ("steps", "end"):
             raise UsageError(f"{self._origin.program.target} fails on one worker {when}: {_failure(run)}.")
