@@ -25,7 +25,7 @@ from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.forking import fork_is_safe, release_compute_threads
+from samestep.launch.local.forking import autograd_has_threads, fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, ending_of, exit_process
 from samestep.launch.local.programs import Around, Watch, as_it_is, seed_generators
 from samestep.launch.source.launcher_variables import VARIABLES_OF_TORCHRUN
@@ -243,7 +243,10 @@ def _can_fork() -> bool:
 
 def _refuse_or_log(needs_fork: str) -> None:
     threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
-    why = f"threads run: {', '.join(threads)}" if threads else "a device is in use"
+    if threads:
+        why = f"threads run: {', '.join(threads)}"
+    else:
+        why = "autograd has started threads" if autograd_has_threads() else "a device is in use"
     if needs_fork:
         raise UsageError(f"{needs_fork} needs forked workers, and the script cannot be forked ({why}).")
     log(f"torch spawns the workers, which are not watched: the script cannot be forked ({why})")

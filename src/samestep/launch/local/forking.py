@@ -38,13 +38,26 @@ def fork_is_safe() -> bool:
     A fork is unsafe on macOS, whose system libraries do not survive it; with an open device context, which
     a child can neither use nor close; and with other threads, whose locks would stay locked in the child.
     """
-    if sys.platform != "linux" or threading.active_count() > 1 or driver_is_open():
+    if sys.platform != "linux" or threading.active_count() > 1 or driver_is_open() or autograd_has_threads():
         return False
     torch = sys.modules.get("torch")
     if torch is None:
         return True
     backends = (getattr(torch, name, None) for name in ("cuda", "xpu"))
     return not any(backend is not None and backend.is_initialized() for backend in backends)
+
+
+def autograd_has_threads(tasks: Path = Path("/proc/self/task")) -> bool:
+    """Return whether autograd has threads, one per device: torch then refuses a backward in a forked child.
+
+    In torch's build with CUDA, on a machine without GPUs, it starts them too: at the first backward, if a
+    compilation came before it.
+    """
+    for one in tasks.iterdir() if tasks.exists() else ():
+        with suppress(OSError):  # a thread that has ended
+            if (one / "comm").read_text().startswith("pt_autograd_"):
+                return True
+    return False
 
 
 def release_compute_threads(maps: Path = Path("/proc/self/maps")) -> bool:

@@ -7,7 +7,7 @@ from torch import nn
 from samestep.autopilot.state.saved_state import SavedState
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_the_statistics_of_a_scripted_module_are_restored():
     module = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     before = SavedState(module)

@@ -1,6 +1,6 @@
 import pytest
 
-from samestep.launch.local.forking import fork_is_safe, release_compute_threads
+from samestep.launch.local.forking import autograd_has_threads, fork_is_safe, release_compute_threads
 
 LINE = "7f0000000000-7f0000001000 r-xp 00000000 fe:01 4242                       {}\n"
 
@@ -25,4 +25,19 @@ def test_a_process_with_an_open_driver_is_not_forked(monkeypatch):
     monkeypatch.setattr("samestep.launch.local.forking.threading.active_count", lambda: 1)
     assert fork_is_safe()
     monkeypatch.setattr("samestep.launch.local.forking.driver_is_open", lambda: True)
+    assert not fork_is_safe()
+
+
+def test_a_process_whose_autograd_has_threads_is_not_forked(tmp_path, monkeypatch):
+    """As torch's build with CUDA starts them on a machine without GPUs, in a compilation."""
+    for number, name in enumerate(("python", "pt_autograd_0")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "comm").write_text(f"{name}\n")
+    (tmp_path / "ended").mkdir()
+    assert autograd_has_threads(tmp_path)
+    assert not autograd_has_threads()
+
+    monkeypatch.setattr("samestep.launch.local.forking.threading.active_count", lambda: 1)
+    assert fork_is_safe()
+    monkeypatch.setattr("samestep.launch.local.forking.autograd_has_threads", lambda: True)
     assert not fork_is_safe()
