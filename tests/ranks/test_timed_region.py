@@ -1,4 +1,4 @@
-"""A region timed by hand: it begins when all ranks have come, and took what it took the slowest."""
+"""`samestep.timed` starts when all ranks have arrived, and returns the seconds of the slowest rank."""
 
 import threading
 import time
@@ -16,13 +16,13 @@ from samestep.ranks.world.timed_region import timed
 
 @pytest.fixture
 def given_times(monkeypatch):
-    """What the clock says on this thread, one after another."""
+    """The readings of the clock on this thread, in order."""
     own = threading.local()
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(own.times)))
     return own
 
 
-def test_every_rank_is_told_the_seconds_of_the_slowest(given_times):
+def test_every_rank_gets_the_seconds_of_the_slowest(given_times):
     def fn(world):
         given_times.times = iter(
             [10.0 * world.place.rank, 10.0 * world.place.rank + [1.5, 4.0, 2.0][world.place.rank]]
@@ -34,7 +34,7 @@ def test_every_rank_is_told_the_seconds_of_the_slowest(given_times):
     assert run_ranks(fn, 3) == [4.0, 4.0, 4.0]
 
 
-def test_a_region_begins_and_ends_when_all_ranks_have_come():
+def test_a_region_begins_and_ends_when_all_ranks_have_arrived():
     begun, ended = [], []
 
     def fn(world):
@@ -64,7 +64,7 @@ def test_a_label_is_printed_once(given_times, capsys):
     assert capsys.readouterr().out == "ten steps: 250 ms\n"
 
 
-def test_a_process_that_has_joined_nobody_times_itself(given_times):
+def test_a_process_without_other_ranks_times_itself(given_times):
     given_times.times = iter([1.0, 3.0])
     with samestep.timed() as region:
         pass
@@ -72,12 +72,12 @@ def test_a_process_that_has_joined_nobody_times_itself(given_times):
     assert region.seconds == 2.0
 
 
-def test_what_has_not_ended_has_no_seconds():
+def test_seconds_are_refused_before_the_end_of_a_region():
     with timed() as region, pytest.raises(UsageError, match="after the `with` block"):
         _ = region.seconds
 
 
-def test_a_block_that_raises_waits_for_nobody():
+def test_a_block_that_raises_does_not_wait_for_other_ranks():
     def fn(world):
         if world.place.rank:
             with pytest.raises(ZeroDivisionError), timed() as region:
@@ -92,7 +92,9 @@ def test_a_block_that_raises_waits_for_nobody():
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_an_accelerator_is_waited_for_at_both_ends_and_never_opened(monkeypatch, given_times, is_open):
+def test_an_initialized_accelerator_is_synchronized_at_both_ends_and_never_initialized(
+    monkeypatch, given_times, is_open
+):
     done = []
     given_times.times = iter(range(2))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

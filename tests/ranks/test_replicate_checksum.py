@@ -1,4 +1,4 @@
-"""Checksums detect replicas that differ, and the error names rank and parameter."""
+"""Checksums detect models that differ between ranks, and the error names rank and parameter."""
 
 import re
 
@@ -39,7 +39,7 @@ def test_with_two_ranks_the_second_one_is_named():
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_with_three_ranks_the_odd_one_is_named(rank):
+def test_with_three_ranks_the_different_one_is_named(rank):
     message = drift_of(3, rank, lambda model: model[4].bias.neg_())
     assert re.search(rf"rank {rank} .*other 2 ranks, .* 4\.bias\.", message)
 

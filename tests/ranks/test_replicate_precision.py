@@ -1,4 +1,4 @@
-"""Replicas in mixed and low precision and in another memory format have the serial gradients."""
+"""Replicated models in mixed and low precision and in another memory format have the serial gradients."""
 
 import copy
 import functools

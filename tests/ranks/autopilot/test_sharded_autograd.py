@@ -28,7 +28,7 @@ def test_gathered_slices_equal_the_batch(total, dim, dtype):
         assert torch.equal(found, whole)
 
 
-def test_a_rank_without_samples():
+def test_slices_are_gathered_if_a_rank_has_no_samples():
     whole = drawn(2, 3)
 
     def there_and_back(world):

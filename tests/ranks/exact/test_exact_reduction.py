@@ -16,7 +16,7 @@ ELEMENTS = 840  # divisible by 2, 3, 4, 7 and 8 ranks
 
 
 @pytest.mark.parametrize("shards", DIGESTS)
-def test_the_bits_are_those_of_whole_nodes(shards):
+def test_sums_have_the_bits_of_sums_over_whole_nodes(shards):
     assert digest_of(SoloWorld(), shards) == DIGESTS[shards]
     for size in {2, 3, 4, 8} & set(range(shards + 1)):
         assert run_ranks(digest_of, size, shards) == [DIGESTS[shards]] * size

@@ -12,7 +12,7 @@ from samestep.training.settings import RunOptions
 from support.snapshots import names
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_once_and_the_training_ends_well(
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_once_and_saving_continues(
     tmp_path, monkeypatch
 ):
     rename = os.rename

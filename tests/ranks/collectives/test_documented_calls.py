@@ -1,4 +1,4 @@
-"""The calls that the pages of collectives show do what the pages state."""
+"""The calls that the pages of collectives show give the results that the pages state."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_call_of_a_page(name):
+def test_a_documented_call_gives_the_documented_result(name):
     page = (PAGES / f"{name}.md").read_text()
     (choice, call) = re.findall(r"^\*\*Call\.\*\* `(.+?)`, then `(.+?)`", page, re.MULTILINE)[0]
 

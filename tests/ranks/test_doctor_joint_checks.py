@@ -1,4 +1,4 @@
-"""What the doctor's ranks try together, and what is said where it fails."""
+"""Joint checks of the doctor's ranks report the run folder, joining, and failures."""
 
 import errno
 import fcntl
@@ -23,8 +23,8 @@ from support.stores import Memory
 SHARED, JOINING = (check for check in CHECKS if check.joint)
 
 
-def looked(*folders):
-    """Return what each rank says of the run folder it sees."""
+def folder_findings(*folders):
+    """Return each rank's findings about its run folder."""
     board, parts = ResultStore(Memory()), {}
 
     def rank_main(rank):
@@ -38,31 +38,31 @@ def looked(*folders):
     return [[finding.text for finding in parts[rank].findings] for rank in range(len(folders))]
 
 
-def test_one_folder_for_all_is_well_and_left_as_it_was(tmp_path):
-    assert looked(tmp_path, tmp_path, tmp_path) == [[], [], []]
+def test_a_common_folder_has_no_findings_and_is_unchanged(tmp_path):
+    assert folder_findings(tmp_path, tmp_path, tmp_path) == [[], [], []]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_sees_another_folder_says_so(tmp_path, monkeypatch):
+def test_a_rank_with_another_folder_reports_it(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
     (tmp_path / "own").mkdir()
-    first, second, (text,) = looked(tmp_path, tmp_path, tmp_path / "own")
+    first, second, (text,) = folder_findings(tmp_path, tmp_path, tmp_path / "own")
     assert first == second == []
     assert "own is not the folder that rank 0 sees under this name" in text
 
 
-def test_a_lock_that_does_not_reach_other_ranks_is_said_so(tmp_path, monkeypatch):
+def test_a_lock_that_does_not_exclude_other_ranks_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    _, (text,) = looked(tmp_path, tmp_path)
+    _, (text,) = folder_findings(tmp_path, tmp_path)
     assert "does not keep this rank out" in text
 
 
-def test_a_folder_in_which_rank_0_cannot_write_keeps_nobody_waiting(tmp_path, monkeypatch):
+def test_a_folder_that_rank_0_cannot_write_blocks_no_rank(tmp_path, monkeypatch):
     def refuse(**_):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    assert looked(tmp_path, tmp_path) == [[], []]  # the check of the run folder has reported it
+    assert folder_findings(tmp_path, tmp_path) == [[], []]  # the check of the run folder has reported it
 
 
 @pytest.fixture
@@ -81,14 +81,14 @@ def joined(monkeypatch):
     return give
 
 
-def test_a_sum_that_is_right_is_told_with_its_time(joined):
+def test_a_correct_sum_is_reported_with_its_time(joined):
     joined(SoloWorld())
     part = joining.check(None)
     assert part.findings == ()
     assert "a sum of 1 MiB over all takes" in part.rows[0][1]
 
 
-def test_a_sum_that_is_wrong_hurts(joined):
+def test_a_wrong_sum_is_a_finding_that_hurts(joined):
     class Lossy(SoloWorld):
         def all_reduce(self, tensor, *, op="sum"):
             tensor[7] = torch.nan
@@ -99,7 +99,7 @@ def test_a_sum_that_is_wrong_hurts(joined):
     assert "wrong in 1 of" in finding.text
 
 
-def test_ranks_that_cannot_join_say_why_without_their_rank(joined):
+def test_the_reason_of_a_failed_join_is_reported_without_the_rank(joined):
     error = WorldError("rank 3 of 4 could not connect to the others: no such interface\nat 0x0")
     error.__cause__ = RuntimeError("no such interface\nat 0x0")
     joined(error=error)
@@ -107,7 +107,7 @@ def test_ranks_that_cannot_join_say_why_without_their_rank(joined):
     assert finding.text == "The ranks cannot join each other as a training does: no such interface"
 
 
-def test_joining_that_hangs_is_told(monkeypatch):
+def test_a_join_that_hangs_is_reported(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(joining, "_sum", lambda _: release.wait())
     try:
@@ -129,7 +129,7 @@ def test_joining_that_hangs_is_told(monkeypatch):
         (TimeoutError("no answer"), "a driver hangs"),
     ],
 )
-def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatch):
+def test_a_failed_detection_of_devices_is_a_finding(error, says, monkeypatch):
     def fail():
         raise error
 
@@ -153,8 +153,8 @@ def environment_of(rank, home):
     }
 
 
-def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
-    """Rank 1 sees another run folder, which lies in its user's home folder."""
+def test_a_ticket_masks_findings_of_joint_checks(tmp_path, monkeypatch):
+    """Rank 1 has another run folder, which is in its user's home folder."""
     board, results = ResultStore(Memory()), {}
     monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
     monkeypatch.setattr(links, "_LONGEST_S", 0.01)
@@ -181,7 +181,7 @@ def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
     assert str(tmp_path / "ada") not in shown
 
 
-def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch):
+def test_a_ticket_masks_the_reason_of_a_failed_connection(tmp_path, monkeypatch):
     def fail(*_):
         raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
 
@@ -192,7 +192,7 @@ def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch)
     assert str(tmp_path) not in finding.text
 
 
-def test_ranks_call_each_other_by_ipv6_too():
+def test_links_are_measured_over_ipv6():
     try:
         door = LinkServer("::1")
     except OSError:

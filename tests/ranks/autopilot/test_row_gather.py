@@ -86,5 +86,5 @@ def test_a_failed_share_is_a_status_in_the_same_message():
     ],
     ids=lambda batch: str(type(batch)),
 )
-def test_batches_that_are_no_rows_of_samples_have_no_form(batch):
+def test_batches_that_are_not_rows_of_samples_are_unsupported(batch):
     assert rows_of(batch, 4) is None

@@ -1,4 +1,4 @@
-"""Replicas begin equal, the model is not wrapped, and detaching removes every hook."""
+"""`replicate` makes the models of all ranks equal without wrapping them, and detaching removes every hook."""
 
 import copy
 import gc
@@ -158,7 +158,7 @@ def assert_untouched(model):
 
 @pytest.mark.parametrize("batch_norm", ["local", "global"])
 @pytest.mark.parametrize("sync", ["reference", "bucketed"])
-def test_keys_and_class_are_the_models_own_and_detach_leaves_no_trace(sync, batch_norm):
+def test_keys_and_class_are_unchanged_and_detach_removes_all_hooks(sync, batch_norm):
     original = torch.autograd.backward
 
     def on_rank(world):
@@ -190,7 +190,7 @@ def test_a_freed_model_leaves_no_hooks():
 
 
 @pytest.mark.parametrize("batch_norm", ["local", "global"])
-def test_a_model_that_is_one_batch_norm_is_freed_too(batch_norm):
+def test_a_model_that_is_one_batch_norm_is_freed(batch_norm):
     def on_rank(world):
         model = nn.BatchNorm1d(3)
         replicate(model, world, batch_norm=batch_norm)
@@ -223,7 +223,7 @@ def test_a_copy_and_a_pickle_are_plain_models():
 
 
 @pytest.mark.filterwarnings("ignore:.*has replaced torch.autograd.backward:RuntimeWarning")
-def test_another_librarys_patch_of_backward_survives():
+def test_a_patch_of_backward_by_another_library_is_kept():
     original, calls = torch.autograd.backward, []
 
     def on_rank(world):

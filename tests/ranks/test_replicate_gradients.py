@@ -154,7 +154,7 @@ def test_tied_weights_are_averaged_once(sync):
     assert_serial(parallel(plain, sync, [4, 3], build=tied), serial(plain, build=tied))
 
 
-def test_clipping_sees_the_gradients_of_the_global_batch(sync):
+def test_clipping_uses_the_gradients_of_the_global_batch(sync):
     def clipped(model, inputs, weight):
         plain(model, inputs, weight)
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)

@@ -33,7 +33,7 @@ def before_and_after(world, shares, compress, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shares", [[4, 3], [3, 2, 2], [4, 3, 0]], ids=str)
 @pytest.mark.parametrize("compress", ["fp16", "bf16"])
-def test_averages_are_rounded_no_more_than_their_type_does_and_equal_on_all_ranks(compress, shares, dtype):
+def test_averages_have_the_rounding_error_of_their_type_and_are_equal_on_all_ranks(compress, shares, dtype):
     ranks = run_ranks(before_and_after, len(shares), shares, compress, dtype)
     size = len(shares)
     changed = 0
@@ -51,7 +51,7 @@ def test_averages_are_rounded_no_more_than_their_type_does_and_equal_on_all_rank
     assert changed  # so they were compressed
 
 
-def test_what_overflows_on_one_rank_is_infinite_on_all():
+def test_an_overflow_on_one_rank_is_infinite_on_all():
     def on_rank(world):
         model = nn.Linear(2, 1, bias=False)
         with replicate(model, world, compress="fp16"):
