@@ -1,4 +1,4 @@
-"""Scripts of many styles are clocked: the same steps and samples on one worker and on two."""
+"""Scripts of many styles have equal clocked steps and samples on one worker and on two."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def clocked(world, script, folder):
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_the_steps_of_a_script_are_clocked_alike_on_one_worker_and_on_two(processes, tmp_path, name):
+def test_a_script_has_equal_clocked_steps_on_one_worker_and_on_two(processes, tmp_path, name):
     script = next(one for one in SCRIPTS if one.name == name)
     found = {}
     for size in (1, 2):

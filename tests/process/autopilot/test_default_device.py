@@ -1,4 +1,4 @@
-"""A script sets a default device, and samestep's own numbers stay on the CPU; the meta device shows it."""
+"""If a script sets a default device, samestep's own tensors stay on the CPU; tested with the meta device."""
 
 import pytest
 import torch

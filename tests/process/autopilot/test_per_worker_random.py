@@ -1,4 +1,4 @@
-"""Draws of each worker's own within shared calls: apart, repeatable, and the script's own stream goes on."""
+"""With `--random per-worker` each worker has its own repeatable random numbers within split calls."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def draws(printed):
     return [eval(line[line.index("[") :]) for line in printed.splitlines()[:-1]]
 
 
-def test_each_worker_draws_for_its_slice_and_the_script_stays_in_step(run):
+def test_each_slice_has_its_own_random_numbers_and_ranks_print_the_same(run):
     ranks = run(2, OWN)
 
     assert ranks[0][0] == ranks[1][0]  # all that a script sees is alike
@@ -61,7 +61,7 @@ def test_each_worker_draws_for_its_slice_and_the_script_stays_in_step(run):
     assert len(set(halves)) == len(halves) == 10
 
 
-def test_a_run_can_be_repeated_and_differs_from_the_serial_one_in_its_draws_alone(run):
+def test_a_run_is_repeatable_and_only_its_random_numbers_differ_from_the_serial_run(run):
     ((serial, *_),) = run(1, OWN)
     first, again, common = (run(2, options)[0][0] for options in (OWN, OWN, Options()))
 

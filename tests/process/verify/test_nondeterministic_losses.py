@@ -1,4 +1,4 @@
-"""A script whose first loss differs in the last digits from run to run, as with a racing library."""
+"""A first loss that differs between runs is an exception if the difference is small, else a missing seed."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_small_difference_is_an_exception_and_counts_as_rounding(verifier, cha
     assert re.search(r"1\.\d+ and 1\.\d+", finding["message"])
 
 
-def test_a_fault_is_found_beside_it(verifier, changed):
+def test_a_fault_is_found_beside_a_small_difference(verifier, changed):
     path = changed(1e-10, fault=("        param.grad.data /= size\n", ""))
     report = verifier.verify(path, steps=4)
     assert (report["verdict"], causes(report)) == ("different", ["unsteady", "sum-not-mean"])
@@ -77,7 +77,7 @@ for _ in range(3):
 """
 
 
-def test_what_another_thread_prints_is_no_result(verifier, tmp_path):
+def test_output_of_other_threads_is_not_compared(verifier, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PRINTS_IN_A_THREAD)
     report = verifier.verify(script, steps=3)

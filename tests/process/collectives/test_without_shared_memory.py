@@ -1,4 +1,4 @@
-"""Where ranks of one host cannot share its memory, they exchange otherwise, and it is said why."""
+"""Ranks of one host that cannot share memory use the process group, and one rank reports why."""
 
 import ctypes
 import io
@@ -21,41 +21,41 @@ from support.systems import missing, small_file_system
 CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1
 
 
-def elsewhere(world, folder):
-    """Return what the world is where the shared-memory file system is another one, and what is said."""
-    said = io.StringIO()
-    with patch.object(shared_memory_world, "FILE_SYSTEM", Path(folder)), redirect_stderr(said):
+def with_file_system(world, folder):
+    """Return the kinds of worlds with another shared-memory file system, the reports, and a sum."""
+    reported = io.StringIO()
+    with patch.object(shared_memory_world, "FILE_SYSTEM", Path(folder)), redirect_stderr(reported):
         worlds = [on_one_host(world) for _ in range(2)]
     tensor = torch.ones(3)
     worlds[0].all_reduce(tensor)
-    return [type(one).__name__ for one in worlds], said.getvalue(), tensor.tolist()
+    return [type(one).__name__ for one in worlds], reported.getvalue(), tensor.tolist()
 
 
-def test_a_file_system_that_is_not_there_is_told_once_on_one_rank(processes, tmp_path):
+def test_a_missing_file_system_is_reported_once_by_one_rank(processes, tmp_path):
     folder = tmp_path / "none"
-    (kinds, said, total), (others, nothing, _) = processes.run(elsewhere, 2, str(folder))
+    (kinds, reported, total), (others, nothing, _) = processes.run(with_file_system, 2, str(folder))
 
     assert kinds == others == ["ProcessGroupWorld"] * 2
     assert total == [2.0] * 3
-    assert said.count("\n") == 1
-    assert f"{folder}: No such file or directory" in said
+    assert reported.count("\n") == 1
+    assert f"{folder}: No such file or directory" in reported
     assert nothing == ""
 
 
-def test_one_that_is_too_small_is_told_with_its_size(processes, tmp_path):
+def test_a_file_system_that_is_too_small_is_reported_with_its_size(processes, tmp_path):
     folder = tmp_path / "small"
     with small_file_system(folder, "3m"):
-        (kinds, said, _), (others, _, _) = processes.run(elsewhere, 2, str(folder))
+        (kinds, reported, _), (others, _, _) = processes.run(with_file_system, 2, str(folder))
 
         assert kinds == others == ["ProcessGroupWorld"] * 2
-        assert f"{folder} has 3 MiB free of 3 MiB, and 4" in said
+        assert f"{folder} has 3 MiB free of 3 MiB, and 4" in reported
         assert list(folder.iterdir()) == []
         held = os.statvfs(folder)
         assert held.f_bavail == held.f_blocks
 
 
-def in_a_space_of_its_own(pipe, rank, store):
-    """Be a rank that sees no other process, as in a container."""
+def in_own_pid_namespace(pipe, rank, store):
+    """Run a rank that can access no other process, as in a container."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWPID):
         pipe.send(os.strerror(ctypes.get_errno()))
@@ -66,19 +66,19 @@ def in_a_space_of_its_own(pipe, rank, store):
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     world = ProcessGroupWorld(Place(rank=rank, size=2, launcher="test"), torch.device("cpu"))
-    said = io.StringIO()
-    with redirect_stderr(said):
+    reported = io.StringIO()
+    with redirect_stderr(reported):
         kind = type(on_one_host(world)).__name__
     world.barrier()
-    pipe.send((os.getpid(), kind, said.getvalue()))
+    pipe.send((os.getpid(), kind, reported.getvalue()))
     os._exit(0)
 
 
-def test_ranks_that_see_no_process_of_the_others_are_told(tmp_path):
+def test_ranks_in_different_pid_namespaces_are_reported(tmp_path):
     context, ranks = multiprocessing.get_context("fork"), []
     for rank in range(2):
         ours, theirs = context.Pipe()
-        process = context.Process(target=in_a_space_of_its_own, args=(theirs, rank, tmp_path / "store"))
+        process = context.Process(target=in_own_pid_namespace, args=(theirs, rank, tmp_path / "store"))
         process.start()
         theirs.close()
         ranks.append((process, ours))
@@ -90,7 +90,7 @@ def test_ranks_that_see_no_process_of_the_others_are_told(tmp_path):
     if isinstance(found[0], str):
         missing("unshare", f"no space of process ids can be made here: {found[0]}")
 
-    (pid, kind, said), (other, kind_of_other, nothing) = found
+    (pid, kind, reported), (other, kind_of_other, nothing) = found
     assert (pid, other, kind, kind_of_other) == (1, 1, "ProcessGroupWorld", "ProcessGroupWorld")
-    assert "rank 1 has no access" in said
+    assert "rank 1 has no access" in reported
     assert nothing == ""

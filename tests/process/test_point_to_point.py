@@ -1,4 +1,4 @@
-"""Messages between processes: both ways at once, with gaps in memory, and ranks that wait for each other."""
+"""Processes send and receive messages, also at the same time and strided; deadlocks are reported."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def exchange(world):
     return got.unique().tolist(), flag.tolist(), world.under_way
 
 
-def test_ranks_exchange_and_send(processes):
+def test_simultaneous_and_single_messages_are_received(processes):
     first, second, third = processes.run(exchange, 3)
 
     assert first == ([2.0], [True], 0)
@@ -31,20 +31,20 @@ def test_ranks_exchange_and_send(processes):
     assert third == ([1.0], [False], 0)
 
 
-def against_each_other(world):
+def send_in_a_ring(world):
     me, size = world.place.rank, world.place.size
     world.send(torch.ones(1), dst=(me + 1) % size)
 
 
-def test_sends_against_each_other_are_named(processes):
+def test_a_deadlock_of_sends_is_reported_with_its_ranks(processes):
     with pytest.raises(OutOfStep, match="wait for each other") as told:
-        processes.run(against_each_other, 3)
+        processes.run(send_in_a_ring, 3)
     for rank in range(3):
         assert f"rank {rank} sends to rank {(rank + 1) % 3}" in str(told.value)
 
 
 def strided(world):
-    """Return what columns of a matrix hold after each call; those between them must not change."""
+    """Return the columns of a matrix after each call, and whether the columns between them are unchanged."""
     me, found = world.place.rank, []
 
     def columns():
@@ -65,7 +65,7 @@ def strided(world):
     return found
 
 
-def test_tensors_with_gaps_are_exchanged_in_place(processes):
+def test_strided_tensors_are_communicated_in_place(processes):
     columns = torch.arange(12.0).view(3, 4)[:, ::2].flatten()
     summed, first, second = (2 * columns + 100).tolist(), columns.tolist(), (columns + 100).tolist()
 
@@ -76,20 +76,20 @@ def test_tensors_with_gaps_are_exchanged_in_place(processes):
 SENT = [torch.bool, torch.int16, torch.bfloat16, torch.complex64, torch.float64]
 
 
-def exchanged(world):
-    """Exchange tensors of many types, and those that learn, with the neighbours; return what came."""
+def exchanged_types(world):
+    """Exchange tensors of many types with the neighbors; return those received."""
     rank, size = world.place.rank, world.place.size
-    came = []
+    received = []
     for dtype in SENT:
-        learns = dtype.is_floating_point or dtype.is_complex
-        mine = torch.full((3,), rank, dtype=dtype).requires_grad_(learns)
-        theirs = torch.zeros(3, dtype=dtype).requires_grad_(learns)
+        requires_grad = dtype.is_floating_point or dtype.is_complex
+        mine = torch.full((3,), rank, dtype=dtype).requires_grad_(requires_grad)
+        theirs = torch.zeros(3, dtype=dtype).requires_grad_(requires_grad)
         world.exchange(mine, theirs, dst=(rank + 1) % size, src=(rank - 1) % size).wait()
-        came.append(theirs.detach())
-    return came
+        received.append(theirs.detach())
+    return received
 
 
-def test_exchanges_take_every_type_and_what_learns(processes):
-    for rank, came in enumerate(processes.run(exchanged, 3)):
-        for dtype, theirs in zip(SENT, came, strict=True):
+def test_tensors_of_every_type_and_with_requires_grad_are_received(processes):
+    for rank, received in enumerate(processes.run(exchanged_types, 3)):
+        for dtype, theirs in zip(SENT, received, strict=True):
             assert torch.equal(theirs, torch.full((3,), (rank - 1) % 3, dtype=dtype))

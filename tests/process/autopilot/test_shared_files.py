@@ -1,4 +1,4 @@
-"""What copies share outlives the first of them that leaves, and goes with the last."""
+"""Folders and files that ranks share exist until the last rank leaves."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from support.hosted import as_found, run_script
 
 
 def slower_than_rank_0(world, folder):
-    """Return whether a copy that is behind sees what rank 0, which has left, has written."""
+    """Return whether a rank finds a file that rank 0 wrote later in the script; rank 1 is slower."""
     with as_found(), replicated_script(world):
         world.barrier()
         if world.place.is_main:
@@ -30,7 +30,7 @@ def slower_than_rank_0(world, folder):
     return seen
 
 
-def test_a_copy_that_is_behind_does_not_see_what_rank_0_has_written(processes, tmp_path):
+def test_a_slower_rank_does_not_find_a_file_that_rank_0_has_written(processes, tmp_path):
     assert processes.run(slower_than_rank_0, 2, tmp_path) == [True, False]
 
 
@@ -47,7 +47,7 @@ def leave_one_by_one(world, folder):
     return found, list(common.sharing), there, str(common.path)
 
 
-def test_the_folder_goes_with_the_last_rank(processes, tmp_path):
+def test_the_folder_is_deleted_with_the_last_rank(processes, tmp_path):
     ranks = processes.run(leave_one_by_one, 3, tmp_path)
 
     for found, sharing, _, path in ranks:
@@ -57,8 +57,8 @@ def test_the_folder_goes_with_the_last_rank(processes, tmp_path):
     assert [there for _, _, there, _ in ranks] == [True, True, False]
 
 
-def out_of_sight(world, folder, seen_in_working_folder):
-    """Return what is shared where rank 1 does not see the temporary folder of rank 0."""
+def without_common_temporary_folder(world, folder, seen_in_working_folder):
+    """Return what is shared if rank 1 cannot access the temporary folder of rank 0."""
     exists = Path.exists
 
     def is_seen(path):
@@ -78,8 +78,8 @@ def out_of_sight(world, folder, seen_in_working_folder):
 
 
 @pytest.mark.parametrize(("seen", "found"), [(True, (True, [0, 1], 1)), (False, (False, [0], 0))])
-def test_ranks_of_other_nodes_share_a_hidden_folder_if_they_see_it(processes, tmp_path, seen, found):
-    for *shared, left in processes.run(out_of_sight, 2, tmp_path, seen):
+def test_ranks_of_other_nodes_share_a_hidden_folder_if_they_can_access_it(processes, tmp_path, seen, found):
+    for *shared, left in processes.run(without_common_temporary_folder, 2, tmp_path, seen):
         assert tuple(shared) == found
         assert not left
 

@@ -1,4 +1,4 @@
-"""A region timed by hand, on real ranks: with a group that the script set up, and in a replicated script."""
+"""`samestep.timed` returns equal seconds on ranks of a user-defined group and of a replicated script."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -9,13 +9,13 @@ from support.hosted import run_script
 
 
 def in_own_group(world):
-    del world  # the script knows of none
+    del world  # the script has none
     with timed("all of it") as region:
         pass
     return region.seconds
 
 
-def test_ranks_of_a_group_that_a_script_set_up_are_told_the_same(processes):
+def test_ranks_of_a_user_defined_group_get_equal_seconds(processes):
     first, *others = processes.run(in_own_group, 2)
 
     assert first > 0
@@ -27,7 +27,7 @@ def in_replicated_script(world, folder):
         return run_script(world, Path(folder) / "train.py", (), folder)
 
 
-def test_a_replicated_script_is_timed_as_one(processes, tmp_path):
+def test_ranks_of_a_replicated_script_get_equal_seconds(processes, tmp_path):
     script = """\
         import torch
         import samestep

@@ -24,7 +24,7 @@ WEIGHTS = 4 * (3 + 1)
 
 
 def sent(world, folder, script):
-    """Return what carried the gradients of a script, and what was told of each of its steps."""
+    """Return the back end of the gradients of a script, and the recorded bytes of each step."""
     clocking = ClockOptions(folder=Path(folder), warm_up=0)
     file = ClockFile(clocking, world.place, "native")
     clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
@@ -82,7 +82,7 @@ def halved_by_a_hook():
     train(model)
 
 
-def halved_by_a_hook_after_a_look():
+def halved_by_a_hook_after_a_forward():
     model = DistributedDataParallel(nn.Linear(3, 1))
     model(torch.ones(4, 3))
     model.register_comm_hook(None, fp16_compress_hook)
@@ -102,20 +102,20 @@ def by_hand():
         (without_sync, WEIGHTS),
         (partly_frozen, WEIGHTS - 4),
         (halved_by_a_hook, None),
-        (halved_by_a_hook_after_a_look, None),
+        (halved_by_a_hook_after_a_forward, None),
         (by_hand, None),
     ],
 )
-def test_of_a_native_script_those_of_its_distributed_models_are_known(processes, tmp_path, script, wanted):
+def test_bytes_of_distributed_models_of_a_native_script_are_recorded(processes, tmp_path, script, wanted):
     assert processes.run(natively, 2, str(tmp_path), script) == [("gloo", [wanted] * STEPS)] * 2
 
 
 def replicated(world, folder, sync, compress):
     model = frozen()
     replicas = replicate(model, world, sync=sync, compress=compress)
-    told = sent(world, folder, lambda: train(model))
+    recorded = sent(world, folder, lambda: train(model))
     replicas.detach()
-    return told
+    return recorded
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,12 @@ def replicated(world, folder, sync, compress):
         ("ddp", "powersgd", None),
     ],
 )
-def test_those_of_a_synchroniser_are_as_large_as_they_travel(processes, tmp_path, sync, compress, wanted):
+def test_bytes_of_a_synchronizer_are_those_of_compressed_gradients(
+    processes, tmp_path, sync, compress, wanted
+):
     carrier = "shared memory" if sync == "flat" else "gloo"
-    told = processes.run(replicated, 2, str(tmp_path), sync, compress)
-    assert told == [(carrier, [wanted] * STEPS)] * 2
+    recorded = processes.run(replicated, 2, str(tmp_path), sync, compress)
+    assert recorded == [(carrier, [wanted] * STEPS)] * 2
 
 
 def run_replicated(world, folder):
@@ -140,5 +142,5 @@ def run_replicated(world, folder):
         return sent(world, folder, lambda: train(nn.Linear(3, 1)))
 
 
-def test_those_of_a_serial_script_are_known(processes, tmp_path):
+def test_bytes_of_a_serial_script_are_recorded(processes, tmp_path):
     assert processes.run(run_replicated, 2, str(tmp_path)) == [("shared memory", [WEIGHTS] * STEPS)] * 2

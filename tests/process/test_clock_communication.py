@@ -38,7 +38,7 @@ def with_fsdp():
 
 
 class Counted:
-    """Counts what a rank exchanges, in memory and in groups; those number it, whoever asked for it."""
+    """Counts the collectives of a rank in shared memory and, by their sequence numbers, in process groups."""
 
     def __init__(self):
         self._in_memory = 0
@@ -54,8 +54,8 @@ class Counted:
         return self._in_memory + sum(group._get_sequence_number_for_group() for group in c10d._world.pg_map)
 
 
-def exchanged(world, folder, made, *, clocks):
-    """Return how often this rank exchanges while it trains."""
+def num_collectives(world, folder, made, *, clocks):
+    """Return the number of this rank's collectives in a training."""
     clocking = ClockOptions(folder=Path(folder), warm_up=1)
     counted = Counted()
     with counted.attached():
@@ -75,21 +75,21 @@ def exchanged(world, folder, made, *, clocks):
 
 
 def native(world, folder, made):
-    """Return how often this rank exchanges without a clock, and with one."""
-    return [exchanged(world, folder, made, clocks=clocks) for clocks in (False, True)]
+    """Return the number of this rank's collectives without a clock, and with one."""
+    return [num_collectives(world, folder, made, clocks=clocks) for clocks in (False, True)]
 
 
 def serial(world, folder, made):
-    """Return the same of a serial script."""
-    told = []
+    """Return the same numbers for a serial script."""
+    counts = []
     for clocks in (False, True):
         with replicated_script(world, replace(DEFAULTS, load="replicated")):
-            told.append(exchanged(world, folder, made, clocks=clocks))
-    return told
+            counts.append(num_collectives(world, folder, made, clocks=clocks))
+    return counts
 
 
 @pytest.mark.parametrize(("script", "made"), [(native, with_ddp), (native, with_fsdp), (serial, network)])
-def test_a_clock_exchanges_nothing(processes, tmp_path, script, made):
+def test_a_clock_adds_no_collectives(processes, tmp_path, script, made):
     for without, under in processes.run(script, 2, str(tmp_path), made):
         assert without >= STEPS
         assert under == without

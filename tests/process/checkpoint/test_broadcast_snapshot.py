@@ -1,4 +1,4 @@
-"""A snapshot reaches processes that cannot see its files, whatever its tensors are."""
+"""Processes that cannot access the files receive a snapshot, with tensors of any kind."""
 
 import torch
 
@@ -47,11 +47,11 @@ def save_and_load(world, folder):
     return told, same(dict(again.state_dict()), dict(model.state_dict())), torch.equal(torch.rand(3), drawn)
 
 
-def test_every_dtype_and_layout_arrives_bit_for_bit(processes):
+def test_every_dtype_and_layout_is_received_bit_for_bit(processes):
     assert processes.run(receive, 3) == [None] * 3
 
 
-def test_each_process_goes_on_with_its_own_random_state(processes, tmp_path):
+def test_each_process_restores_its_own_random_state(processes, tmp_path):
     assert processes.run(save_and_load, 2, tmp_path) == [({"step": 1}, True, True)] * 2
     states = read(tmp_path / "step-1").optimizer["random"]
     assert not torch.equal(states[0]["cpu"], states[1]["cpu"])

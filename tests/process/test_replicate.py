@@ -1,4 +1,4 @@
-"""Replicas on real processes over Gloo."""
+"""`replicate` trains on real processes over Gloo as one process does."""
 
 import copy
 import gc
@@ -43,7 +43,7 @@ def conv_net():
 
 
 def train(model, *, rank=0, size=1, steps=30):
-    """Train with momentum, weight decay and clipping on this rank's shares; return the weights on the way.
+    """Train with momentum, weight decay and clipping on this rank's shares; return every tenth state.
 
     Every tenth batch has one sample: all ranks but one go without.
     """
@@ -76,7 +76,7 @@ def train_rank(world, sync, batch_norm):
 
 
 def train_directly(world):
-    """Train with small and large buckets; return the states, and how many gradients went within backward."""
+    """Train with small and large buckets; return the states, and how many buckets were sent early."""
     model, early = conv_net(), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct_world, "MOST_LATER", 1000)  # bytes: Gloo carries some of the buckets
@@ -92,7 +92,7 @@ average = Bucketed._average
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_gradients_go_within_backward_beside_batch_norm_over_direct_connections(processes, size):
+def test_gradients_are_sent_within_backward_beside_batch_norm_over_direct_connections(processes, size):
     expected = train(conv_net())
     for states, early in processes.run(train_directly, size):
         assert early > 0
@@ -125,7 +125,7 @@ def chosen_rank(world, compress):
         return replicas.sync
 
 
-def test_ranks_of_one_host_go_through_its_memory_unless_told_otherwise(processes):
+def test_ranks_of_one_host_use_shared_memory_by_default(processes):
     assert processes.run(chosen_rank, 2, None) == ["flat", "flat"]
     assert processes.run(chosen_rank, 2, "bf16") == ["bucketed", "bucketed"]
 
@@ -136,7 +136,7 @@ class Towers(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.even, self.odd, self.nobody = (nn.Linear(400, 700) for _ in range(3))
+        self.even, self.odd, self.unused = (nn.Linear(400, 700) for _ in range(3))
         self.small = nn.Linear(700, 1)
 
     def forward(self, inputs, rank):
@@ -157,7 +157,7 @@ def test_large_gradients_of_some_ranks_reach_all(processes, size):
     flat, reference = (processes.run(towers_rank, size, sync) for sync in ("flat", "reference"))
 
     for found in flat:
-        assert found["nobody.weight"] is None
+        assert found["unused.weight"] is None
         assert found["odd.weight"] is not None
         assert_equal_gradients(found, reference[0], tolerance=1e-6)
         assert found["even.weight"].equal(flat[0]["even.weight"])
@@ -186,7 +186,7 @@ def test_accumulated_gradients_are_averaged_once(processes, sync):
 
 
 class Interrupted(nn.Module):
-    """Layers of which the last have left when backward fails at `fails`."""
+    """Layers whose last gradients have been sent when backward fails."""
 
     def __init__(self):
         super().__init__()
@@ -260,7 +260,7 @@ def test_gloo_carries_the_dtypes_that_models_have(processes, dtype):
 
 
 def ddp_trace(world):
-    """Calls of a forward hook of the model, while and after torch's DDP is attached."""
+    """Return the calls of a forward hook of the model, while and after torch's DDP is attached."""
     model, calls = network(), []
     model.register_forward_hook(lambda *_: calls.append("hook"))
     with replicate(model, world, sync="ddp") as replicas:
@@ -272,7 +272,7 @@ def ddp_trace(world):
     return calls, exposed, "forward" in vars(model)
 
 
-def test_ddp_runs_the_models_own_hooks_once_and_leaves_no_trace(processes):
+def test_ddp_runs_the_hooks_of_the_model_once_and_is_removed(processes):
     for calls, exposed, redirected in processes.run(ddp_trace, 2):
         assert calls == ["hook"] * 3
         assert exposed is None
@@ -290,5 +290,5 @@ def dropped_rank(world, sync):
 
 
 @pytest.mark.parametrize("sync", SYNCHRONIZERS)
-def test_a_dropped_model_is_freed_and_takes_its_hooks_along(processes, sync):
+def test_a_dropped_model_is_freed_with_its_hooks(processes, sync):
     assert processes.run(dropped_rank, 2, sync) == [(True, True)] * 2

@@ -1,4 +1,4 @@
-"""How a script ends, and how full its disk is, does no harm to its checkpoints."""
+"""A script that fails and a full disk do not damage complete checkpoints."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer"])
-def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk, part):
+def test_a_full_disk_is_reported_and_no_checkpoint_is_lost(small_disk, part):
     with closing(Writer(small_disk, Retention(last=1))) as writer:
         save(writer, 1, kilobytes=1200)
         save(writer, 2, kilobytes=1200, part=part)

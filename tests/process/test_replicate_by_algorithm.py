@@ -1,4 +1,4 @@
-"""Gradients are carried by whichever all-reduce is asked for: the same training, with equal bits on all."""
+"""Gradients averaged by each all-reduce are the serial ones, with equal bits on all ranks."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SHARES = {2: [5, 2], 3: [3, 2, 2]}
 
 
 def carried(world, text, sync):
-    """Return the gradients of two steps, and how they were exchanged."""
+    """Return the synchronizer, and the gradients of two steps."""
     model, found = network(), []
     with replicate(model, by_algorithm(world, text), sync=sync, bucket_bytes=200, check_every=1) as replicas:
         for step in range(2):
@@ -41,19 +41,19 @@ def test_gradients_are_the_serial_ones_with_equal_bits(processes, text, size):
                 assert all(torch.equal(found[name], other[step][name]) for name in found)
 
 
-def measured_elsewhere(world, folders):
-    """Return what `auto` is on a rank whose own file says something else, or that has none."""
+def choice_of_auto(world, folders):
+    """Return the choice of `auto` on a rank whose own file has other measurements, or that has none."""
     with env.exported({"XDG_CACHE_HOME": folders[world.place.rank]}):
         return by_algorithm(world, AUTO).crossovers.text
 
 
-def test_auto_is_what_rank_0_finds(processes, tmp_path):
+def test_auto_uses_the_measurements_of_rank_0(processes, tmp_path):
     folders = [str(tmp_path / str(rank)) for rank in range(3)]
     for rank, name in enumerate(["tree", "ring"]):
         with env.exported({"XDG_CACHE_HOME": folders[rank]}):
             Measured(ranks=3, hosts=1, device="cpu").save([(4, name), (64, "native")])
 
-    assert processes.run(measured_elsewhere, 3, folders) == ["tree,native:64"] * 3
+    assert processes.run(choice_of_auto, 3, folders) == ["tree,native:64"] * 3
 
 
 def refused(world, folder):
@@ -62,7 +62,7 @@ def refused(world, folder):
     return str(told.value)
 
 
-def test_where_nothing_was_measured_all_ranks_say_what_to_run(processes, tmp_path):
+def test_without_measurements_auto_is_refused_on_all_ranks_with_the_command_to_run(processes, tmp_path):
     first, second = processes.run(refused, 2, str(tmp_path))
 
     assert first == second

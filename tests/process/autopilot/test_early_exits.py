@@ -1,4 +1,4 @@
-"""A copy that leaves with a code lets rank 0 write, and waits for nothing that may never come."""
+"""A rank that exits with a code waits until rank 0 has flushed its files, with a timeout."""
 
 import time
 from unittest.mock import patch
@@ -10,7 +10,7 @@ from samestep.autopilot.replicated_script import _await_main_flush
 
 
 def leave(world, folder, late):
-    """Leave, one rank after the other; return whether rank 0 had written."""
+    """Exit on each rank; return whether rank 0 had written."""
     written, left = folder / "written", folder / "left"
     if world.place.is_main:
         if late:
@@ -27,8 +27,8 @@ def leave(world, folder, late):
     return has_written
 
 
-def leave_while_main_waits(world):
-    """Leave where rank 0 waits in a collective, as far as is known here; return for how long that took."""
+def exit_while_main_waits(world):
+    """Exit while rank 0 waits in a collective; return the seconds that this takes."""
     began = time.monotonic()
     with patch.object(replicated_script, "is_waiting", lambda rank: rank == 0):
         if not world.place.is_main:
@@ -38,15 +38,13 @@ def leave_while_main_waits(world):
     return took
 
 
-def test_a_copy_that_leaves_does_not_wait_for_rank_0_that_waits_for_it(processes):
-    assert max(processes.run(leave_while_main_waits, 2)) < replicated_script._PATIENCE_S / 2
+def test_a_rank_that_exits_does_not_wait_for_rank_0_in_a_collective(processes):
+    assert max(processes.run(exit_while_main_waits, 2)) < replicated_script._PATIENCE_S / 2
 
 
-def test_a_copy_leaves_after_rank_0_has_written(processes, tmp_path):
+def test_a_rank_exits_after_rank_0_has_written(processes, tmp_path):
     assert processes.run(leave, 2, tmp_path, False) == [True, True]
 
 
-def test_a_copy_that_leaves_for_a_reason_of_its_own_does_not_wait_for_one_that_waits_for_it(
-    processes, tmp_path
-):
+def test_a_rank_exits_after_a_timeout_if_rank_0_does_not_write(processes, tmp_path):
     assert processes.run(leave, 2, tmp_path, True) == [True, False]

@@ -1,4 +1,4 @@
-"""What ranks wait for each other in is named, and the measurement ends: an algorithm, a way to take steps."""
+"""A deadlock in a measurement is ended after a timeout, and the algorithm or synchronizer is named."""
 
 import os
 from contextlib import contextmanager, redirect_stderr
@@ -19,7 +19,7 @@ from samestep.testing.ranks import on_processes
 
 
 def stuck_from(nbytes):
-    """Return an all-reduce in which rank 0 waits, from a size on, for what rank 1 does not send."""
+    """Return an all-reduce in which, from a size on, rank 0 waits for a message that rank 1 does not send."""
 
     def all_reduce(world, tensor, op):
         if tensor.nbytes < nbytes:
@@ -55,7 +55,7 @@ def test_the_algorithm_and_the_size_are_named_on_every_rank(tmp_path):
 
 @contextmanager
 def stuck(_, world):
-    """Take steps in which rank 0 waits for what rank 1 does not send."""
+    """Take steps in which rank 0 waits for a message that rank 1 does not send."""
 
     def step():
         if world.place.is_main:
@@ -66,14 +66,14 @@ def stuck(_, world):
 
 def stepped(folder, world):
     rank = world.place.rank
-    said = (Path(folder) / str(rank)).open("w")
+    stderr = (Path(folder) / str(rank)).open("w")
     problem = Problem(batch_per_worker=2, shape=(1, 8, 8))
     end = partial(exit_on_timeout, place=Place(rank=rank, size=2), timeout_s=0.5)
-    with redirect_stderr(said), patch.dict(WAYS, {ALONE: stuck}), Limit(0.5, end) as limit:
+    with redirect_stderr(stderr), patch.dict(WAYS, {ALONE: stuck}), Limit(0.5, end) as limit:
         measure(world, problem, ["reference"], seconds=0.01, around=limit.of)
 
 
-def test_the_way_to_take_steps_is_named_by_rank_0(tmp_path):
+def test_the_synchronizer_is_named_by_rank_0(tmp_path):
     ((first, second),) = on_processes([partial(stepped, str(tmp_path))], 2, timeout_s=20)
 
     assert first.error == second.error == "the process died"

@@ -1,4 +1,4 @@
-"""Compiled replicas, and torch's reducer with compressed gradients, on real processes over Gloo."""
+"""Compiled models, and torch's reducer with compressed gradients, train on real processes over Gloo."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def compiled(world, order):
 
 
 @pytest.mark.parametrize("order", ["replicated, then compiled", "compiled, then replicated"])
-def test_compiled_replicas_take_the_serial_steps(processes, order):
+def test_compiled_models_take_the_serial_steps(processes, order):
     model = conv_net()
     _, serial = train(model, model)
 
@@ -58,7 +58,7 @@ def test_compiled_replicas_take_the_serial_steps(processes, order):
             assert (weights[name].double() - value.double()).abs().max() < 1e-5, name
 
 
-def squeezed(world, compress):
+def compressed(world, compress):
     model = conv_net()
     with pytest.MonkeyPatch.context() as patch:  # this process of the pool serves other tests too
         patch.setattr(compression, "POWERSGD_AFTER", 2)
@@ -71,14 +71,14 @@ def refused(world):
         replicate(conv_net(), world, sync="ddp", compress="bf16")
 
 
-def test_what_torchs_reducer_cannot_do_over_gloo_is_said_before_work(processes):
+def test_compression_that_ddp_cannot_do_over_gloo_is_refused_before_work(processes):
     processes.run(refused, SIZE)
 
 
 @pytest.mark.parametrize("compress", ["fp16", "powersgd"])
-def test_torchs_reducer_compresses_and_replicas_stay_equal(processes, compress):
-    (losses, one), (_, other) = processes.run(squeezed, SIZE, compress)
-    _, whole = processes.run(squeezed, SIZE, None)[0]
+def test_ddp_compresses_gradients_and_weights_stay_equal(processes, compress):
+    (losses, one), (_, other) = processes.run(compressed, SIZE, compress)
+    _, whole = processes.run(compressed, SIZE, None)[0]
 
     assert all(one[name].equal(other[name]) for name in one if "running" not in name)
     assert not one["4.weight"].equal(whole["4.weight"])  # it was compressed
