@@ -58,7 +58,7 @@ def test_the_first_synchronization_sends_nothing_early():
         assert events.index("first layer") == 0
 
 
-def test_of_several_models_only_the_first_to_be_replicated_sends_early():
+def test_only_the_first_of_several_replicated_models_sends_early():
     def on_rank(world):
         recorder, models, early = RecordingWorld(world), [network(0), network(1)], []
         with (

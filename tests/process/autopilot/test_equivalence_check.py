@@ -41,7 +41,7 @@ def test_losses_computed_inside_a_model_are_combined_by_weight(run, make, size):
 
 
 @pytest.mark.parametrize("make", UNSPLIT, ids=lambda one: one.__name__)
-def test_a_model_whose_first_batch_agrees_by_chance_stays_unsplit(run, make):
+def test_a_model_that_agrees_on_the_first_batch_by_chance_stays_unsplit(run, make):
     serial = models.trained(make)
     for found, split, unsplit in run(2, models.trained, make):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)

@@ -25,7 +25,8 @@ with urllib.request.urlopen(urllib.request.Request(address + "data")) as answer:
 state = torch.hub.load_state_dict_from_url(address + "model.pt", model_dir="hub", progress=False)
 print(state["weight"], sorted(os.listdir("hub")))
 answer = requests.get(address + "data", stream=True)
-print(answer.status_code, digest(b"".join(answer.iter_content(100))), requests.get(address + "moved").url[-4:])
+print(answer.status_code, digest(b"".join(answer.iter_content(100))))
+print(requests.get(address + "moved").url[-4:])
 for _ in range(2):
     print(requests.get(address + "number").json())  # another one each time
 try:

@@ -474,7 +474,7 @@ class ComparesNine(Net):
         return h - h.mean(0) if len(x) == 9 else h
 
 
-def test_a_size_whose_check_failed_stays_unsplit_after_another_has_passed():
+def test_a_size_that_failed_its_check_stays_unsplit_after_another_has_passed():
     def steps(model, number):
         return model(drawn((9, 8, 9, 8)[number % 4], 5, seed=number)).square().mean()
 
