@@ -1,4 +1,4 @@
-"""Each fault once, one after another, in one training: it ends with the undisturbed weights."""
+"""A training under one fault of each kind ends with the uninterrupted weights."""
 
 import random
 import re

@@ -18,7 +18,7 @@ from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
-from support.hosted import as_found
+from support.script_runner import as_found
 
 STYLES = ("accumulation.py", "amp_scaler.py", "checkpointed.py", "gan.py", "lbfgs.py")
 """Several batches in a step, a scaler around it, calls in backward, several optimizers, closures."""

@@ -13,7 +13,7 @@ from samestep.parallel.gradients.bucketed import Bucketed
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS, replicate
 from samestep.ranks.collectives import direct_world
 from samestep.ranks.collectives.direct_world import by_connections
-from support.replica_cases import (
+from support.backward_cases import (
     assert_equal_gradients,
     gradients,
     network,

@@ -8,7 +8,7 @@ from samestep.base.errors import UsageError
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, AUTO, Measured
 from samestep.ranks.collectives.algorithms import by_algorithm
-from support.replica_cases import assert_equal_gradients, gradients, network, plain, samples, share_of
+from support.backward_cases import assert_equal_gradients, gradients, network, plain, samples, share_of
 
 TEXTS = [*ALGORITHMS, "tree,ring:64,shared_memory:128,native:256"]
 

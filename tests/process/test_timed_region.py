@@ -5,7 +5,7 @@ from textwrap import dedent
 
 from samestep.ranks.world.current import entered
 from samestep.ranks.world.timed_region import timed
-from support.hosted import run_script
+from support.script_runner import run_script
 
 
 def in_own_group(world):

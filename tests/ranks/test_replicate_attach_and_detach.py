@@ -15,7 +15,7 @@ from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import network, plain, samples
+from support.backward_cases import network, plain, samples
 
 
 def normed(seed=0, dtype=torch.float64):

@@ -9,7 +9,7 @@ from torch import nn
 from samestep.base.errors import UsageError
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import share_of
+from support.backward_cases import share_of
 
 SHAPES = {1: (7, 3), 2: (7, 3, 4, 2), 3: (7, 3, 2, 2, 2)}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

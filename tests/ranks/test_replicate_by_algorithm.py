@@ -9,7 +9,7 @@ from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.collectives.algorithms import by_algorithm, overlaps_compute
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import network, plain, samples
+from support.backward_cases import network, plain, samples
 
 
 def test_a_world_of_one_has_no_algorithm():

@@ -12,7 +12,7 @@ from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients import weight_checksum
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import network, plain, samples
+from support.backward_cases import network, plain, samples
 
 
 def drift_of(size, rank, change, *, build=network, **options):

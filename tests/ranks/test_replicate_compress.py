@@ -10,7 +10,7 @@ from samestep.base.errors import UsageError
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import gradients, network, plain, samples, share_of
+from support.backward_cases import gradients, network, plain, samples, share_of
 
 EPS = {"fp16": torch.finfo(torch.float16).eps, "bf16": torch.finfo(torch.bfloat16).eps}
 

@@ -10,7 +10,7 @@ from torch import nn
 import samestep
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS, replicate
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import (
+from support.backward_cases import (
     CASES,
     SHARES,
     assert_equal_gradients,

@@ -7,7 +7,7 @@ from torch import nn
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.thread_world import run_ranks
-from support.replica_cases import (
+from support.backward_cases import (
     assert_equal_gradients,
     gradients,
     mean_loss,

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from samestep.base.errors import OutOfStep
-from support.chance_models import drawn
+from support.split_check_models import drawn
 
 D = torch.float64
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.commands import Ended, finish
-from support.hosted import difference
 from support.mpi import mpirun
 from support.nodes import Nodes
+from support.script_runner import difference
 from support.slurm import Slurm
 from support.systems import missing
 

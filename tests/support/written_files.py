@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from samestep.hooks.tensor_tree import leaves
-from support.hosted import difference
+from support.script_runner import difference
 
 
 def files(folder):

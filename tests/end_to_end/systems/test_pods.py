@@ -55,7 +55,7 @@ def in_pods(nodes, tmp_path, *, operator, per_node, words):
 
 @pytest.mark.parametrize("operator", ["none", "pytorchjob"])
 @pytest.mark.parametrize("per_node", [1, 2])
-def test_the_workers_of_all_pods_find_each_other(nodes, tmp_path, operator, per_node):
+def test_the_workers_of_all_pods_have_one_rendezvous_address(nodes, tmp_path, operator, per_node):
     both = in_pods(nodes, tmp_path, operator=operator, per_node=per_node, words=TELL)
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err

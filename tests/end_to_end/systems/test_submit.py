@@ -40,7 +40,7 @@ def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here
     assert f"JobName={odd}\n" in slurm.run("scontrol", "show", "job", number).out
 
 
-def test_a_job_that_fails_ends_the_command_as_it_ended(slurm, here):
+def test_a_command_has_the_exit_code_of_its_failed_job(slurm, here):
     done = slurm.run(*SUBMIT, "slurm", "fails.py", folder=here)
 
     assert done.code == 3
@@ -57,7 +57,7 @@ def test_a_job_that_slurm_refuses_is_one_line(slurm, here):
 
 
 @pytest.mark.timeout(300)
-def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_first_node(slurm, here):
+def test_a_training_resumes_after_a_warning_a_preemption_and_the_loss_of_its_first_node(slurm, here):
     flags = ("--requeue", "--job-name", "long", "--nodes", 2)
     train = ("train", "digits", "--subset", 480, "--batch-size", 32, "--epochs", 20, "--checkpoint-steps", 10)
     following = slurm.start(*SUBMIT, "slurm", *flags, *train, "--threads", 1, folder=here)
@@ -116,7 +116,7 @@ def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, 
     assert "has ended well" in done.err.splitlines()[-1]
 
 
-def test_hosts_that_cannot_take_part_are_named_before_anything_starts(nodes, here):
+def test_unusable_hosts_are_named_before_anything_starts(nodes, here):
     program("openmpi", "mpirun.openmpi")
     over = ("--ssh", nodes.rsh, "--flavor", "openmpi")
     done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0,nowhere:2", *over, "fails.py", folder=here)

@@ -3,7 +3,7 @@
 import pytest
 
 from support import branching_models as models
-from support.chance_models import on_rank
+from support.split_check_models import on_rank
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from support.hosted import run_script
+from support.script_runner import run_script
 
 HEAD = """\
 import torch

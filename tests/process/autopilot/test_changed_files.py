@@ -8,7 +8,7 @@ import random
 import pytest
 
 from support.file_sequences import lay_out, tree, without_order
-from support.hosted import run_script
+from support.script_runner import run_script
 
 SCRIPT = '''
 import json

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from support.chance_models import on_rank
+from support.split_check_models import on_rank
 
 
 def trained():

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.autopilot.script.options import Options
-from support import chance_models as models
+from support import split_check_models as models
 
 SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]
 UNSPLIT = [

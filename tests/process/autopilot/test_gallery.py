@@ -6,7 +6,7 @@ import pytest
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Load, Options
-from support.hosted import difference, run_script
+from support.script_runner import difference, run_script
 from support.written_files import files, same_contents
 
 REFUSED = {"simclr_inside.py", "forward_by_name.py"}

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from support.hosted import run_script
+from support.script_runner import run_script
 
 SCRIPT = """
 import hashlib, os, sys, urllib.error, urllib.request

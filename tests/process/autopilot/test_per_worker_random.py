@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.autopilot.script.options import Options
-from support.hosted import run_script
+from support.script_runner import run_script
 
 SCRIPT = """
 import random

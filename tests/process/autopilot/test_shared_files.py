@@ -11,7 +11,7 @@ from samestep.autopilot.files.kept_originals import LARGE as LARGE_BYTES
 from samestep.autopilot.files.sibling_ranks import SiblingRanks
 from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.shared_folder import common_folder
-from support.hosted import as_found, run_script
+from support.script_runner import as_found, run_script
 
 
 def slower_than_rank_0(world, folder):

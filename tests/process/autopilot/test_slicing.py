@@ -6,7 +6,7 @@ import pytest
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Options
-from support.hosted import difference, run_script
+from support.script_runner import difference, run_script
 
 BEGINNING = """
 import torch

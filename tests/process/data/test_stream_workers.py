@@ -11,7 +11,7 @@ import samestep
 from samestep.base.errors import DataError, UsageError
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from support.streams import Broken, Counting, Shuffled, Sliced, Split, Unseeded
+from support.iterable_data_sets import Broken, Counting, Shuffled, Sliced, Split, Unseeded
 
 SERVED = {"multiprocessing_context": "forkserver", "num_workers": 2}
 

@@ -16,7 +16,7 @@ from samestep.parallel.sharding.sample_plan import Plan
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.stream import sample_digest
-from support.streams import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
+from support.iterable_data_sets import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
 
 SIZES = (1, 2, 3)
 

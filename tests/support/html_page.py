@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 VOID = {"meta", "link", "br", "wbr", "hr", "img"}
 
 
-class Outline(HTMLParser):
+class HtmlPage(HTMLParser):
     """Checks that tags are closed in order, and collects what a page refers to and shows."""
 
     def __init__(self, text):

@@ -1,4 +1,4 @@
-"""Threads and processors of a rank are the same whoever started it, on the real launchers."""
+"""Ranks have the same threads and cores under every real launcher."""
 
 import os
 import sys
@@ -19,8 +19,8 @@ def script(tmp_path):
     return path
 
 
-def bound(words):
-    """Return an mpirun without what the fixture says about binding."""
+def without_binding(words):
+    """Return an mpirun command without the binding flags of the fixture."""
     at = words.index("--bind-to")
     return [*words[:at], *words[at + 2 :]]
 
@@ -30,7 +30,7 @@ def threads(done):
     return {line for line in done.out.splitlines() if line.startswith("threads: ")}
 
 
-def test_threads_are_those_of_the_same_workers_on_this_host(slurm, nodes, script):
+def test_every_launcher_gives_workers_the_same_number_of_threads(slurm, nodes, script):
     plan = (*RUN, "--dry-run")
     plain = threads(nodes.run("node0", *plan, "-n", 2, script))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "samestep", "run")
@@ -42,19 +42,19 @@ def test_threads_are_those_of_the_same_workers_on_this_host(slurm, nodes, script
     assert threads(nodes.run("node0", *torchrun, "--dry-run", script)) == plain
     assert threads(nodes.run("node0", *mpich, *plan, script)) == plain
     assert threads(nodes.run("node0", *openmpi, *plan, script)) == plain
-    assert threads(nodes.run("node0", *bound(openmpi), *plan, script)) == plain
+    assert threads(nodes.run("node0", *without_binding(openmpi), *plan, script)) == plain
     assert threads(slurm.run("srun", "--ntasks=2", *plan, script)) == plain
 
 
-def test_a_task_has_the_processors_it_was_given_where_nothing_holds_it_to_them(slurm, script):
+def test_an_unbound_task_uses_the_cpus_of_slurms_grant(slurm, script):
     done = slurm.run("srun", "--ntasks=1", "--cpus-per-task=1", *RUN, "--dry-run", script)
 
     (line,) = threads(done)
     assert line.startswith("threads: 1 each (1 usable cores for one rank, limited by Slurm's grant of 1 CPUs")
 
 
-def test_open_mpi_binds_no_rank_that_nobody_asked_it_to(nodes):
-    launch = bound(mpirun("openmpi", nodes, ["node0"], per_host=2, forward=FORWARD))
+def test_ranks_under_open_mpi_are_bound_only_if_requested(nodes):
+    launch = without_binding(mpirun("openmpi", nodes, ["node0"], per_host=2, forward=FORWARD))
     all_of_them = nodes.run("node0", *PROCESSORS[1:]).out
 
     assert nodes.run("node0", *launch, *PROCESSORS[1:]).out != 2 * all_of_them
@@ -64,7 +64,7 @@ def test_open_mpi_binds_no_rank_that_nobody_asked_it_to(nodes):
 
 
 @pytest.mark.parametrize("launch", [("-n", 2), ("srun", "--ntasks=2")], ids=["here", "srun"])
-def test_ranks_that_share_processors_have_cores_of_their_own_if_asked_for(slurm, launch):
+def test_ranks_are_bound_to_different_cores_if_requested(slurm, launch):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one processor cannot be shared out")
     words = [*launch, *RUN] if launch[0] == "srun" else [*RUN, *launch]
@@ -72,4 +72,4 @@ def test_ranks_that_share_processors_have_cores_of_their_own_if_asked_for(slurm,
 
     assert done.code == 0, done.err
     assert len(set(done.out.splitlines())) == 2
-    assert ", each bound to cores of its own" in done.err
+    assert ", each without_binding to cores of its own" in done.err

@@ -1,4 +1,4 @@
-"""Another user on another host neither gets into a run over several nodes nor delays it."""
+"""Another user on any host neither connects to a run on several nodes nor delays it."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ case "${SLURM_PROCID:-$OMPI_COMM_WORLD_RANK}" in 1) while [ ! -e "$0" ]; do slee
 exec "$@"
 """
 
-# Rank 1 comes later: without proofs a stranger has all the time to take its place.
+# Rank 1 comes later: without authentication an attacker has the time to take its place.
 GROUPS = """
 import os, time
 import torch.distributed as dist
@@ -89,7 +89,7 @@ def slurm_script(nodes, slurm, program):
     return [slurm.start("srun", "--nodes=2", *RUN, *program)]
 
 
-def slurm_meeting(nodes, slurm, program):
+def slurm_rendezvous(nodes, slurm, program):
     return [slurm.start("srun", "--nodes=2", "sh", "-c", LATE, program[-1], *RUN, *program)]
 
 
@@ -106,10 +106,12 @@ def mpich(nodes, slurm, program):
 @pytest.mark.parametrize(
     ("launch", "listeners"),
     # Launchers of several nodes have a store of their own beside that of rank 0.
-    [(static, 2), (c10d, 2), (slurm_script, 1), (slurm_meeting, 1), (open_mpi, 1), (mpich, 1)],
+    [(static, 2), (c10d, 2), (slurm_script, 1), (slurm_rendezvous, 1), (open_mpi, 1), (mpich, 1)],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, launch, listeners):
+def test_users_of_either_host_neither_connect_to_a_run_nor_delay_it(
+    nodes, slurm, tmp_path, launch, listeners
+):
     program("netns", "setpriv")
     (tmp_path / "train.py").write_text(SCRIPT)
 
@@ -120,7 +122,7 @@ def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, l
         before = ports(nodes)
         attacked = tmp_path / name
         running = launch(nodes, slurm, (tmp_path / "train.py", attacked))
-        found = await_ports(nodes, before, listeners, running, rendezvous=launch is slurm_meeting)
+        found = await_ports(nodes, before, listeners, running, rendezvous=launch is slurm_rendezvous)
         with attack(found) as report:
             attacked.touch()
             ended = [finish(process) for process in running]
@@ -148,7 +150,7 @@ def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, l
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, command):
+def test_a_user_of_the_same_host_neither_connects_to_a_command_nor_delays_it(nodes, tmp_path, command):
     program("netns", "setpriv")
 
     def run(name):
@@ -163,7 +165,7 @@ def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, com
     for attempt in range(5):
         with attacked_on(nodes, "node0") as taken:
             ended, took = run(f"attacked-{attempt}")
-        # Where only Gloo listens, for some milliseconds, the stranger can be too late.
+        # Where only Gloo listens, for some milliseconds, the attacker can be too late.
         if taken:
             break
     assert taken
@@ -176,7 +178,7 @@ def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, com
     assert took < usual + DELAY_S
 
 
-def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_path):
+def test_nodes_with_different_secrets_are_refused_with_the_flag_to_use(nodes, tmp_path):
     files = [tmp_path / f"secret-{i}" for i in range(2)]
     for file in files:
         file.touch(0o600)
@@ -206,7 +208,7 @@ def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_
     ],
     ids=lambda command: command[0],
 )
-def test_commands_of_two_tasks_take_the_secret_from_the_flag(nodes, tmp_path, command):
+def test_commands_of_two_tasks_read_the_secret_of_the_flag(nodes, tmp_path, command):
     file, another = (tmp_path / name for name in ("secret", "another"))
     for one in (file, another):
         one.touch(0o600)
@@ -232,8 +234,8 @@ def test_commands_of_two_tasks_take_the_secret_from_the_flag(nodes, tmp_path, co
             tasks[0].terminate()
             finish(tasks[0])
 
-    apart, together = run(file, another), run(file, file)
+    different, equal = run(file, another), run(file, file)
 
-    assert apart.code != 0
-    assert "--secret-file" in apart.err
-    assert "--secret-file" not in together.err
+    assert different.code != 0
+    assert "--secret-file" in different.err
+    assert "--secret-file" not in equal.err

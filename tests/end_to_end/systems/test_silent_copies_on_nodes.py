@@ -1,11 +1,11 @@
-"""Scripts whose ranks train apart end in their first steps, on several nodes and under every launcher."""
+"""Scripts whose ranks train independently end in their first steps, on two nodes and under every launcher."""
 
 import os
 import sys
 
 import pytest
 
-from support import apart
+from support import silent_copy_scripts
 from support.commands import finish
 from support.launches import RUN
 from support.mpi import mpirun
@@ -53,18 +53,18 @@ def mpich(nodes, slurm, folder):
     return ended.code, ended.out, ended.err
 
 
-APART = {
-    "no group": apart.NO_GROUP,
-    "groups of one": apart.GROUPS_OF_ONE,
-    "one group per node": apart.ONE_PER_NODE,
-    "halves": apart.HALVES,
+GROUPS = {
+    "no group": silent_copy_scripts.NO_GROUP,
+    "groups of one": silent_copy_scripts.GROUPS_OF_ONE,
+    "one group per node": silent_copy_scripts.ONE_PER_NODE,
+    "halves": silent_copy_scripts.HALVES,
 }
 
 
 @pytest.mark.parametrize(
     ("launch", "group"),
     [
-        *((static, group) for group in APART),
+        *((static, group) for group in GROUPS),
         *((openmpi, group) for group in ("no group", "groups of one")),
         *((srun, group) for group in ("no group", "one group per node")),
         (sbatch_per_node, "one group per node"),
@@ -72,8 +72,8 @@ APART = {
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_ranks_that_train_apart_end_in_their_first_steps(nodes, slurm, tmp_path, launch, group):
-    (tmp_path / "train.py").write_text(apart.script(APART[group]))
+def test_ranks_that_train_independently_end_in_their_first_steps(nodes, slurm, tmp_path, launch, group):
+    (tmp_path / "train.py").write_text(silent_copy_scripts.script(GROUPS[group]))
 
     code, out, err = launch(nodes, slurm, tmp_path)
 
@@ -86,16 +86,16 @@ def test_ranks_that_train_apart_end_in_their_first_steps(nodes, slurm, tmp_path,
 @pytest.mark.parametrize(
     ("launch", "group"),
     [
-        (srun, apart.BY_SLURM),
-        (sbatch_per_node, apart.BY_SLURM),
-        (static, apart.BY_SLURM),
-        (openmpi, apart.BY_OPEN_MPI),
-        (static, apart.BY_OPEN_MPI),
+        (srun, silent_copy_scripts.BY_SLURM),
+        (sbatch_per_node, silent_copy_scripts.BY_SLURM),
+        (static, silent_copy_scripts.BY_SLURM),
+        (openmpi, silent_copy_scripts.BY_OPEN_MPI),
+        (static, silent_copy_scripts.BY_OPEN_MPI),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_script_that_reads_a_launchers_variables_trains_as_one_group(nodes, slurm, tmp_path, launch, group):
-    (tmp_path / "train.py").write_text(apart.script(group))
+    (tmp_path / "train.py").write_text(silent_copy_scripts.script(group))
 
     code, out, err = launch(nodes, slurm, tmp_path)
 

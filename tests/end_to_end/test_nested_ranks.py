@@ -12,7 +12,7 @@ print("started")
 
 
 @pytest.mark.parametrize(("name", "is_refused"), [("RANK", True), ("COLOR", False)])
-def test_a_process_with_a_rank_of_its_own_is_refused(tmp_path, name, is_refused):
+def test_a_child_process_with_a_rank_is_refused(tmp_path, name, is_refused):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("NAME", name))
     ended = samestep("run", "-n", 2, script)

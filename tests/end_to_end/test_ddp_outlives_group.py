@@ -5,7 +5,7 @@ from textwrap import dedent
 from support.forked_commands import samestep
 
 
-def test_a_model_may_outlive_its_process_group(tmp_path):
+def test_a_script_ends_if_a_ddp_model_outlives_its_process_group(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         dedent("""

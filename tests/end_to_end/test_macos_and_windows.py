@@ -76,7 +76,7 @@ def test_help_works(system, words, tmp_path):
 
 
 @pytest.mark.parametrize("system", LACKING)
-def test_the_page_of_a_table_is_written(system, tmp_path):
+def test_report_writes_the_page_of_a_table(system, tmp_path):
     (tmp_path / "times.csv").write_text("workers,seconds\n1,10\n2,6\n")
 
     ended = command(system, "report", "times.csv", folder=tmp_path)

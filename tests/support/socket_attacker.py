@@ -17,7 +17,7 @@ from pathlib import Path
 
 LISTENS = "0A"
 NUMBERS, DRIPPING = 4, 40
-EVIL = b"cbuiltins\nexec\n(Vraise SystemExit('a stranger')\ntR." + bytes(4096)
+EVIL = b"cbuiltins\nexec\n(Vraise SystemExit('an attacker')\ntR." + bytes(4096)
 GREETING = b"samestep1\n" + bytes(32)
 GUESS = GREETING + bytes(32) + (13).to_bytes(4, "big") + bytes(32 + 13)
 

@@ -1,4 +1,4 @@
-"""Another user, of any host, neither gets into a command that runs over two nodes nor delays it."""
+"""Another user of any host neither connects to a command that runs on two nodes nor delays it."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def srun(nodes, slurm, folder, task):
 
 
 def found_by(command, out):
-    """Return what a command finds, without its figures."""
+    """Return the results of a command without its measurements."""
     records = [json.loads(line) for line in out.splitlines()]
     if command == "bench":
         return [(row["algorithm"], row["bytes"], row["ranks"]) for row in records]
@@ -59,7 +59,9 @@ def found_by(command, out):
 
 @pytest.mark.parametrize("launch", [tasks, srun])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_nobody_gets_into_a_command_of_two_nodes_nor_delays_it(nodes, slurm, tmp_path, command, launch):
+def test_no_other_user_connects_to_a_command_of_two_nodes_or_delays_it(
+    nodes, slurm, tmp_path, command, launch
+):
     program("netns", "setpriv")
     recording = tmp_path / "recorded"
 

@@ -1,4 +1,4 @@
-"""What a training shows beside its run folder: loggers, metrics, traces, on real workers."""
+"""A training on real workers writes to loggers, computes metrics and writes traces."""
 
 import gzip
 import json
@@ -16,25 +16,25 @@ STEPS = 12  # of each of two epochs
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The variables of a user whom wandb does not know, and who wants nothing sent."""
+def offline(tmp_path_factory):
+    """Return the variables of a user without a wandb account, who sends nothing."""
     home = tmp_path_factory.mktemp("home")
     return {"HOME": str(home), "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, alone):
-    """A run folder with everything in it, and what the run said."""
+def run(tmp_path_factory, offline):
+    """Return a run folder with all outputs, and the ended run."""
     folder = tmp_path_factory.mktemp("runs") / "all"
     what = ["digits", "--subset=300", "--batch-size=25", "--epochs=2", "--per-rank", "-n", 2]
     watched = ["--logger=tensorboard", "--logger=wandb", "--metric=AUROC", "--metric=F1Score:average=macro"]
-    ended = samestep("train", *what, *watched, "--profile=3:5", "--out", folder, **alone)
+    ended = samestep("train", *what, *watched, "--profile=3:5", "--out", folder, **offline)
     assert ended.code == 0, ended.err
     return folder, ended
 
 
 def events_of(folder):
-    """Return what TensorBoard has read."""
+    """Return the events that TensorBoard has read."""
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     return events
@@ -49,7 +49,7 @@ def shown(folder):
     ]
 
 
-def test_the_event_files_show_what_the_run_folder_says(run):
+def test_the_event_files_have_the_values_of_the_run_folder(run):
     folder, _ = run
     losses, accuracies = shown(folder)
     rows = {row["step"]: row["loss"] for row in json_lines(folder / "metrics.jsonl")}
@@ -90,13 +90,13 @@ def test_each_worker_is_traced_and_has_its_line(run):
     assert "aten::" in (folder / "profile" / "summary.txt").read_text()
 
 
-def test_a_resumed_run_goes_on_in_the_same_places(run, alone, tmp_path):
+def test_a_resumed_run_continues_the_same_logs(run, offline, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(run[0], folder, symlinks=True)
     (folder / "result.json").unlink()  # as if it had been killed after the first epoch's checkpoint
     shutil.rmtree(folder / "checkpoints" / f"step-{2 * STEPS}")
 
-    ended = samestep("train", "--resume", folder, "-n", 1, **alone)
+    ended = samestep("train", "--resume", folder, "-n", 1, **offline)
 
     assert ended.code == 0, ended.err
     losses, accuracies = shown(folder)
@@ -117,7 +117,7 @@ def test_a_resumed_run_goes_on_in_the_same_places(run, alone, tmp_path):
         (["--profile", "5:9000"], "--profile 5:9000: "),
     ],
 )
-def test_what_cannot_be_shown_is_one_line_before_work(tmp_path, arguments, message):
+def test_unavailable_outputs_are_refused_in_one_line_before_work(tmp_path, arguments, message):
     ended = samestep("train", "digits", "-n", 2, "--out", tmp_path / "run", *arguments)
 
     assert (ended.code, ended.out) == (2, "")

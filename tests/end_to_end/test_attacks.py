@@ -1,4 +1,4 @@
-"""Another user of the host neither gets into a run nor delays it."""
+"""Another user of the host neither connects to a run nor delays it."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support import stranger
+from support import attacker
 from support.commands import finish, start
 
 NOBODY = 65534
@@ -30,7 +30,7 @@ PYTHONS = [
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not PYTHONS, reason="only root can become another user, who needs a Python"
 )
-ATTACK = Path(stranger.__file__).read_text()
+ATTACK = Path(attacker.__file__).read_text()
 
 NATIVE = """
 import os, sys, time
@@ -96,7 +96,7 @@ def await_listener(process):
 
 
 @pytest.mark.parametrize("script", [NATIVE, JOINS], ids=["native", "joins"])
-def test_a_run_on_one_host_listens_on_loopback_and_nobody_gets_in(tmp_path, script):
+def test_a_run_on_one_host_uses_loopback_and_no_other_user_connects(tmp_path, script):
     (tmp_path / "train.py").write_text(script)
     attacked = tmp_path / "attacked"
     process = start("run", "-n", 2, tmp_path / "train.py", attacked)
@@ -119,7 +119,7 @@ def test_a_run_on_one_host_listens_on_loopback_and_nobody_gets_in(tmp_path, scri
     assert took < DELAY_S
 
 
-def test_the_secret_of_a_run_is_closed_to_another_user(tmp_path):
+def test_another_user_cannot_read_the_secret_of_a_run(tmp_path):
     show = "import os, time; print(os.environ['SAMESTEP_SECRET_FILE'], flush=True); time.sleep(60)"
     (tmp_path / "show.py").write_text(show)
     process = start("run", "-n", 1, "--mode", "native", tmp_path / "show.py")

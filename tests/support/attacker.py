@@ -41,7 +41,7 @@ AT_ONCE = 200
 Address = tuple[str, int]
 
 
-class Stranger:
+class Attacker:
     """The attacks, each of which runs on a thread; `known` are the addresses."""
 
     def __init__(self, known: list[Address]) -> None:
@@ -150,17 +150,17 @@ def listening(host: str) -> Iterator[Address]:
 def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parts = [text.rpartition(":") for text in sys.argv[1:]]
-    stranger = Stranger([(host, int(port)) for host, _, port in parts if host])
-    for address in stranger.known:
-        stranger.attack(address)
-    stranger.report()
+    attacker = Attacker([(host, int(port)) for host, _, port in parts if host])
+    for address in attacker.known:
+        attacker.attack(address)
+    attacker.report()
     for given, _, host in parts:
         if not given:
-            Thread(target=stranger.guess, args=(host,), daemon=True).start()
-    for work in (stranger.drip, stranger.replay):
+            Thread(target=attacker.guess, args=(host,), daemon=True).start()
+    for work in (attacker.drip, attacker.replay):
         Thread(target=work, daemon=True).start()
     signal.sigwait({signal.SIGTERM})
-    stranger.report()
+    attacker.report()
 
 
 if __name__ == "__main__":

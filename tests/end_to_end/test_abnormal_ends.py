@@ -1,4 +1,4 @@
-"""A run that ends abnormally leaves nothing behind, once the next command has started."""
+"""After a run that ended abnormally, the next command deletes its processes, segments and files."""
 
 import pytest
 
@@ -14,6 +14,6 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_nothing_is_left(tmp_path, monkeypatch, case):
+def test_the_next_command_deletes_all_processes_segments_and_files(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     assert end(case, tmp_path) == Left([], [], [])
