@@ -1,4 +1,4 @@
-"""Models called in the usual way and in others: by a method, by `forward`, as a function of their weights."""
+"""Models called in the usual way and in others: by another method, by `forward`, by functional_call."""
 import functools
 
 import torch
