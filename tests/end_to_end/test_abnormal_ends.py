@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.abnormal_ends import Case, Left, end
+from support.abnormal_ends import Case, Remains, end
 
 CASES = [
     Case("serial", "SIGKILL", "launcher"),
@@ -16,4 +16,4 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_next_command_deletes_all_processes_segments_and_files(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
-    assert end(case, tmp_path) == Left([], [], [])
+    assert end(case, tmp_path) == Remains([], [], [])

@@ -1,4 +1,4 @@
-"""Native scripts whose ranks train independently are ended in their first steps, with the line of the step."""
+"""Native scripts whose ranks train independently are ended in their first steps, and the line is reported."""
 
 import pytest
 

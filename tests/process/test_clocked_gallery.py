@@ -18,7 +18,7 @@ from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
-from support.script_runner import as_found
+from support.script_runner import restored_process_state
 
 STYLES = ("accumulation.py", "amp_scaler.py", "checkpointed.py", "gan.py", "lbfgs.py")
 """Several batches in a step, a scaler around it, calls in backward, several optimizers, closures."""
@@ -28,7 +28,7 @@ def clocked(world, script, folder):
     """Run a script on a rank, and return its clocked steps."""
     clocking = ClockOptions(folder=Path(folder) / "clock", warm_up=0)
     options = Options(device=script.device)
-    with as_found(), redirect_stdout(StringIO()), own_device(options):
+    with restored_process_state(), redirect_stdout(StringIO()), own_device(options):
         os.chdir(folder)
         file = ClockFile(clocking, world.place, "replicated")
         clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)

@@ -1,12 +1,12 @@
-"""Another user who attacks whatever listens: run as `nobody` with addresses and hosts; needs only Python.
+"""Another user who attacks every listening port: run as `nobody` with addresses and hosts; needs only Python.
 
-An address with a port is attacked at once. Of a host alone every port is tried at which a job may listen,
-again and again, and the ports that answer are attacked. Then follow connections that send a byte now and
-then, and replays of what ranks have sent: the lines of `recorder`, on standard input. A line of JSON reports
-what was attacked and what came back: after the given addresses, whenever the attacks of another one are over
-or another one answers a replay, and at SIGTERM.
+An address with a port is attacked at once. Of a host alone every port is tried that a job can use,
+repeatedly, and the ports that answer are attacked. Then follow connections that send a byte from time to
+time, and replays of the messages of ranks: the lines of `packet_recorder`, on standard input. A line of
+JSON reports the attacked addresses and the sizes of the answers: after the given addresses, after the
+attacks of each further one, when a further one answers a replay, and at SIGTERM.
 
-Nobody who lacks the secret may get more than a server's answer to a handshake: 64 bytes, which mean nothing
+A user without the secret gets at most a server's answer to a handshake: 64 bytes, which mean nothing
 without the secret.
 """
 
@@ -79,7 +79,7 @@ class Attacker:
         self.report()
 
     def replay(self) -> None:
-        """Send what others have sent, where they sent it and elsewhere, the latest first."""
+        """Send recorded packets to their addresses and to the other known ones, the latest first."""
         while True:
             for line in sys.stdin:
                 packet = json.loads(line)

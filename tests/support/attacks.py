@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from samestep.ranks.rendezvous.endpoint import PORTS
-from support import attacker, recorder, socket_attacker
+from support import attacker, packet_recorder, socket_attacker
 from support.commands import Ended, finish
 from support.nodes import Nodes
 
@@ -72,7 +72,7 @@ def finish_uncontended(process: subprocess.Popen[str]) -> tuple[Ended, float]:
 @contextmanager
 def recorded(nodes: Nodes, file: Path, *, between: tuple[str, str]) -> Iterator[None]:
     """Write to a file what two nodes send to each other, to the end of the block."""
-    code = Path(recorder.__file__).read_text()
+    code = Path(packet_recorder.__file__).read_text()
     addresses = [nodes.addresses[name] for name in between]
     with file.open("w") as lines:
         other = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Ways to run backward, each written once: run serially on the whole batch, or on a rank's share of it.
+"""Ways to run backward, on the whole batch in one process or on a rank's share of it.
 
 A case is ``case(model, inputs, weight)``; `weight` is the factor that makes uneven shares right, 1 in serial.
 """

@@ -1,4 +1,4 @@
-"""An HTML page as tests look at it: well-formed, what it refers to, what it says."""
+"""Parses an HTML page: checks that it is well-formed, and collects its references and texts."""
 
 from html.parser import HTMLParser
 

@@ -1,4 +1,4 @@
-"""Data sets that are read in their own order."""
+"""Iterable data sets, for tests of streams."""
 
 import random
 from itertools import count
@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 class Counting(IterableDataset):
-    """The numbers from 0 on; without a length."""
+    """The numbers from 0 on, without a length."""
 
     def __init__(self, stop):
         self.stop = stop
@@ -42,7 +42,7 @@ class Shuffled(Counting):
 
 
 class Epochs(Counting):
-    """Adds 100 times the epoch it was told."""
+    """Adds 100 times the epoch that was set."""
 
     epoch = 0
 
@@ -61,7 +61,7 @@ class Forever(IterableDataset):
 
 
 class PerRank(IterableDataset):
-    """Gives each rank a part of its own."""
+    """Gives each rank a different part."""
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
@@ -71,7 +71,7 @@ class PerRank(IterableDataset):
 
 
 class Unseeded(Counting):
-    """Draws from a generator of its own that nobody seeds."""
+    """Draws from its own generator, which has no seed."""
 
     def __iter__(self):
         return iter(random.Random().sample(range(2**40), self.stop))

@@ -132,7 +132,7 @@ class Nodes:
                 self._net(node, "tc", "qdisc", "del", "dev", link, "root")
 
     def disconnect(self, node: str) -> None:
-        """Cut a node off, at the switch: the node itself sees a link that is up."""
+        """Disconnect a node at the switch; on the node itself the link is up."""
         self._net("switch", "ip", "link", "set", f"to-{node}", "nomaster")
 
     def reconnect(self, node: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs a whole script on ranks that are kept, and puts back what a script leaves behind in a process."""
+"""Runs a script on reused ranks, and restores the state of the process that the script changes."""
 
 import io
 import logging
@@ -30,7 +30,7 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
     """
     printed, lines = io.StringIO(), []
     for _ in range(runs):
-        with as_found(), redirect_stdout(printed), own_device(options):
+        with restored_process_state(), redirect_stdout(printed), own_device(options):
             os.chdir(folder)
             with replicated_script(world, options) as account:
                 # With a callback the traceback of a hook of torch's is returned, not printed.
@@ -43,8 +43,8 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
 
 
 @contextmanager
-def as_found():
-    """Put back the state of the process that a script changes, and let it find none that others have left."""
+def restored_process_state():
+    """Restore the state of the process that a script changes, and hide the changes of earlier scripts."""
     found = sys.argv, sys.path[:], sys.modules["__main__"], Path.cwd(), torch.get_default_dtype()
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()
     handlers, level = logging.root.handlers[:], logging.root.level

@@ -1,4 +1,4 @@
-"""Scripts whose ranks train apart: a training loop below a line that creates the process group, or none."""
+"""Native scripts with a training loop below a line that creates process groups of some ranks, or none."""
 
 from textwrap import dedent
 

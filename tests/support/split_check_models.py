@@ -1,4 +1,4 @@
-"""Models whose split calls are correct always, or on the first batch by chance, and loops that call them."""
+"""Models whose split calls are correct always, or only on the first batch, and loops that call them."""
 
 from collections import deque
 from dataclasses import dataclass

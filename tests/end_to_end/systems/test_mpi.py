@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from support.launches import MESSAGES, RUN, SAID_BY_TWO, TELL, placed, places
+from support.launches import MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
 from support.mpi import KINDS, mpirun
 from support.nodes import LOGIN
 
@@ -32,7 +32,7 @@ with samestep.join(device="cpu") as world:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_on_one_host_are_the_workers(nodes, kind):
-    done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3, forward=FORWARD), *RUN, *TELL)
+    done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3, forward=FORWARD), *RUN, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -46,7 +46,7 @@ def test_ranks_on_one_host_are_the_workers(nodes, kind):
 @pytest.mark.parametrize("here", [LOGIN, "node0"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_on_two_hosts_have_one_rendezvous_address(nodes, kind, here):
-    done = nodes.run(here, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *TELL)
+    done = nodes.run(here, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -58,7 +58,7 @@ def test_ranks_on_two_hosts_have_one_rendezvous_address(nodes, kind, here):
 @pytest.mark.parametrize("kind", KINDS)
 def test_master_addr_and_master_port_are_used_if_they_are_set(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=(*FORWARD, "MASTER_ADDR", "MASTER_PORT"))
-    done = nodes.run(LOGIN, *launch, *RUN, *TELL, MASTER_ADDR="10.77.0.1", MASTER_PORT="29511")
+    done = nodes.run(LOGIN, *launch, *RUN, *PLACE, MASTER_ADDR="10.77.0.1", MASTER_PORT="29511")
 
     assert done.code == 0, done.err
     assert places(done.out) == (placed(*TWO), {"10.77.0.1:29511"})
@@ -70,7 +70,7 @@ def test_ranks_of_a_joined_script_on_two_hosts_send_messages(nodes, kind):
     done = nodes.run(LOGIN, *launch, sys.executable, MESSAGES)
 
     assert done.code == 0, done.err
-    assert done.out.splitlines() == SAID_BY_TWO
+    assert done.out.splitlines() == OUTPUT_OF_TWO
     assert f"samestep: 2 workers = 2 nodes x 1, {kind}, cpu, gloo over eth0, " in done.err
 
 
@@ -97,7 +97,7 @@ def test_all_ranks_under_mpich_end_if_one_fails(nodes, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_launcher_on_each_host_starts_its_share(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=FORWARD)
-    done = nodes.run(LOGIN, *launch, *RUN, "-n", 4, *TELL)
+    done = nodes.run(LOGIN, *launch, *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)

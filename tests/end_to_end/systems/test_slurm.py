@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from samestep.ranks.rendezvous.endpoint import PORTS
-from support.launches import JOIN, RUN, TELL, placed, places
+from support.launches import JOIN, PLACE, RUN, placed, places
 
 SERIAL = """
 import socket, torch
@@ -47,7 +47,7 @@ def error_of(done):
     ids=["2x2", "3+1", "ntasks only", "4x1"],
 )
 def test_the_tasks_of_a_step_are_the_workers(slurm, flags, hosts):
-    done = slurm.run("srun", *flags, *RUN, *TELL)
+    done = slurm.run("srun", *flags, *RUN, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -68,7 +68,7 @@ def test_a_joined_script_under_srun_is_one_run(slurm, script):
 
 
 def test_one_launcher_on_each_node_starts_its_share(slurm):
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *TELL)
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -78,12 +78,12 @@ def test_one_launcher_on_each_node_starts_its_share(slurm):
 
 
 def test_a_number_of_workers_other_than_that_of_tasks_is_refused(slurm):
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *PLACE)
     assert "3 workers were asked for, but slurm started 4 task(s) on 2 node(s)" in error_of(done)
 
 
 def test_salloc_from_a_login_node_runs_the_workers_in_the_allocation(slurm):
-    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 4, *TELL)
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
@@ -91,7 +91,7 @@ def test_salloc_from_a_login_node_runs_the_workers_in_the_allocation(slurm):
 
 
 def test_a_number_of_workers_other_than_that_of_tasks_is_refused_under_salloc(slurm):
-    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *PLACE)
     assert "3 workers were asked for, but allocation" in error_of(done)
 
 
@@ -144,7 +144,7 @@ def test_torchrun_in_a_step_determines_the_ranks(slurm):
     meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--rdzv-id=9")
     done = slurm.run(
         *("srun", "--nodes=2", "--ntasks-per-node=1"),
-        *(*torchrun, *meet, "-m", "samestep", "run", *TELL),
+        *(*torchrun, *meet, "-m", "samestep", "run", *PLACE),
     )
 
     assert done.code == 0, done.err
@@ -155,7 +155,7 @@ def test_torchrun_in_a_step_determines_the_ranks(slurm):
 
 
 def test_an_unresolvable_master_is_an_error(slurm):
-    done = slurm.run("srun", "--nodes=2", *RUN, *TELL, MASTER_ADDR="nowhere.invalid", MASTER_PORT="1234")
+    done = slurm.run("srun", "--nodes=2", *RUN, *PLACE, MASTER_ADDR="nowhere.invalid", MASTER_PORT="1234")
     assert "nowhere.invalid, the host of rank 0, cannot be resolved on node" in error_of(done)
 
 
@@ -170,7 +170,7 @@ def test_an_unresolvable_master_is_an_error(slurm):
 )
 @pytest.mark.parametrize("what", ["command", "join"])
 def test_tasks_without_variables_of_their_place_are_refused(slurm, script, through, words, what):
-    program = (*RUN, *TELL) if what == "command" else (sys.executable, script)
+    program = (*RUN, *PLACE) if what == "command" else (sys.executable, script)
     done = slurm.run("srun", "--ntasks=2", *through, *program)
 
     assert done.code in (1, 2), done.out

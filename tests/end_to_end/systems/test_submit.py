@@ -7,7 +7,7 @@ import time
 import pytest
 
 from support.commands import finish
-from support.launches import TELL, placed, places
+from support.launches import PLACE, placed, places
 from support.mpi import KINDS
 from support.nodes import LOGIN
 from support.run_files import json_lines, json_lines_so_far
@@ -28,7 +28,7 @@ def here(tmp_path):
 )
 def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here, launch, odd):
     flags = ("--nodes", 2, "--nproc-per-node", 2, "--launch", launch, "--job-name", odd)
-    done = slurm.run(*SUBMIT, "slurm", *flags, "run", *TELL, folder=here)
+    done = slurm.run(*SUBMIT, "slurm", *flags, "run", *PLACE, folder=here)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
@@ -107,7 +107,7 @@ def test_a_training_resumes_after_a_warning_a_preemption_and_the_loss_of_its_fir
 def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, kind):
     program(kind, f"mpirun.{kind}")
     over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavor", kind)
-    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *TELL, folder=here)
+    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *PLACE, folder=here)
 
     assert done.code == 0, done.err
     told, points = places(done.out)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from support.commands import finish
-from support.launches import JOIN, MESSAGES, RUN, SAID_BY_TWO, TELL, placed, places
+from support.launches import JOIN, MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TWO = ("node0", "node0", "node1", "node1")
@@ -19,7 +19,7 @@ def on_both(nodes, command):
 
 def test_torch_distributed_launch_passes_the_local_rank(nodes):
     launch = (sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node=2")
-    done = nodes.run("node0", *launch, "-m", "samestep", "run", *TELL)
+    done = nodes.run("node0", *launch, "-m", "samestep", "run", *PLACE)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0")
@@ -27,7 +27,7 @@ def test_torch_distributed_launch_passes_the_local_rank(nodes):
 
 def test_torchruns_workers_on_two_nodes_have_their_places(nodes):
     flags = ("--nnodes=2", "--node-rank={i}", "--nproc-per-node=2", "--master-addr=node0")
-    both = on_both(nodes, (*TORCHRUN, *flags, "--master-port=29400", "-m", "samestep", "run", *TELL))
+    both = on_both(nodes, (*TORCHRUN, *flags, "--master-port=29400", "-m", "samestep", "run", *PLACE))
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
     told, points = places("".join(done.out for done in both))
@@ -40,7 +40,7 @@ def test_torchruns_workers_on_two_nodes_send_messages(nodes):
     both = on_both(nodes, (*TORCHRUN, *flags, MESSAGES))
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
-    assert both[0].out.splitlines() == SAID_BY_TWO
+    assert both[0].out.splitlines() == OUTPUT_OF_TWO
     assert both[1].out == ""
 
 
@@ -106,8 +106,10 @@ def test_two_launchers_of_samestep_start_one_group_on_two_nodes(nodes, tmp_path,
 @pytest.mark.parametrize("number", [0, 1])
 def test_launchers_with_the_same_node_rank_all_report_the_error(nodes, number):
     flags = ("--nnodes", 3, "--node-rank", number, "--master-addr", "node0", "--nproc-per-node", 1)
-    third = nodes.start("node0", *RUN, "--nnodes", 3, "--node-rank", 0, *flags[4:], *TELL) if number else None
-    both = on_both(nodes, (*RUN, *flags, *TELL))
+    third = (
+        nodes.start("node0", *RUN, "--nnodes", 3, "--node-rank", 0, *flags[4:], *PLACE) if number else None
+    )
+    both = on_both(nodes, (*RUN, *flags, *PLACE))
     ended = [*both, *([finish(third)] if third else [])]
 
     assert [done.code for done in ended] == [2] * len(ended), [done.err for done in ended]
@@ -118,7 +120,7 @@ def test_launchers_with_the_same_node_rank_all_report_the_error(nodes, number):
 
 def test_an_unresolvable_rendezvous_host_is_an_error(nodes):
     flags = ("--nnodes", 2, "--node-rank", 1, "--master-addr", "nowhere.invalid")
-    done = nodes.run("node0", *RUN, *flags, *TELL)
+    done = nodes.run("node0", *RUN, *flags, *PLACE)
 
     assert done.code == 2
     assert "nowhere.invalid, the host of rank 0, cannot be resolved on node0" in done.err

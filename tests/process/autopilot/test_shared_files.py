@@ -11,12 +11,12 @@ from samestep.autopilot.files.kept_originals import LARGE as LARGE_BYTES
 from samestep.autopilot.files.sibling_ranks import SiblingRanks
 from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.shared_folder import common_folder
-from support.script_runner import as_found, run_script
+from support.script_runner import restored_process_state, run_script
 
 
 def slower_than_rank_0(world, folder):
     """Return whether a rank finds a file that rank 0 wrote later in the script; rank 1 is slower."""
-    with as_found(), replicated_script(world):
+    with restored_process_state(), replicated_script(world):
         world.barrier()
         if world.place.is_main:
             (folder / "result").write_text("x")

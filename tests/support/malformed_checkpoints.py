@@ -1,6 +1,6 @@
 """Checkpoints with odd contents that a reader must refuse in one line, sealed so that no checksum shows it.
 
-By hand, with as many cases as wanted: ``python -m support.foreign_checkpoints 5000``.
+By hand, with as many cases as wanted: ``python -m support.malformed_checkpoints 5000``.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ LIMIT_S = 5.0
 
 
 def odd(draw: random.Random, depth: int = 2) -> object:
-    """Return a value that hardly belongs anywhere."""
+    """Return a value that is invalid in most places."""
     if depth and draw.random() < 0.3:
         inner = [odd(draw, depth - 1) for _ in range(draw.randrange(3))]
         return inner if draw.random() < 0.5 else {str(value)[:20]: value for value in inner}
@@ -39,7 +39,7 @@ def odd(draw: random.Random, depth: int = 2) -> object:
 
 
 def odd_tree(draw: random.Random, tree: object) -> object:
-    """Return a tree with one odd value in the place of one of its own."""
+    """Return a tree with one of its values replaced by an odd one."""
     if isinstance(tree, dict) and tree and draw.random() < 0.9:
         key = draw.choice(list(tree))
         return {**tree, key: odd_tree(draw, tree[key])}

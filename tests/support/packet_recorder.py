@@ -1,4 +1,4 @@
-"""Records what ranks send to each other, from the packets on one network device: run by root on the switch.
+"""Records the messages of ranks from the packets on one network device: run by root on the switch.
 
 It needs only Python, the device's name and the addresses of the ranks. Each line of JSON that it prints has
 the content of one TCP packet of a client: where it went, the stream that it belongs to, and its bytes. Large

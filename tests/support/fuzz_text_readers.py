@@ -1,4 +1,4 @@
-"""The readers of what is no file: launchers' variables, lists of hosts, values of flags, models and data."""
+"""Readers of variables, lists of hosts, flags, and names of models and data, tested with wrong content."""
 
 import json
 from functools import cache
@@ -89,7 +89,7 @@ def _wrong_environment(draw):
 
 
 def _read_environment(content):
-    """Go all the ways that variables are read."""
+    """Read the variables in every way that samestep reads them."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -266,7 +266,7 @@ def _read_flags(content):
 
 
 def begin_flags():
-    """Have nothing started: what is checked before is what is tried."""
+    """Replace the functions that start processes, so that only the checks before are tested."""
     import samestep.cli
     import samestep.studies.bench.synchronizers
     import samestep.studies.verify.verification
@@ -294,7 +294,7 @@ def begin_flags():
 
 
 class _Nothing:
-    """Stands for what would start processes."""
+    """Replaces functions that start processes."""
 
     report, verdict, all_findings, unreached, rank = None, "same", (), True, 0
 
