@@ -1,4 +1,4 @@
-"""The promises of the code base itself."""
+"""The code base keeps its rules: imports, public names, sizes, and pages that are generated from it."""
 
 import ast
 import builtins
@@ -87,7 +87,7 @@ def returned_types(fn):
     return found
 
 
-def test_what_public_functions_and_methods_return_is_public():
+def test_classes_that_public_functions_and_methods_return_are_public():
     public = {getattr(samestep, name) for name in samestep.__all__ if name not in ("errors", "testing")}
     functions = {one for one in public if inspect.isfunction(one)}
     for kind in public - functions:
@@ -148,7 +148,7 @@ def test_type_checkers_see_the_same_public_names():
     assert names == set(samestep.__all__)
 
 
-def test_the_former_name_of_work_warns_of_the_present_one():
+def test_the_former_name_of_work_warns_with_the_present_name():
     with pytest.warns(DeprecationWarning, match=r"samestep.Pending is now samestep.Work"):
         assert samestep.Pending is samestep.Work
 
@@ -161,8 +161,8 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
 @pytest.mark.parametrize(
     "folder", sorted(path.parent for path in SOURCE.rglob("__init__.py")), ids=lambda p: p.name
 )
-def test_a_folder_is_one_sentence(folder):
-    if folder in (SOURCE, SOURCE / "testing"):  # which a user imports from
+def test_the_init_file_of_a_folder_is_one_sentence(folder):
+    if folder in (SOURCE, SOURCE / "testing"):  # whose names a user imports
         return
     tree = ast.parse((folder / "__init__.py").read_text())
 
@@ -171,7 +171,7 @@ def test_a_folder_is_one_sentence(folder):
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_module_fits_in_the_head(module):
+def test_a_module_is_not_longer_than_the_limit(module):
     assert len(module.read_text().splitlines()) <= LONGEST
 
 

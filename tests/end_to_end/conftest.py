@@ -1,4 +1,4 @@
-"""A scaling study that was measured, for all tests that look at one."""
+"""Provides one measured scaling study to all tests that read one."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from support.forked_commands import scale
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory):
-    """The folder of a study of a recipe, in both modes and with two variants, and what it printed."""
+    """Return the folder of a study of a recipe, in both modes with two variants, and the ended command."""
     folder = tmp_path_factory.mktemp("measured") / "study"
     asked = ("-n", "1,2", "--scaling", "both", "--compare", "sync=flat,ddp", "--out", folder)
     few = ("--steps=3", "--warm-up=1", "--repeats=1", "--oversubscribe")

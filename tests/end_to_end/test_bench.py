@@ -12,7 +12,7 @@ from support.forked_commands import samestep
 BIND = ("--bind", "core") if cpu_share().cores > 1 else ()
 
 
-def test_steps_of_two_workers_are_measured_against_those_without_exchange():
+def test_steps_of_two_workers_are_measured_relative_to_those_without_synchronization():
     ended = samestep("bench", "step", "-n", 2, "--sync", "flat,ddp", "--seconds", 0.1, "--json")
     rows = [json.loads(line) for line in ended.out.splitlines()]
 

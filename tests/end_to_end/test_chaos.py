@@ -1,4 +1,4 @@
-"""Each fault once, one after another, in one training: it ends with the undisturbed weights."""
+"""A training under one fault of each kind ends with the uninterrupted weights."""
 
 import random
 import re
@@ -10,10 +10,10 @@ from support.chaos import (
     RUN,
     Victim,
     foreign_files_lost,
+    inject,
     result,
     small_disk,
     steps_missing,
-    torment,
     whole,
 )
 from support.forked_commands import samestep, start
@@ -41,7 +41,7 @@ def test_a_training_survives_each_kind_of_fault_with_equal_bits(disk, tmp_path):
     faults = draw.sample(list(FAULTS), len(FAULTS))
     victim = Victim(disk, steps=STEPS, launch=launch)
     try:
-        recoveries = list(torment(victim, faults, draw))
+        recoveries = list(inject(victim, faults, draw))
         said, torn = victim.said, result(victim.folder)
         assert steps_missing(victim) == set()
         assert foreign_files_lost(victim) == []

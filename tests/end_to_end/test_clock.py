@@ -1,4 +1,4 @@
-"""``samestep run --clock``: a file of each worker's steps, and the end of all of them after the same step."""
+"""``samestep run --clock`` writes each worker's steps, and ends all workers after the same step."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_the_steps_and_samples_of_a_script_are_counted(tmp_path, monkeypatch, sc
     assert int(samples) > int(steps) > 1
 
 
-def test_what_a_script_has_not_flushed_is_in_its_files(tmp_path):
+def test_lines_that_a_script_has_not_flushed_are_in_its_files(tmp_path):
     script, log = tmp_path / "train.py", tmp_path / "log.csv"
     script.write_text(
         f"import torch; log = open({str(log)!r}, 'w'); model = torch.nn.Linear(3, 1)\n"
@@ -86,12 +86,12 @@ def test_a_recipe_is_ended_after_the_same_step(tmp_path):
         assert last["ended"] == "steps"
 
 
-def test_the_clock_of_a_script_that_fails_says_so(tmp_path):
+def test_the_clock_file_of_a_failed_script_contains_the_error(tmp_path):
     ended = samestep("run", "-n", 2, "--clock", tmp_path / "clock", GALLERIES / "gallery_ddp/crash.py")
 
     assert ended.code == 1
-    # One worker that fails is enough for the other to be stopped, maybe before it has said anything.
-    said = [
+    # One worker that fails is enough for the other to be stopped, maybe before it has written anything.
+    written = [
         json.loads(line) for file in (tmp_path / "clock").iterdir() for line in file.read_text().splitlines()
     ]
-    assert any(one.get("ended", "").startswith("error: ") for one in said)
+    assert any(one.get("ended", "").startswith("error: ") for one in written)

@@ -50,7 +50,7 @@ def test_zsh_completes_verbs_and_options(path, monkeypatch, capsys):
         assert shell("zsh", f"{script}; print $_comps[samestep]") == ["_samestep_completion"]
 
 
-def test_the_verb_of_a_completed_command_is_loaded_alone():
+def test_only_the_verb_of_a_completed_command_is_loaded():
     assert (
         completed_words({"_SAMESTEP_COMPLETE": "complete_bash", "COMP_WORDS": "samestep run -"})[0] == "run"
     )

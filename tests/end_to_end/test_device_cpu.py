@@ -24,21 +24,21 @@ def test_a_script_for_gpus_and_nccl_trains_on_cpus():
     assert len(losses(two.out)) == 2
 
 
-def test_it_fails_without_the_option():
+def test_a_script_for_gpus_fails_without_the_option():
     ended = samestep("run", "-n", 2, SCRIPT)
 
     assert ended.code == 1
     assert losses(ended.out) == []
 
 
-def test_it_is_verified():
+def test_a_script_for_gpus_is_verified():
     ended = samestep("verify", "-n", 2, "--device", "cpu", "--json", SCRIPT)
 
     assert ended.code == 0, ended.out + ended.err
     assert json.loads(ended.out)["verdict"] == "same"
 
 
-def test_an_executable_has_no_device_to_choose(tmp_path):
+def test_the_option_is_refused_for_an_executable(tmp_path):
     ended = samestep("run", "-n", 2, "--device", "cpu", "--no-python", "/bin/true")
 
     assert ended.code == 2

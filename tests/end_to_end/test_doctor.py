@@ -22,7 +22,7 @@ def test_two_workers_are_examined_measured_and_joined(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_hurts_one_of_two_workers_is_the_exit_code_of_both(tmp_path):
+def test_a_finding_that_hurts_is_exit_code_1_and_printed_once(tmp_path):
     ended = samestep(
         "doctor", "-n", 2, "--no-devices", "--run-folder", tmp_path, GLOO_SOCKET_IFNAME="nonsense0"
     )

@@ -46,12 +46,12 @@ def test_three_workers_end_with_the_weights_of_one(alone, tmp_path):
 
 
 @pytest.mark.parametrize(("workers", "variables"), [(1, {}), (2, {"OMP_NUM_THREADS": "2"})])
-def test_started_by_run_it_ends_with_the_same_weights(alone, tmp_path, workers, variables):
+def test_a_training_started_by_run_ends_with_the_same_weights(alone, tmp_path, workers, variables):
     run = ("run", "-n", workers, "-m", "samestep")
     assert digest(samestep(*run, *TRAIN, "--out", tmp_path / "run", "--json", **variables)) == alone[1]
 
 
-def test_a_run_does_not_go_on_with_other_settings_of_torch(stopped):
+def test_a_run_does_not_resume_with_other_settings_of_torch(stopped):
     torch.set_flush_denormal(True)
     try:
         with pytest.raises(CheckpointError, match=r"denormals kept.* denormals flushed"):
@@ -62,11 +62,11 @@ def test_a_run_does_not_go_on_with_other_settings_of_torch(stopped):
         torch.set_flush_denormal(False)
 
 
-def test_a_run_that_goes_on_with_two_workers_ends_with_the_weights_of_one(alone, stopped):
+def test_a_run_that_resumes_with_two_workers_ends_with_the_weights_of_one(alone, stopped):
     assert digest(samestep("train", "--resume", stopped, "-n", 2, "--json")) == alone[1]
 
 
-def test_a_run_does_not_go_on_with_another_number_of_threads(stopped):
+def test_a_run_does_not_resume_with_another_number_of_threads(stopped):
     done = samestep("train", "--resume", stopped, "-n", 2, "--threads", 2)
 
     assert done.code == 2
@@ -75,7 +75,7 @@ def test_a_run_does_not_go_on_with_another_number_of_threads(stopped):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names another instruction set of x86-64")
-def test_a_run_does_not_go_on_where_a_setting_of_the_libraries_makes_other_bits(stopped):
+def test_a_run_does_not_resume_if_a_library_setting_changes_the_bits(stopped):
     # Read once in a process, and those that others are forked from have computed before.
     done = commands.samestep("train", "--resume", stopped, "-n", 2, ONEDNN_MAX_CPU_ISA="SSE41")
 

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and the twins print the same losses."""
+"""The examples run by the commands in their first lines, and the twins print the same losses."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from support import commands
 from support.forked_commands import samestep
-from support.hosted import difference
+from support.script_runner import difference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -52,7 +52,7 @@ def test_the_documentation_shows_what_the_examples_print(serial):
 
 
 @pytest.mark.parametrize(("workers", "total"), [(1, 0), (2, 1)])
-def test_a_script_with_its_own_torch_distributed_runs_as_it_is(workers, total):
+def test_a_script_with_its_own_torch_distributed_runs_unchanged(workers, total):
     ended = samestep("run", "-n", workers, EXAMPLES / "torch_distributed.py")
 
     assert ended.code == 0, ended.err
@@ -61,7 +61,7 @@ def test_a_script_with_its_own_torch_distributed_runs_as_it_is(workers, total):
 
 
 @pytest.mark.parametrize(("workers", "total"), [(1, 1), (3, 6)])
-def test_messages_arrive_down_the_line_and_round_the_ring(workers, total):
+def test_messages_arrive_along_the_line_and_around_the_ring(workers, total):
     ended = samestep("run", "-n", workers, EXAMPLES / "message_passing.py")
 
     assert ended.code == 0, ended.err

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.hosted import difference
 from support.kept_interpreter import KeptInterpreter
+from support.script_runner import difference
 from support.systems import missing
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_a_script_that_asks_for_several_devices_is_started_natively(run):
     assert "joins its peers itself" in two.err
 
 
-def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(run, tmp_path):
+def test_a_library_that_starts_ranks_unexpectedly_is_refused_in_one_line(run, tmp_path):
     script = tmp_path / "train.py"
     text = (GALLERY / "lightning_trainer.py").read_text()
     script.write_text(text.replace("devices=DEVICES", "devices=int('2')"))
@@ -92,7 +92,7 @@ def test_a_script_whose_library_starts_ranks_after_all_is_refused_in_one_line(ru
 @pytest.mark.parametrize(
     "name", ["accelerate_metrics", "fabric_ranks", "lightning_ranks", "transformers_ranks"]
 )
-def test_verify_does_not_accuse_a_right_script_of_a_library(run, name):
+def test_verify_finds_no_fault_in_a_correct_script_of_a_library(run, name):
     options = ("--mode", "native", "--steps", 10, "--json")
 
     ended = run("two", "verify", *options, GALLERY / f"{name}.py")

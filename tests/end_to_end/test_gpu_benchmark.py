@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py runs on the CPU in a tiny size, so that on a GPU its code is not new."""
+"""benchmarks/gpu.py runs on the CPU in a tiny size, which tests its code without a GPU."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
 @pytest.mark.timeout(600)
-def test_the_benchmark_of_gpus_can_be_rehearsed(tmp_path):
+def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path):
     file = tmp_path / "figures.json"
     only = "steps,steps-of-ranks,clock,cifar10-94,mnist"
     command = [sys.executable, BENCHMARK, "--rehearse", "--only", only, "--json", file]

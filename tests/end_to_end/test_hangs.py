@@ -47,7 +47,7 @@ def line_with(file, text):
     return next(f"{file}:{n}" for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
 
 
-def test_a_collective_that_only_one_rank_comes_to(hanging):
+def test_a_rank_that_does_not_call_a_collective_is_named(hanging):
     code, said, file = hanging("""\
     step()
     if rank == 0:
@@ -66,7 +66,7 @@ def test_a_collective_that_only_one_rank_comes_to(hanging):
     assert re.search("--hang-timeout .*2 s", said[3])
 
 
-def test_a_rank_that_sleeps_in_a_step(hanging):
+def test_a_rank_that_sleeps_in_a_step_is_named(hanging):
     code, said, file = hanging("""\
     step()
     if rank == 1:
@@ -80,7 +80,7 @@ def test_a_rank_that_sleeps_in_a_step(hanging):
     assert line_with(file, "time.sleep(1000)") in said[2]
 
 
-def test_a_rank_that_is_stopped(hanging):
+def test_a_rank_that_is_stopped_is_named(hanging):
     code, said, file = hanging("""\
     step()
     if rank == 1:
@@ -95,7 +95,7 @@ def test_a_rank_that_is_stopped(hanging):
 
 
 @pytest.mark.parametrize("ending", ["", "dist.destroy_process_group()"])
-def test_ranks_with_different_numbers_of_steps(hanging, ending):
+def test_a_rank_that_has_fewer_steps_is_named(hanging, ending):
     code, said, file = hanging(f"""\
     for _ in range(4 - rank):
         step()
@@ -109,7 +109,7 @@ def test_ranks_with_different_numbers_of_steps(hanging, ending):
     assert "--hang-timeout" not in said[3]  # the rank is not slow
 
 
-def test_ranks_of_a_serial_script_that_diverge(hanging):
+def test_a_rank_of_a_serial_script_that_ends_early_is_named(hanging):
     code, said, file = hanging("""\
         import os, torch
 
@@ -161,7 +161,7 @@ def under_another_launcher(tmp_path):
     return run
 
 
-def test_a_message_that_is_never_sent_between_tasks_of_another_launcher(under_another_launcher):
+def test_a_missing_message_between_tasks_of_another_launcher_is_reported(under_another_launcher):
     codes, said, file = under_another_launcher("""\
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:
@@ -175,7 +175,7 @@ def test_a_message_that_is_never_sent_between_tasks_of_another_launcher(under_an
     assert f"at {line_with(file, 'time.sleep')}" in said
 
 
-def test_the_rank_that_serves_the_store_ends_first(under_another_launcher):
+def test_a_rank_that_serves_the_store_and_ends_first_is_named(under_another_launcher):
     codes, said, file = under_another_launcher("""\
         dist.init_process_group("gloo")
         for _ in range(3 + dist.get_rank()):
@@ -196,7 +196,7 @@ def test_a_slow_rank_is_no_hang(tmp_path):
     assert samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"
 
 
-def test_an_object_that_is_never_sent(hanging):
+def test_a_missing_object_is_reported(hanging):
     code, said, file = hanging("""\
     import time, torch.distributed as dist
 
@@ -231,7 +231,7 @@ def test_a_thread_that_waits_for_messages_is_no_hang(tmp_path):
     assert samestep("run", "-n", 2, "--hang-timeout", 2, tmp_path / "train.py").code == 0
 
 
-def test_a_script_joins_again_after_its_ranks_have_waited_for_each_other(tmp_path):
+def test_a_script_joins_again_after_a_deadlock_of_its_ranks(tmp_path):
     (tmp_path / "train.py").write_text(
         dedent("""\
         import time, torch, samestep

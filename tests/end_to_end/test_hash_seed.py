@@ -1,4 +1,4 @@
-"""Sets have one order on all ranks of a serial script, whoever starts the ranks."""
+"""Sets have one order on all ranks of a serial script, under every launcher."""
 
 import re
 import socket
@@ -75,7 +75,7 @@ def test_processes_of_another_launcher_have_one_order(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seeds", [("1", "2"), ("random", "random")])
-def test_seeds_that_the_user_has_set_apart_are_refused_with_what_to_set(tmp_path, seeds):
+def test_different_seeds_of_the_user_are_refused_with_the_variable_to_set(tmp_path, seeds):
     script = tmp_path / "prog.py"
     script.write_text(SCRIPT)
     _, ended = ranks_of(script, seeds)

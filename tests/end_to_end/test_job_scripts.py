@@ -1,4 +1,4 @@
-"""Jobs as a real bash reads and runs them; srun, scontrol and ssh are stood in for."""
+"""Job scripts run in a real bash, with stubs of srun, scontrol and ssh."""
 
 import os
 import signal
@@ -38,8 +38,8 @@ def job(**changes):
     return SlurmJob(**plain | changes)
 
 
-def seen_by_srun(text):
-    """Return the words that srun is called with, with bash reading the job."""
+def srun_arguments(text):
+    """Return the arguments of srun in a job that bash runs."""
     srun = "srun() { printf '%s\\0' \"$@\"; }\n"
     ended = subprocess.run(["bash", "-c", srun + text], capture_output=True, check=True)
     return ended.stdout.decode().split("\0")[:-1]
@@ -47,10 +47,10 @@ def seen_by_srun(text):
 
 @settings(max_examples=40)
 @given(st.lists(WORDS.filter(lambda word: not word.startswith(COUNTS)), max_size=12), LINES)
-def test_arguments_arrive_as_they_are_through_a_real_shell(arguments, name):
+def test_arguments_pass_unchanged_through_a_real_shell(arguments, name):
     made = job(command=parse_command(["train", "digits", *arguments]), name=name)
 
-    words = seen_by_srun(script(made))
+    words = srun_arguments(script(made))
 
     at = words.index("-m")
     assert words[at - 1] == "/a b/python"
@@ -61,7 +61,7 @@ def test_arguments_arrive_as_they_are_through_a_real_shell(arguments, name):
     ("code", "starts", "again"),
     [(0, 0, False), (1, 0, False), (75, 0, True), (138, 99, True), (143, 0, False), (75, 100, False)],
 )
-def test_a_job_that_can_go_on_is_queued_again_and_no_other(code, starts, again):
+def test_only_a_job_that_can_resume_is_requeued(code, starts, again):
     stubs = f"srun() {{ return {code}; }}\nscontrol() {{ echo scontrol $*; }}\nSLURM_JOB_ID=7\n"
     stubs += f"SLURM_RESTART_COUNT={starts}\n" if starts else ""
     ended = subprocess.run(
@@ -72,7 +72,7 @@ def test_a_job_that_can_go_on_is_queued_again_and_no_other(code, starts, again):
     assert ended.stdout == ("scontrol requeue 7\n" if again else "")
 
 
-def test_what_is_not_there_ends_the_job_before_the_workers_start(tmp_path):
+def test_a_missing_environment_ends_the_job_before_the_workers_start(tmp_path):
     made = script(job(site=SlurmSite(venv=str(tmp_path / "no venv"))))
     ended = subprocess.run(
         ["bash", "-c", "srun() { echo started; }\n" + made], capture_output=True, text=True, check=False
@@ -82,14 +82,14 @@ def test_what_is_not_there_ends_the_job_before_the_workers_start(tmp_path):
 
 
 def ssh(folder, body):
-    """Make a program that stands for ssh: it runs what the other host would, here."""
+    """Write a stub of ssh, which runs the command of the other host here."""
     path = folder / "ssh"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def test_hosts_are_asked_for_the_folder_the_program_and_samestep(tmp_path):
+def test_hosts_are_checked_for_the_folder_the_program_and_samestep(tmp_path):
     reach = ssh(tmp_path, 'while [ "$1" = -o ]; do shift 2; done; shift; exec sh -c "$1"')
     (tmp_path / "it's here.py").touch()
     ask = {"ssh": reach, "folder": tmp_path, "program": "it's here.py", "python": "true"}
@@ -104,12 +104,12 @@ def test_hosts_are_asked_for_the_folder_the_program_and_samestep(tmp_path):
     assert unusable(hosts_of("localhost:2"), **ask | {"folder": tmp_path / "none"}) == []
 
 
-def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(tmp_path):
+def test_an_unreachable_host_is_named_with_the_error_of_ssh(tmp_path):
     reach = ssh(tmp_path, "echo 'Permission denied (publickey).' >&2; exit 255")
 
-    (said,) = unusable(hosts_of("far:2"), ssh=reach, folder=tmp_path, program=None, python="true")
+    (reason,) = unusable(hosts_of("far:2"), ssh=reach, folder=tmp_path, program=None, python="true")
 
-    assert said == f"far cannot be reached by `{reach} far` (Permission denied (publickey).)"
+    assert reason == f"far cannot be reached by `{reach} far` (Permission denied (publickey).)"
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(tmp_path):
         {"site": SlurmSite(container="a\nexit 9", container_runtime="pyxis")},
     ],
 )
-def test_bash_reads_a_job_of_slurm(changes):
+def test_a_job_of_slurm_is_valid_bash(changes):
     subprocess.run(["bash", "-n"], input=script(job(**changes)), text=True, check=True)
 
 
 @pytest.mark.parametrize("flavor", ["openmpi", "mpich"])
-def test_bash_reads_a_job_of_mpi(flavor):
+def test_a_job_of_mpi_is_valid_bash(flavor):
     made = MpiJob(
         command=parse_command(["train", "digits", "a; b"]),
         name="a\nname",
@@ -143,7 +143,7 @@ def test_bash_reads_a_job_of_mpi(flavor):
     subprocess.run(["bash", "-n"], input=mpi_script(made), text=True, check=True)
 
 
-def test_a_job_without_a_scheduler_has_a_session_of_its_own(tmp_path):
+def test_a_job_without_a_scheduler_has_its_own_session(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text("ps -o sid= -p $$; exit 3\n")
     started = DetachedJob(path, tmp_path / "job.log")
@@ -155,7 +155,7 @@ def test_a_job_without_a_scheduler_has_a_session_of_its_own(tmp_path):
     assert started.stop == f"kill -TERM -- -{started.number}"
 
 
-def test_ctrl_c_ends_the_following_and_not_the_job(tmp_path, monkeypatch):
+def test_ctrl_c_ends_the_command_that_follows_a_job_and_not_the_job(tmp_path, monkeypatch):
     """The job has a session of its own, as it has when the terminal is closed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

@@ -1,4 +1,4 @@
-"""Ranks as real processes, with nothing but variables: they join, or all of them learn why not."""
+"""Real processes with a launcher's variables join, or all report why they cannot."""
 
 import signal
 import socket
@@ -72,7 +72,7 @@ for _ in range(2):
     assert banners == [line, line]
 
 
-def test_a_rank_that_cannot_join_tells_the_others(start):
+def test_the_reason_why_one_rank_cannot_join_is_reported_by_all(start):
     script = """
 backend = "nccl" if os.environ["RANK"] == "1" else None
 with samestep.join(device="cpu", backend=backend, timeout_s=60) as world:
@@ -87,7 +87,7 @@ with samestep.join(device="cpu", backend=backend, timeout_s=60) as world:
     assert "backend=nccl cannot carry cpu tensors" in second.err
 
 
-def test_ranks_leave_when_another_is_killed(start):
+def test_a_rank_ends_when_another_is_killed(start):
     script = """
 with samestep.join(device="cpu", timeout_s=60) as world:
     world.barrier()
@@ -109,7 +109,7 @@ def test_an_unresolvable_master_is_refused_before_anything_starts(start):
 
 
 @pytest.mark.parametrize(("banner", "told"), [(None, ["cpu, gloo"]), ("0", [])])
-def test_under_samestep_run_the_ranks_say_device_and_back_end_once(tmp_path, banner, told):
+def test_under_samestep_run_device_and_back_end_are_printed_once(tmp_path, banner, told):
     path = tmp_path / "script.py"
     path.write_text(
         "import os, samestep\n"

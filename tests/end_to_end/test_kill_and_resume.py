@@ -1,4 +1,4 @@
-"""A run that is killed again and again, and goes on with other numbers of workers, is the undisturbed run."""
+"""A run that is killed repeatedly and resumed with other numbers of workers equals the uninterrupted run."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def length(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def disturb(folder: Path, draw: random.Random) -> bool:
+def run_and_kill(folder: Path, draw: random.Random) -> bool:
     """Start or resume the run on 1 to 3 workers and kill one of its processes some steps on.
 
     Returns:
@@ -68,7 +68,7 @@ def disturb(folder: Path, draw: random.Random) -> bool:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folders of an undisturbed run by one worker, and of one that was killed `KILLS` times."""
+    """The folders of an uninterrupted run by one worker, and of one that was killed `KILLS` times."""
     whole, torn = (tmp_path_factory.mktemp("runs") / name for name in ("whole", "torn"))
     done = samestep(*run_on(1), whole, 0, *TRAIN)
     assert done.code == 0, done.err
@@ -76,14 +76,14 @@ def runs(tmp_path_factory):
     kills = 0
     while kills < KILLS:
         assert not (torn / "result.json").exists(), f"finished after {kills} kills: train for longer"
-        kills += disturb(torn, draw)
+        kills += run_and_kill(torn, draw)
     done = samestep(*run_on(2), torn, 0, *TRAIN)
     assert done.code == 0, done.err
     return whole, torn
 
 
 @pytest.mark.timeout(400)
-def test_the_loss_curve_is_that_of_the_undisturbed_run(runs):
+def test_the_loss_curve_is_that_of_the_uninterrupted_run(runs):
     whole, torn = (rows(folder / "metrics.jsonl") for folder in runs)
 
     assert [row["step"] for row in torn] == [row["step"] for row in whole]
@@ -92,7 +92,7 @@ def test_the_loss_curve_is_that_of_the_undisturbed_run(runs):
     assert [row["loss"] for row in torn] == pytest.approx([row["loss"] for row in whole], rel=0, abs=1e-10)
 
 
-def test_along_the_surviving_steps_each_sample_of_each_epoch_is_used_once(runs):
+def test_the_steps_that_were_kept_use_each_sample_of_each_epoch_once(runs):
     _, torn = runs
     sessions = rows(torn / "sessions.jsonl")
     last = len(rows(torn / "metrics.jsonl"))
@@ -110,7 +110,7 @@ def test_along_the_surviving_steps_each_sample_of_each_epoch_is_used_once(runs):
     assert used == Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES))
 
 
-def test_the_result_is_that_of_the_undisturbed_run(runs):
+def test_the_result_is_that_of_the_uninterrupted_run(runs):
     whole, torn = (json.loads((folder / "result.json").read_text()) for folder in runs)
 
     for name in ("correct", "total", "epochs", "steps"):

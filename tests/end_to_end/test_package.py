@@ -39,7 +39,7 @@ def metadata(wheel):
         return Parser().parsestr(archive.read(name).decode())
 
 
-def test_the_index_accepts_both(built):
+def test_the_package_index_accepts_wheel_and_source_archive(built):
     ended = run(sys.executable, "-m", "twine", "check", "--strict", *built, NO_COLOR="1")
 
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -17,7 +17,7 @@ def test_one_run_gets_its_page_and_its_headline(tmp_path, capsys):
     assert out[1] == f"page: {folder / 'report.html'}"
 
 
-def test_several_runs_get_one_page_together(tmp_path, capsys):
+def test_several_runs_get_one_page(tmp_path, capsys):
     folders = [str(run_folder(tmp_path / name)) for name in ("one", "two")]
     page = tmp_path / "both.html"
     assert run_command(["report", *folders, "--page", str(page), "--json"]) == 0
@@ -27,7 +27,7 @@ def test_several_runs_get_one_page_together(tmp_path, capsys):
     assert "2 runs side by side" in page.read_text()
 
 
-def test_what_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys):
+def test_a_missing_run_and_a_missing_folder_are_one_line_and_exit_code_2(tmp_path, capsys):
     for arguments in (
         ["report", str(tmp_path)],
         ["report", str(run_folder(tmp_path / "run")), "--page", "/nowhere/x"],
@@ -38,7 +38,7 @@ def test_what_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys):
         assert err.startswith("samestep: error:")
 
 
-def test_a_study_gets_its_page_beside_it_and_its_table(tmp_path, capsys):
+def test_a_study_gets_its_table_and_a_page_beside_it(tmp_path, capsys):
     write_study(tmp_path / "study.json", study(bar=None))
     verdict = study(bar=0.5).verdict.manager
     assert run_command(["report", str(tmp_path / "study.json"), "--worth", "0.5"]) == 0
@@ -69,7 +69,7 @@ def test_a_table_of_times_makes_a_study(tmp_path, capsys):
     assert (tmp_path / "times.html").exists()
 
 
-def test_what_makes_no_study_is_one_line_and_exit_code_2(tmp_path, capsys):
+def test_arguments_that_give_no_study_are_one_line_and_exit_code_2(tmp_path, capsys):
     table = tmp_path / "times.csv"
     table.write_text("1,100\n2,soon\n")
     run = str(run_folder(tmp_path / "run"))
@@ -85,7 +85,7 @@ def test_what_makes_no_study_is_one_line_and_exit_code_2(tmp_path, capsys):
         assert message in err
 
 
-def test_a_training_leaves_a_page(tmp_path, capsys):
+def test_a_training_writes_a_page(tmp_path, capsys):
     folder = tmp_path / "run"
     assert run_command(["train", "digits", "--epochs", "1", "--subset", "128", "--out", str(folder)]) == 0
     assert str(folder / "report.html") in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""``samestep run`` when something fails: it is told once, nobody waits, and nothing is left behind."""
+"""``samestep run`` reports a failure once, ends all workers, and leaves no processes and segments."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def endless(script, tmp_path):
 
 
 def shared_memory_of(pids, names):
-    """Return what is left of the named segments, and of those torch names after a process."""
+    """Return which of the named segments exist, and of those that torch names after a process."""
     prefixes = tuple(f"torch_{pid}_" for pid in pids)
     return sorted(name for name in shared_memory() if name in names or name.startswith(prefixes))
 
@@ -74,7 +74,7 @@ def shared_memory_of(pids, names):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_a_signal_to_the_launcher_leaves_nothing_behind(endless, number, code):
+def test_a_signal_to_the_launcher_ends_all_processes_of_the_run(endless, number, code):
     process, _ = endless
     process.send_signal(number)
     ended = finish(process)
@@ -85,14 +85,14 @@ def test_a_signal_to_the_launcher_leaves_nothing_behind(endless, number, code):
     assert f"ended by signal {number:d}" in ended.err
 
 
-def test_the_keyboard_reaches_launcher_and_workers_at_once(endless):
+def test_an_interrupt_of_launcher_and_workers_at_once_ends_the_run(endless):
     process, _ = endless
     os.killpg(process.pid, signal.SIGINT)
 
     assert finish(process).code == 130
 
 
-def test_workers_die_with_a_launcher_that_is_killed(script):
+def test_workers_end_with_a_launcher_that_is_killed(script):
     # Workers only: what they have started (DataLoader's processes) looks after itself in such a case.
     process = start(
         "run",
@@ -114,7 +114,7 @@ def test_workers_die_with_a_launcher_that_is_killed(script):
     assert await_end_of(pids) == []
 
 
-def test_a_worker_killed_ends_the_run(endless):
+def test_a_killed_worker_ends_the_run(endless):
     process, pids = endless
     os.kill(pids[1][0], signal.SIGKILL)
     ended = finish(process)
@@ -124,7 +124,7 @@ def test_a_worker_killed_ends_the_run(endless):
     assert "GLHF" not in ended.err, "the text of the other's lost connection is not news"
 
 
-def test_an_exception_is_told_once_from_the_users_first_line(script):
+def test_an_exception_is_printed_once_from_the_users_first_line(script):
     prog = script(
         """\
         import torch, torch.distributed as dist
@@ -150,7 +150,7 @@ def test_an_exception_is_told_once_from_the_users_first_line(script):
     assert "ValueError" in told[-1]
 
 
-def test_all_workers_start_afresh_after_one_was_killed(script):
+def test_all_workers_restart_after_one_was_killed(script):
     prog = script(
         """\
         import os, signal, torch, torch.distributed as dist
@@ -171,7 +171,7 @@ def test_all_workers_start_afresh_after_one_was_killed(script):
     assert "SIGKILL" in ended.err
 
 
-def test_restarts_come_to_an_end(script):
+def test_the_number_of_restarts_is_limited(script):
     prog = script("import torch.distributed as dist\ndist.init_process_group('gloo')\nraise SystemExit(5)\n")
     ended = samestep("run", "-n", 2, "--max-restarts", 1, prog)
 
@@ -179,7 +179,7 @@ def test_restarts_come_to_an_end(script):
     assert ended.err.count("exit code 5") == 2
 
 
-def test_a_failure_that_returns_at_the_same_step_ends_the_restarts_and_its_path_is_named(script, tmp_path):
+def test_a_failure_repeated_at_the_same_step_ends_the_restarts_and_its_path_is_named(script, tmp_path):
     prog = script(
         """
         import errno, os
@@ -290,12 +290,12 @@ ADOPTING = """\
     """
 
 
-def test_orphans_end_with_who_adopted_them_and_with_nobody_forked_from_it(script):
+def test_orphans_are_ended_by_the_process_that_adopted_them_and_not_by_its_forks(script):
     ended = subprocess.run([sys.executable, script(ADOPTING)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_worker_is_alone_with_its_files_its_forks_and_its_orphans(script, tmp_path):
+def test_a_worker_inherits_no_files_and_its_forks_and_orphans_are_reaped(script, tmp_path):
     prog = script(
         """\
         import os, psutil, subprocess, sys, time
@@ -328,7 +328,7 @@ def test_a_worker_is_alone_with_its_files_its_forks_and_its_orphans(script, tmp_
     assert sorted(ended.out.splitlines()) == ["[rank0]: alone", "[rank1]: alone"]
 
 
-def test_a_hook_that_never_returns_takes_no_error_with_it(script):
+def test_an_error_is_reported_even_if_the_excepthook_does_not_return(script):
     prog = script(
         """\
         import os, sys, torch.distributed as dist
@@ -347,7 +347,7 @@ def test_a_hook_that_never_returns_takes_no_error_with_it(script):
     assert "failed with ValueError (exit code 3)" in ended.err
 
 
-def test_a_worker_that_a_thread_keeps_from_leaving_is_asked_to_end(script):
+def test_a_worker_that_a_thread_keeps_from_exiting_gets_sigterm(script):
     prog = script(
         """\
         import os, pathlib, signal, threading, time, torch.distributed as dist
@@ -402,7 +402,7 @@ SPAWNING_WITHOUT_PIDFD = """\
 """
 
 
-def test_workers_are_waited_for_where_the_system_does_not_tell_of_their_end(script):
+def test_workers_are_awaited_without_pidfd_open(script):
     command = [sys.executable, script(SPAWNING_WITHOUT_PIDFD)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     told = ended.stdout.splitlines()
@@ -428,7 +428,7 @@ def test_a_closed_stdout_is_no_error(script):
 # Makes the terminal named first its own, as a shell's is, and becomes the command.
 AT_THE_TERMINAL = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
 
-# Rank 0 takes its time over Ctrl-C and counts how often it is told; rank 1 just ends.
+# Rank 0 takes its time over Ctrl-C and counts the signals; rank 1 just ends.
 INTERRUPTED = """\
     import os, signal, time, torch.distributed as dist
     told = []
@@ -440,7 +440,7 @@ INTERRUPTED = """\
     while not told:
         time.sleep(0.01)
     time.sleep(0.5)
-    os.write(1, b"told twice" if len(told) > 1 else b"told once")
+    os.write(1, b"signaled twice" if len(told) > 1 else b"signaled once")
     os._exit(130)
     """
 
@@ -472,13 +472,13 @@ def test_ctrl_c_at_a_terminal_reaches_each_worker_once(at_a_terminal):
     os.write(keyboard, b"\x03")
     ended = finish(process)
 
-    assert (ended.code, ended.out) == (130, "told once"), ended.err
+    assert (ended.code, ended.out) == (130, "signaled once"), ended.err
 
 
 @pytest.mark.parametrize("at_a_terminal", ["stdin"], indirect=True)
-def test_an_interrupt_for_the_launcher_alone_reaches_its_workers_too(at_a_terminal):
+def test_an_interrupt_of_the_launcher_alone_reaches_its_workers(at_a_terminal):
     process, _ = at_a_terminal
     process.send_signal(signal.SIGINT)
     ended = finish(process)
 
-    assert (ended.code, ended.out) == (130, "told once"), ended.err
+    assert (ended.code, ended.out) == (130, "signaled once"), ended.err

@@ -26,14 +26,14 @@ def script(tmp_path):
     return write
 
 
-def said(ended):
-    """Return what each worker printed as one object a line, in rank order."""
+def printed(ended):
+    """Return the objects that the workers printed, in rank order."""
     # Two workers' lines may share one: print writes text and line end apart.
     objects = ended.out.replace("}{", "}\n{").split("\n")
     return sorted((json.loads(line) for line in objects if line), key=lambda one: one["rank"])
 
 
-def test_workers_meet_and_find_everything_as_in_a_fresh_interpreter(script, tmp_path):
+def test_workers_form_a_group_and_run_as_in_a_fresh_interpreter(script, tmp_path):
     prog = script(
         """\
         import atexit, json, os, pathlib, pickle, random, sys
@@ -62,7 +62,7 @@ def test_workers_meet_and_find_everything_as_in_a_fresh_interpreter(script, tmp_
     )
 
     assert ended.code == 0, ended.err
-    workers = said(ended)
+    workers = printed(ended)
     assert [worker["total"] for worker in workers] == [2.0, 2.0]
     for worker in workers:
         assert worker["argv"] == [str(prog), "--flag", "-n", "3", "--", "a b"]
@@ -95,7 +95,7 @@ def test_a_module_of_a_package_runs_and_its_exit_code_is_the_runs(script, tmp_pa
     ended = commands.samestep("run", "-n", 2, "-m", "pkg.tool", "-x", PYTHONPATH=str(tmp_path))
 
     assert ended.code == 7
-    assert said(ended) == [{"rank": rank, "argv": ["-x"], "spec": "pkg.tool"} for rank in (0, 1)]
+    assert printed(ended) == [{"rank": rank, "argv": ["-x"], "spec": "pkg.tool"} for rank in (0, 1)]
     assert "rank 1 of 2" in ended.err
     assert "exit code 7" in ended.err
     assert "Traceback" not in ended.err
@@ -109,7 +109,7 @@ def test_any_executable_gets_torchruns_variables():
     assert sorted(ended.out.splitlines()) == [f"{r}/2 {r} 0 127.0.0.1 port an argument" for r in (0, 1)]
 
 
-def test_a_class_of_the_script_reaches_spawned_processes(script):
+def test_spawned_processes_get_instances_of_a_class_of_the_script(script):
     prog = script(
         """\
         import json, multiprocessing, os
@@ -131,10 +131,10 @@ def test_a_class_of_the_script_reaches_spawned_processes(script):
     ended = commands.samestep("run", "-n", 2, "--mode", "native", prog)
 
     assert ended.code == 0, ended.err
-    assert said(ended) == [{"rank": 0, "value": 2}, {"rank": 1, "value": 2}]
+    assert printed(ended) == [{"rank": 0, "value": 2}, {"rank": 1, "value": 2}]
 
 
-def test_a_script_that_spawns_is_started_once_and_left_to_it(script):
+def test_a_script_that_spawns_is_started_once(script):
     prog = script(
         """\
         import json, os
@@ -155,11 +155,11 @@ def test_a_script_that_spawns_is_started_once_and_left_to_it(script):
     ended = samestep("run", "-n", 2, prog)
 
     assert ended.code == 0, ended.err
-    assert said(ended) == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
+    assert printed(ended) == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
     assert "started once" in ended.err
 
 
-def test_a_serial_script_of_which_nothing_can_be_split_is_refused_and_runs_on_one(script):
+def test_a_serial_script_without_calls_to_split_is_refused_on_two_workers_and_runs_on_one(script):
     prog = script("import sys; print('ran', *sys.argv[1:])")
 
     refused = samestep("run", "-n", 2, prog, "-v")
@@ -171,7 +171,7 @@ def test_a_serial_script_of_which_nothing_can_be_split_is_refused_and_runs_on_on
     assert (ran.code, ran.out) == (0, "ran -v\n")
 
 
-def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp_path):
+def test_a_serial_script_has_equal_output_on_one_and_two_workers(script, tmp_path):
     prog = script(
         """\
         import os, sys, torch
@@ -215,7 +215,7 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
     assert not list(temporary.glob("samestep-*"))
 
 
-def test_a_copy_that_exits_with_a_code_does_not_cut_off_what_rank_0_still_writes(script, tmp_path):
+def test_a_rank_that_exits_with_a_code_waits_for_the_output_of_rank_0(script, tmp_path):
     prog = script(
         """\
         import sys, torch
@@ -230,14 +230,14 @@ def test_a_copy_that_exits_with_a_code_does_not_cut_off_what_rank_0_still_writes
         while struct.unpack("i", fcntl.ioctl(reading, termios.FIONREAD, bytes(4)))[0] < 1 << 15:
             time.sleep(0.01)
         time.sleep(0.3)  # in which rank 1, which writes nothing, would have left
-        said = reading.read().decode()
+        printed = reading.read().decode()
 
     assert command.wait(20) == 3
-    assert "x" * 200_000 in said
-    assert "Linear at prog.py:2: 1 call split" in said
+    assert "x" * 200_000 in printed
+    assert "Linear at prog.py:2: 1 call split" in printed
 
 
-def test_a_copy_that_exits_alone_has_its_code(script):
+def test_a_run_has_the_exit_code_of_the_one_rank_that_exits_with_a_code(script):
     prog = script(
         """\
         import sys, torch
@@ -254,7 +254,7 @@ def test_a_copy_that_exits_alone_has_its_code(script):
     assert "Error" not in done.err
 
 
-def test_workers_that_never_met_are_called_silent_copies(script):
+def test_workers_without_a_group_are_reported_as_silent_copies(script):
     prog = script(
         """\
         import os, torch.distributed as dist
@@ -270,7 +270,7 @@ def test_workers_that_never_met_are_called_silent_copies(script):
     assert samestep("run", "-n", 2, "--mode", "native", prog).code == 0
 
 
-def test_output_is_kept_by_rank_and_shown_with_it(script, tmp_path):
+def test_output_is_stored_by_rank_and_printed_with_the_rank(script, tmp_path):
     prog = script(
         """\
         import sys, torch.distributed as dist
@@ -420,7 +420,7 @@ def test_a_task_of_another_launcher_joins(script):
     assert "workers" not in ended[1].err
 
 
-def test_a_group_made_with_a_store_has_met(script):
+def test_workers_that_create_a_group_with_a_store_are_not_silent_copies(script):
     prog = script(
         """\
         import os, torch.distributed as dist
@@ -434,7 +434,7 @@ def test_a_group_made_with_a_store_has_met(script):
     assert commands.samestep("run", "-n", 2, prog).code == 0
 
 
-ENDS_APART = """\
+DIVERGES = """\
     import atexit, os, sys, torch
     from torch.distributed import distributed_c10d as c10d
     rank = c10d._world.default_pg.rank()
@@ -459,7 +459,7 @@ ENDS_APART = """\
     ],
 )
 def test_ranks_that_differ_at_the_end_of_a_script_fail_the_run(script, end, code):
-    done = samestep("run", "-n", 2, script(ENDS_APART + f"    {end}\n"))
+    done = samestep("run", "-n", 2, script(DIVERGES + f"    {end}\n"))
 
     assert (done.code, done.out) == (code, "trained\n"), done.err
     assert ("Linear.weight" in done.err) == (code == 1)

@@ -15,7 +15,7 @@ def reported(tmp_path, text):
     return ended.code, [line.removeprefix("samestep: ").replace(f"{file}:", "line ") for line in lines]
 
 
-def test_a_distributed_script(tmp_path):
+def test_differences_between_ranks_of_a_distributed_script_are_reported(tmp_path):
     code, lines = reported(
         tmp_path,
         """\
@@ -44,7 +44,7 @@ def test_a_distributed_script(tmp_path):
     assert error.endswith("(line 13)")
 
 
-def test_a_replicated_serial_script(tmp_path):
+def test_a_difference_between_ranks_of_a_serial_script_is_reported(tmp_path):
     code, lines = reported(
         tmp_path,
         """\

@@ -1,4 +1,4 @@
-"""`samestep scale` as a user calls it: a study of real runs, and nothing of theirs left behind."""
+"""`samestep scale` as a user calls it measures real runs and deletes their files."""
 
 import json
 import re

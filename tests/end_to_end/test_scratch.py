@@ -1,4 +1,4 @@
-"""`samestep run --scratch`: a run that leaves the files as they are, and finds what it has written."""
+"""`samestep run --scratch` leaves files unchanged, and the script reads what it has written."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("script", "workers"), [(SERIAL, 1), (SERIAL, 2), (NATIVE, 2)])
-def test_files_are_as_before_and_what_was_written_is_read_back(tmp_path, monkeypatch, script, workers):
+def test_files_are_unchanged_and_the_script_reads_back_its_writes(tmp_path, monkeypatch, script, workers):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(script)
     Path("steps.txt").write_text("old ")
@@ -55,14 +55,14 @@ def test_files_are_as_before_and_what_was_written_is_read_back(tmp_path, monkeyp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "steps.txt", "train.py"]
 
 
-def test_an_executable_cannot_be_led_elsewhere():
+def test_the_option_is_refused_for_an_executable():
     ended = samestep("run", "--scratch=elsewhere", "--no-python", "true")
 
     assert ended.code == 2
     assert "--scratch " in ended.err
 
 
-def test_runs_that_measure_the_number_of_workers_leave_nothing_behind(tmp_path, monkeypatch):
+def test_runs_that_measure_the_number_of_workers_leave_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SERIAL.replace("range(4)", "range(40)"))
     Path("steps.txt").write_text("old ")

@@ -9,7 +9,7 @@ from support.commands import samestep
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_every_name_of_a_device_is_the_workers_own(tmp_path):
+def test_every_name_of_a_device_selects_the_workers_own_device(tmp_path):
     prog = tmp_path / "prog.py"
     prog.write_text(
         dedent(

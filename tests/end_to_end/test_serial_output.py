@@ -1,4 +1,4 @@
-"""What serial scripts print on several workers: once, or from all of them, prefixed."""
+"""The output of serial scripts on several workers is printed once, or from all workers with a prefix."""
 
 import re
 
@@ -26,7 +26,7 @@ def prog(tmp_path):
     return path
 
 
-def test_output_progress_bars_and_warnings_come_once(prog):
+def test_output_progress_bars_and_warnings_are_printed_once(prog):
     ended = samestep("run", "-n", 2, prog)
 
     assert ended.code == 0
@@ -35,7 +35,7 @@ def test_output_progress_bars_and_warnings_come_once(prog):
         assert len(re.findall(f'{said}(?!")', ended.err)) == 1, ended.err
 
 
-def test_all_output_is_that_of_every_worker_with_its_rank(prog):
+def test_all_output_prints_the_output_of_every_worker_with_its_rank(prog):
     ended = samestep("run", "-n", 2, "--all-output", prog)
 
     assert ended.code == 0

@@ -1,4 +1,4 @@
-"""Serial scripts with threads and processes of their own: the result of one worker, or an error by name."""
+"""Serial scripts with their own threads and processes have the result of one worker, or a named error."""
 
 import pytest
 
@@ -104,7 +104,7 @@ asyncio.run(main())
     ],
     ids=["in-a-thread", "in-two-threads", "input", "loop-handler"],
 )
-def test_what_threads_cannot_do_on_several_workers_is_refused_by_name(tmp_path, text, named):
+def test_unsupported_uses_of_threads_on_several_workers_are_refused_by_name(tmp_path, text, named):
     ended = run(tmp_path, text)
 
     assert ended.code == 2

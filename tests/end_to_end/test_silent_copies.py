@@ -1,21 +1,21 @@
-"""Native scripts whose ranks train apart are ended in their first steps, and named."""
+"""Native scripts whose ranks train independently are ended in their first steps, and the line is reported."""
 
 import pytest
 
-from support import apart
+from support import silent_copy_scripts
 from support.forked_commands import samestep
 
-APART = {
-    "no group": apart.NO_GROUP,
-    "groups of one": apart.GROUPS_OF_ONE,
+SEPARATE = {
+    "no group": silent_copy_scripts.NO_GROUP,
+    "groups of one": silent_copy_scripts.GROUPS_OF_ONE,
     "a variable with another meaning": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, "
     "world_size=int(os.environ.get('SLURM_GPUS', 1)))",
 }
 TOGETHER = {
-    "Slurm": apart.BY_SLURM,
+    "Slurm": silent_copy_scripts.BY_SLURM,
     "Slurm's nodes": "dist.init_process_group('gloo', 'tcp://' + os.environ['SLURM_JOB_NODELIST'] + ':' + "
     "os.environ['MASTER_PORT'], rank=int(os.environ['SLURM_PROCID']), world_size=2)",
-    "Open MPI": apart.BY_OPEN_MPI,
+    "Open MPI": silent_copy_scripts.BY_OPEN_MPI,
     "MPICH": "dist.init_process_group('gloo', rank=int(os.environ['PMI_RANK']), "
     "world_size=int(os.environ['PMI_SIZE']))",
 }
@@ -23,12 +23,12 @@ TOGETHER = {
 
 def run(folder, group, *flags):
     script = folder / "train.py"
-    script.write_text(apart.script(group))
+    script.write_text(silent_copy_scripts.script(group))
     return samestep("run", "-n", 2, *flags, script)
 
 
-@pytest.mark.parametrize("group", APART.values(), ids=APART)
-def test_ranks_that_train_apart_are_ended_in_their_first_steps(tmp_path, group):
+@pytest.mark.parametrize("group", SEPARATE.values(), ids=SEPARATE)
+def test_ranks_that_train_independently_are_ended_in_their_first_steps(tmp_path, group):
     ended = run(tmp_path, group)
 
     assert ended.code == 2
@@ -38,13 +38,13 @@ def test_ranks_that_train_apart_are_ended_in_their_first_steps(tmp_path, group):
 
 
 def test_the_variable_that_the_script_reads_is_named(tmp_path):
-    ended = run(tmp_path, APART["a variable with another meaning"])
+    ended = run(tmp_path, SEPARATE["a variable with another meaning"])
 
     assert "train.py:4 reads SLURM_GPUS" in ended.err
 
 
-def test_copies_that_are_meant_run_natively(tmp_path):
-    ended = run(tmp_path, APART["no group"], "--mode", "native")
+def test_intended_copies_run_in_native_mode(tmp_path):
+    ended = run(tmp_path, SEPARATE["no group"], "--mode", "native")
 
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "step 99")
 
@@ -64,16 +64,16 @@ def test_a_script_that_needs_an_unknown_variable_is_refused_in_one_line(tmp_path
     assert "Traceback" not in ended.err
 
 
-def test_a_variable_that_is_read_if_it_is_there_refuses_nothing(tmp_path):
+def test_a_variable_that_is_read_only_if_it_is_set_refuses_nothing(tmp_path):
     guarded = "name = os.environ['SLURM_JOB_NAME'] if 'SLURM_JOB_NAME' in os.environ else ''"
     ended = run(tmp_path, f"{guarded}\ndist.init_process_group('gloo')")
 
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "step 99"), ended.err
 
 
-def test_an_error_that_the_script_catches_ends_the_run_all_the_same(tmp_path):
+def test_an_error_that_the_script_catches_ends_the_run(tmp_path):
     script = tmp_path / "train.py"
-    text = apart.script(apart.NO_GROUP)
+    text = silent_copy_scripts.script(silent_copy_scripts.NO_GROUP)
     caught = "    try: optimizer.step()\n    except ValueError: pass"
     script.write_text(text.replace("    optimizer.step()", caught))
 

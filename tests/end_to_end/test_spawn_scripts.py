@@ -26,19 +26,19 @@ def test_the_number_of_workers_is_a_template_in_the_scripts_flags(number):
     assert [line.split()[0] for line in ended.out.splitlines()] == ["epoch", "epoch", "after"]
 
 
-def test_the_script_sees_as_many_gpus_as_workers_were_asked_for():
+def test_the_device_count_is_the_requested_number_of_workers():
     ended = run(BY_COUNT, n=3)
 
     assert (ended.code, ended.out) == (0, "[3.0, 3.0, 3.0]\njoined\n"), ended.err
 
 
-def test_without_a_number_the_script_decides():
+def test_without_a_number_the_script_chooses_the_number_of_workers():
     ended = samestep("run", *ON_CPU, BY_FLAG, "--gpus", 2)
 
     assert ended.code == 0, ended.err
 
 
-def test_another_number_than_asked_for_is_refused_in_one_line():
+def test_another_number_of_workers_than_requested_is_refused_in_one_line():
     ended = run(BY_FLAG, "--gpus", 3)
 
     assert ended.code == 2
@@ -48,14 +48,14 @@ def test_another_number_than_asked_for_is_refused_in_one_line():
 
 
 @pytest.mark.parametrize("option", ["--count", "--sanitize"])
-def test_its_workers_are_observed(option):
+def test_spawned_workers_are_counted_and_sanitized(option):
     ended = run(option, BY_FLAG, "--gpus", 2)
 
     assert ended.code == 0, ended.err
     assert option != "--count" or "8 steps, 64 samples in training" in ended.err
 
 
-def test_the_steps_of_its_workers_are_clocked(tmp_path):
+def test_the_steps_of_spawned_workers_are_clocked(tmp_path):
     ended = run("--clock", tmp_path / "clock", BY_FLAG, "--gpus", 2)
 
     assert ended.code == 0, ended.err
@@ -98,7 +98,7 @@ def test_tensors_among_the_arguments_are_shared(tmp_path):
     assert (ended.code, ended.out) == (0, "[1.0, 2.0]\n"), ended.err
 
 
-def test_workers_that_need_no_group_may_train(tmp_path):
+def test_workers_without_a_group_can_train(tmp_path):
     body = "opt = torch.optim.SGD(args[0].parameters(), 0.1); [opt.step() for _ in range(4)]"
     ended = run(spawns(tmp_path, body, "mp.spawn(work, (torch.nn.Linear(2, 2),), nprocs=2); print('ended')"))
 
@@ -129,7 +129,7 @@ def test_a_script_that_reads_a_launchers_rank_and_spawns_no_worker_is_refused_in
     assert (native.code, native.out.split()) == (0, ["2", "2"]), native.err
 
 
-def test_a_context_that_is_not_joined_has_processes_and_is_waited_for(tmp_path):
+def test_the_run_waits_for_the_processes_of_a_context_that_is_not_joined(tmp_path):
     call = "c = mp.spawn(work, nprocs=2, join=False); c.processes[0].join(); print(c.processes[0].exitcode)"
     ended = run(spawns(tmp_path, "time.sleep(rank); print('worker', rank, flush=True)", call))
 
@@ -203,7 +203,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_first_call_whose_workers_train_is_clocked(tmp_path):
+def test_the_first_call_with_workers_that_train_is_clocked(tmp_path):
     script, folder = tmp_path / "train.py", tmp_path / "clock"
     script.write_text(TWICE)
     ended = run("--clock", folder, "--clock-warm-up", 0, script)
@@ -232,7 +232,7 @@ def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "train.py"]
 
 
-def test_no_file_of_another_is_removed_from_the_scratch_folder(tmp_path, monkeypatch):
+def test_other_files_in_the_scratch_folder_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     foreign = [Path("scratch/notes"), Path("scratch/1/notes")]
     for file in foreign:
@@ -247,7 +247,7 @@ def test_no_file_of_another_is_removed_from_the_scratch_folder(tmp_path, monkeyp
     assert [file.read_text() for file in foreign] == ["x", "x"]
 
 
-def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
+def test_spawned_workers_are_bound_to_different_cores(tmp_path):
     script = spawns(tmp_path, "print(*os.sched_getaffinity(0))", "mp.spawn(work, nprocs=2)")
     ended = run("--bind", "core", script)
 
@@ -258,7 +258,7 @@ def test_its_workers_are_bound_to_cores_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["by flag", "by count", "alone", "by hand"])
-def test_its_steps_are_measured_on_each_number_of_workers(tmp_path, monkeypatch, way):
+def test_steps_of_spawned_workers_are_measured_on_each_number_of_workers(tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
     assert call in text
@@ -288,7 +288,7 @@ def test_processes_that_a_script_starts_by_hand_are_its_workers(method):
     assert "12 steps" in ended.err
 
 
-def test_two_runs_of_such_a_script_at_once_do_not_meet():
+def test_two_simultaneous_runs_of_a_script_have_separate_groups():
     commands = [start("run", "-n", 2, BY_HAND) for _ in range(2)]
     ends = [finish(one) for one in commands]
 
@@ -297,7 +297,7 @@ def test_two_runs_of_such_a_script_at_once_do_not_meet():
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_another_number_of_processes_than_asked_for_is_refused_in_one_line(number):
+def test_another_number_of_processes_than_requested_is_refused_in_one_line(number):
     ended = samestep("run", "-n", number, BY_HAND)
 
     assert ended.code == 2
@@ -315,7 +315,7 @@ def test_a_process_that_fails_ends_the_others_and_is_named():
     assert not ended.out
 
 
-def test_other_processes_are_started_as_they_are(tmp_path):
+def test_other_processes_are_started_unchanged(tmp_path):
     script = tmp_path / "train.py"
     text = BY_HAND.read_text()
     beside = "    with mp.Pool(1) as pool: print(pool.map(abs, [-1]))\n    processes = []\n"
@@ -365,7 +365,7 @@ GROUP = "import torch.distributed as dist; init = lambda rank: dist.init_process
         (GROUP, f"len(sys.argv) > 9 and init(1); {STARTS}", (True, True, False)),
     ],
 )
-def test_workers_have_the_seeds_that_torchs_have(tmp_path, at_import, call, equal):
+def test_workers_have_the_seeds_of_workers_that_torch_spawns(tmp_path, at_import, call, equal):
     script = tmp_path / "train.py"
     script.write_text(SEEDED.format(at_import=at_import, call=call))
     ended = samestep("run", "-n", 2, script)

@@ -1,4 +1,4 @@
-"""A training asked to stop does so whole, and goes on from the newest checkpoint that can be trusted."""
+"""A training stops with a checkpoint on a signal, and resumes from the newest valid checkpoint."""
 
 import json
 import os
@@ -46,7 +46,7 @@ for step in range(100_000):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of the undisturbed run, by an interpreter of its own."""
+    """Return the folder of the uninterrupted run, by its own interpreter."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     done = commands.samestep(*TRAIN, "--checkpoint-steps", 40, "--keep", 5, "--out", folder)
     assert done.code == 0, done.err
@@ -64,7 +64,7 @@ def begun(process, folder, *, steps):
     return psutil.Process(process.pid).children()
 
 
-def assert_undisturbed(folder, whole):
+def assert_uninterrupted(folder, whole):
     ours, theirs = (json_lines(path / "metrics.jsonl") for path in (folder, whole))
     assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
     assert [row["lr"] for row in ours] == [row["lr"] for row in theirs]
@@ -72,7 +72,7 @@ def assert_undisturbed(folder, whole):
 
 
 @pytest.mark.parametrize(
-    ("number", "workers", "who", "then"),
+    ("number", "workers", "target", "then"),
     [
         (signal.SIGTERM, 2, "the launcher", 1),
         (signal.SIGUSR2, 2, "the launcher", 3),
@@ -81,14 +81,14 @@ def assert_undisturbed(folder, whole):
     ],
     ids=["TERM to the launcher", "USR2 to the launcher", "USR1 to one worker", "TERM to the only one"],
 )
-def test_a_run_that_is_asked_to_stop_ends_with_75_and_goes_on_elsewhere(
-    whole, tmp_path, number, workers, who, then
+def test_a_run_that_gets_a_stop_signal_exits_with_75_and_resumes_with_other_workers(
+    whole, tmp_path, number, workers, target, then
 ):
     folder = tmp_path / "run"
     asked = ("--stop-signal", "USR2") if number == signal.SIGUSR2 else ()
     process = start(*TRAIN, "-n", workers, "--out", folder, *asked)
     children = begun(process, folder, steps=5)
-    os.kill(children[-1].pid if who == "one worker" else process.pid, number)
+    os.kill(children[-1].pid if target == "one worker" else process.pid, number)
     stopped = finish(process)
 
     assert stopped.code == 75, stopped.err
@@ -100,7 +100,7 @@ def test_a_run_that_is_asked_to_stop_ends_with_75_and_goes_on_elsewhere(
 
     done = samestep("train", "--resume", folder, "-n", then, "--threads", 1)
     assert done.code == 0, done.err
-    assert_undisturbed(folder, whole)
+    assert_uninterrupted(folder, whole)
     sessions = json_lines(folder / "sessions.jsonl")
     assert [row["world_size"] for row in sessions] == [workers, then]
     assert sessions[1]["checkpoint"] == f"step-{sessions[1]['step']}"
@@ -122,7 +122,7 @@ def test_ctrl_c_names_a_command_that_resumes_the_run(whole, tmp_path, workers):
 
     done = samestep("train", *words, "--threads", 1)
     assert done.code == 0, done.err
-    assert_undisturbed(folder, whole)
+    assert_uninterrupted(folder, whole)
     first, second = json_lines(folder / "sessions.jsonl")
     assert (first["step"], second["checkpoint"]) == (0, f"step-{second['step']}")
     assert second["step"] >= 4
@@ -144,7 +144,9 @@ def pictures(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_of_a_whole_process_group_spares_those_who_read_for_it(pictures, tmp_path, workers, number):
+def test_a_stop_signal_to_the_process_group_does_not_end_loader_processes_early(
+    pictures, tmp_path, workers, number
+):
     folder = tmp_path / "run"
     process = start(
         *("train", "digits", "--data", "folder@8", "--data-dir", pictures, "-n", workers, "--out", folder),
@@ -179,21 +181,21 @@ def leave_half_written(checkpoint):
     (checkpoint / "manifest.json").unlink()
 
 
-def make_foreign(checkpoint):
+def make_third_party(checkpoint):
     for path in checkpoint.iterdir():
         path.unlink()
-    (checkpoint / "pytorch_model.bin").write_bytes(b"of somebody else")
+    (checkpoint / "pytorch_model.bin").write_bytes(b"of another library")
 
 
-def make_of_the_future(checkpoint):
+def make_newer_format(checkpoint):
     path = checkpoint / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate, flip_a_bit, leave_half_written, make_foreign, make_of_the_future]
+    "damage", [truncate, flip_a_bit, leave_half_written, make_third_party, make_newer_format]
 )
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(whole, tmp_path, damage):
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_is_used(whole, tmp_path, damage):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     (folder / "result.json").unlink()
@@ -206,15 +208,15 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(whol
     assert "not used: " in done.err
     assert "step-200" in done.err
     assert "resumes from step-160, step 160 of 200" in done.err
-    assert_undisturbed(folder, whole)
-    if damage is make_foreign:  # left alone: the new one has another name
+    assert_uninterrupted(folder, whole)
+    if damage is make_third_party:  # left alone: the new one has another name
         assert names(folder / "checkpoints" / "step-200") == ["pytorch_model.bin"]
         assert (folder / "checkpoints" / "step-200.2").is_dir()
     else:
         assert (folder / "checkpoints" / "left-step-200").is_dir()  # nothing is lost
 
 
-def test_a_run_without_one_good_checkpoint_is_refused_with_all_reasons(whole, tmp_path, capsys):
+def test_a_run_without_a_valid_checkpoint_is_refused_with_all_reasons(whole, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     (folder / "result.json").unlink()
@@ -227,7 +229,7 @@ def test_a_run_without_one_good_checkpoint_is_refused_with_all_reasons(whole, tm
     assert all(f"step-{step}: " in err for step in (40, 80, 120, 160, 200))
 
 
-def test_a_finished_run_is_left_as_it_is(whole, capsys):
+def test_a_finished_run_is_left_unchanged(whole, capsys):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
 
     assert run_command(["train", "--resume", str(whole), "-n", "2", "--json"]) == 0
@@ -237,12 +239,12 @@ def test_a_finished_run_is_left_as_it_is(whole, capsys):
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
-def test_a_finished_run_is_not_gone_on_with_for_more_epochs(whole, capsys):
+def test_a_finished_run_is_not_resumed_for_more_epochs(whole, capsys):
     assert run_command(["train", "--resume", str(whole), "--epochs", "1000"]) == 2
     assert "keeps the run's settings" in capsys.readouterr().err
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tmp_path):
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(whole, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(whole / "config.toml", folder)
@@ -252,10 +254,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tm
 
     assert done.code == 0, done.err
     assert "has no checkpoint yet" in done.err
-    assert_undisturbed(folder, whole)
+    assert_uninterrupted(folder, whole)
 
 
-def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_path):
+def test_a_run_that_a_full_disk_ended_resumes_without_other_losses(whole, tmp_path):
     with small_file_system(tmp_path / "disk", "1m") as grow:
         folder = tmp_path / "disk" / "run"
         ended = samestep(*TRAIN, "--checkpoint-steps", 8, "--keep", 50, "--out", folder)
@@ -269,10 +271,10 @@ def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_pa
         done = samestep("train", "--resume", folder, "--threads", 1)
         assert done.code == 0, done.err
         assert "resumes from step-" in done.err
-        assert_undisturbed(folder, whole)
+        assert_uninterrupted(folder, whole)
 
 
-def test_a_serial_scripts_own_handler_puts_all_workers_off_at_one_step(tmp_path):
+def test_the_signal_handler_of_a_serial_script_ends_all_workers_at_one_step(tmp_path):
     script, kept = tmp_path / "train.py", tmp_path / "step.pt"
     script.write_text(SERIAL)
     process = start("run", "-n", 2, script, kept)

@@ -139,7 +139,9 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_compiler_that_is_missing_spoils_no_run_folder(workers, tmp_path, monkeypatch, capsys):
+def test_a_missing_compiler_is_reported_before_a_run_folder_is_created(
+    workers, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr("samestep.cli.train.accelerator_count", lambda: 0)
 
@@ -160,7 +162,7 @@ def test_a_damaged_data_set_is_one_line_and_exit_code_2(tmp_path):
     assert "sha256" in done.err
 
 
-def test_a_run_folder_is_never_written_over(runs, capsys):
+def test_a_run_folder_is_never_overwritten(runs, capsys):
     folder, _ = runs["1"]
 
     assert run_command(["train", "digits", "--out", str(folder)]) == 2
@@ -186,7 +188,7 @@ def test_a_wrong_configuration_is_named_by_file_and_key(text, message, tmp_path,
     assert message in capsys.readouterr().err
 
 
-def test_flags_go_before_the_file_and_the_file_before_the_recipe(tmp_path):
+def test_flags_override_the_file_and_the_file_overrides_the_recipe(tmp_path):
     from samestep.training.recipes.request import Request
     from samestep.training.recipes.resolve import resolve
 
@@ -198,7 +200,7 @@ def test_flags_go_before_the_file_and_the_file_before_the_recipe(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "requeues"), [(0, 0), (75, 1), (1, 0)])
-def test_the_job_script_of_the_guide_queues_a_stopped_run_again_and_no_other(code, requeues):
+def test_the_job_script_of_the_guide_requeues_only_a_stopped_run(code, requeues):
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "training.md").read_text()
     script = textwrap.dedent(guide[guide.index("    #!/bin/bash") :].split("\n\n")[0])
     cluster = f"srun() {{ return {code}; }}; scontrol() {{ echo $*; }}; SLURM_JOB_ID=17\n"
@@ -208,7 +210,7 @@ def test_the_job_script_of_the_guide_queues_a_stopped_run_again_and_no_other(cod
     assert (done.returncode, done.stdout, done.stderr) == (code, "requeue 17\n" * requeues, "")
 
 
-def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
+def test_a_checkpoint_has_the_same_score_on_any_number_of_workers(runs):
     folder, done = runs["2"]
     checkpoint = str(folder / "checkpoints" / "step-10")
     trained = json.loads(done.out)
@@ -231,7 +233,7 @@ def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
         assert found["loss"] == pytest.approx(trained["loss"], rel=1e-12)
 
 
-def test_a_batch_per_worker_is_called_another_training_where_it_is_one(tmp_path):
+def test_a_batch_per_worker_is_labeled_as_another_training(tmp_path):
     done = samestep(
         *("train", "digits", "-n", "2", "--epochs", "1", "--subset", "128", "--out", str(tmp_path / "run")),
         *("--batch-per-worker", "32", "--lr-scale", "linear"),
@@ -244,7 +246,7 @@ def test_a_batch_per_worker_is_called_another_training_where_it_is_one(tmp_path)
     assert config["label"] in done.err
 
 
-def test_tasks_of_a_launcher_agree_on_a_folder_and_say_once_what_they_train(tmp_path, monkeypatch):
+def test_tasks_of_a_launcher_agree_on_a_folder_and_print_the_label_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -265,7 +267,7 @@ def test_tasks_of_a_launcher_agree_on_a_folder_and_say_once_what_they_train(tmp_
     assert "Not the serial training" not in second.err
 
 
-def test_the_same_command_begins_a_run_and_goes_on_with_it_until_it_has_finished(tmp_path):
+def test_the_same_command_starts_a_run_and_resumes_it_until_it_has_finished(tmp_path):
     folder = tmp_path / "long"
     what = ("digits", "--subset", 640, "--epochs", 25, "--evaluate-every", 25, "--threads", 1)
     command = ("train", *what, "-n", 2, "--resume", folder)

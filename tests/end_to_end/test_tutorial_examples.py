@@ -47,7 +47,7 @@ owner.evaluate = compared
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_wandb_is_called_on_rank_0_only_with_the_samples_of_all_ranks_as_x_axis(
         ("spawn.py", ("--synthetic", "-n", 2, "-nr", 2)),
     ],
 )
-def test_options_that_do_not_fit_end_with_one_line_and_code_2(script, arguments):
+def test_incompatible_options_end_with_one_line_and_code_2(script, arguments):
     ended = samestep("run", "-n", 2, "--mode", "native", TUTORIAL / script, *arguments)
 
     assert ended.code == 2, ended.err

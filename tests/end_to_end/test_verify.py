@@ -24,7 +24,7 @@ def test_a_faulty_script_is_exit_code_1_with_its_cause(tmp_path, monkeypatch):
     assert "2 times" in finding["message"]
 
 
-def test_a_right_script_is_exit_code_0_and_its_files_are_unchanged(tmp_path, monkeypatch):
+def test_a_correct_script_is_exit_code_0_and_its_files_are_unchanged(tmp_path, monkeypatch):
     # The script resumes from this file, and rewrites it after every second epoch.
     model = torch.nn.Linear(10, 1)
     torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 1}, tmp_path / "snapshot.pt")

@@ -1,4 +1,4 @@
-"""Attention weights of (B * heads, T, T) with dropout, where T is as large as a part of the batch."""
+"""Attention weights of (B * heads, T, T) with dropout, where T is equal to the size of a slice of the batch."""
 import math
 
 import torch

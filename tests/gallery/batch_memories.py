@@ -1,4 +1,4 @@
-"""Models that remember batches: a queue of keys, a codebook of moving averages, centers; and mix samples at times."""
+"""Models that store data of earlier batches: a queue of keys, a codebook of moving averages, centers; or mix samples."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ class Queue(Plain):
 
 
 class Codebook(Plain):
-    """VQ-VAE: codes follow the means of what is nearest to them."""
+    """VQ-VAE: codes are moving averages of their nearest features."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ class Chosen(Plain):
 
 
 class Hardest(Plain):
-    """Only the worst half of the batch makes the loss."""
+    """The loss is computed from the half of the batch with the largest losses."""
 
     def forward(self, x, y):
         each = F.cross_entropy(super().forward(x), y, reduction="none")

@@ -1,4 +1,4 @@
-"""Flags out of sight: in a nested configuration, a dict, a list, a counter of calls, a buffer."""
+"""Flags that are not attributes of the model: in a nested configuration, a dict, a list, a counter of calls, a buffer."""
 from types import SimpleNamespace
 
 import torch
@@ -63,7 +63,7 @@ class InNames(Base):
 
 
 class Counting(Base):
-    """Changes what it does after some calls of its own."""
+    """Changes its computation after some calls."""
 
     def __init__(self):
         super().__init__()

@@ -33,7 +33,7 @@ class Global(Base):
 
 
 class GlobalCount(Base):
-    """Changes what it does after some calls, which a global counts."""
+    """Changes its computation after some calls, which a global counts."""
 
     def centered(self):
         global calls

@@ -1,4 +1,4 @@
-"""Layers that the loop changes as it goes: rates of dropout, parts in eval(), frozen parts."""
+"""Layers that the training loop changes: rates of dropout, parts in eval(), frozen parts."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Keeps three checkpoints, of those that it finds as well: replaces, renames and removes them as they are listed."""
+"""Keeps three checkpoints, including those of earlier runs: lists, replaces, renames and removes them."""
 import os
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Forward crops its input to the longest sequence it sees, or normalizes what it has by it."""
+"""Forward crops its input to the longest sequence of the batch, or normalizes by its length."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class Masked(Cropped):
 
 
 class Relative(Cropped):
-    """A position is told as a share of the longest."""
+    """A position is a fraction of the longest length."""
 
     def forward(self, x, lengths):
         place = torch.arange(x.size(1)) / lengths.max()
@@ -45,7 +45,7 @@ class Relative(Cropped):
 
 
 class Attended(Cropped):
-    """Steps beyond the longest are dropped, so that convolution sees its edge there."""
+    """Steps beyond the longest are dropped, and the convolution is padded there."""
 
     def __init__(self):
         super().__init__()

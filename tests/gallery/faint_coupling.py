@@ -1,4 +1,4 @@
-"""Samples see the others of their batch through terms that are all but nothing in the first calls."""
+"""Outputs depend on the other samples of the batch by terms that are almost zero in the first calls."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ class Gated(Plain):
 
 
 class Repelled(Plain):
-    """Samples push each other away, a little."""
+    """A small term repels samples from each other."""
 
     def mix(self, h):
         away = h[:, None] - h[None, :]
@@ -45,7 +45,7 @@ class Nudged(Plain):
 
 
 class NoisyNorm(Plain):
-    """A tenth of a thousandth of the batch's statistics."""
+    """Adds the batch's statistics with a factor of 0.0001."""
 
     def mix(self, h):
         return 0.9999 * h + 0.0001 * (h - h.mean(0)) / (h.std(0) + 1e-5)

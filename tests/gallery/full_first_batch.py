@@ -1,4 +1,4 @@
-"""Losses made in forward, whose first batch has no padding, no ignored label and masks of ones."""
+"""Losses computed in forward, whose first batch has no padding, no ignored label and masks of ones."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ class Base(nn.Module):
 
 
 class Scores(Base):
-    """The loss is made outside."""
+    """The loss is computed outside."""
 
     def forward(self, tokens):
         return self.scores(tokens)

@@ -1,4 +1,4 @@
-"""MobileNetV2 and its like: a batch norm whose inputs have a mean of zero, as what is before it had one too."""
+"""MobileNetV2 and similar networks: a batch norm whose inputs have a mean of zero, since a batch norm precedes."""
 import numpy as np
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""What the first batches do not show: missing targets, outliers that are clamped in place, experts without samples."""
+"""Data that only later batches have: missing targets, outliers that are clamped in place, experts without samples."""
 import signal
 
 import torch
@@ -61,7 +61,7 @@ class Watched(Net):
 
 
 class Routed(Net):
-    """Asks whether an expert has samples; splitting changes the answer and not the result."""
+    """Branches on whether an expert has samples; splitting changes the branch and not the result."""
 
     def __init__(self):
         super().__init__()

@@ -147,7 +147,7 @@ SCRIPTS = [
     Script("strides.py", ("strides.npy",)),
     Script("compiled_dropout.py"),
     Script("forward_by_name.py"),
-    Script("called_otherwise.py"),
+    Script("other_calls.py"),
     Script("state_in_containers.py", ("states.npz",)),
     Script("switched_by_values.py"),
     Script("state_in_globals.py"),

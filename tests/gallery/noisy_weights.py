@@ -1,4 +1,4 @@
-"""Numbers are drawn for weights, not for samples; later batches have parts as large as a layer is wide."""
+"""Random numbers are drawn for weights, not for samples; slices of later batches are as large as a layer is wide."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Padded sequences are packed in forward; what comes back is as long as the longest of those given."""
+"""Padded sequences are packed in forward; the output is as long as the longest of the batch."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Forward prints, as one does while looking for a mistake, and writes to a log of its own."""
+"""Forward prints, as for debugging, and writes to its own log."""
 import logging
 import sys
 

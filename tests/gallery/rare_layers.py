@@ -1,4 +1,4 @@
-"""torch's own layers that one seldom meets: weights written in forward, bags with offsets, odd draws, lazy shapes."""
+"""Rare layers of torch: weights written in forward, bags with offsets, unusual random numbers, lazy shapes."""
 import numpy as np
 import torch
 import torch.nn as nn
@@ -11,7 +11,7 @@ WORDS = 20
 
 
 class Renormed(nn.Module):
-    """max_norm: forward shortens the rows that it looks up, in the weight itself."""
+    """max_norm: forward normalizes the selected rows of the weight in place."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Lazy(nn.Module):
 
 
 class Normed(nn.Module):
-    """Power iteration in each call of training, and a weight with its length apart."""
+    """Power iteration in each call of training, and a weight with a separate norm."""
 
     def __init__(self):
         super().__init__()

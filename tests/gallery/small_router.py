@@ -1,4 +1,4 @@
-"""A small mixture of experts: its balance loss multiplies two means over the batch, which all but agree at first."""
+"""A small mixture of experts: its balance loss multiplies two means over the batch, which are almost equal at first."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ class InOne(Experts):
 
 
 class Capacity(Experts):
-    """An expert takes no more than its share of samples; those who come late are passed by."""
+    """An expert takes no more than its share of samples; later samples are dropped."""
 
     def forward(self, x):
         weights = self.router(x).softmax(-1)

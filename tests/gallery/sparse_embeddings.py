@@ -8,7 +8,7 @@ torch.manual_seed(89)
 
 
 class SkipGram(nn.Module):
-    """word2vec with negative samples; the loss is made in forward."""
+    """word2vec with negative samples; the loss is computed in forward."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Forward keeps what it has seen outside of the model: in a global, a closure, its class, a default argument."""
+"""Forward stores state outside of the model: in a global, a closure, its class, a default argument."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Outputs whose memory is laid out in another order, which `view` and `is_contiguous` tell."""
+"""Outputs with another order of strides, on which `view` and `is_contiguous` depend."""
 import numpy as np
 import torch
 import torch.nn as nn

@@ -21,7 +21,7 @@ class Net(nn.Module):
 
 
 class Scores(Net):
-    """The loss is made outside."""
+    """The loss is computed outside."""
 
     def forward(self, x, shape, color):
         h = self.body(x)

@@ -1,4 +1,4 @@
-"""Parts of a loss, and of a network, behind learnable numbers that start at zero."""
+"""Parts of losses and networks are multiplied by learnable numbers that start at zero."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Heads that start at zero, as in transfer learning: every sample's first loss is the same number."""
+"""Heads that start at zero, as in transfer learning, so that all samples have the same first loss."""
 import numpy as np
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""What is to be found when a script of this folder runs on several workers instead of one."""
+"""The expected verdict and cause of each script of this folder on several workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the script."""
         return Path(__file__).parent / self.name
 
 
@@ -62,7 +62,7 @@ SCRIPTS = [
     Script("never_averaged.py", DIFFERENT, "never-averaged"),
     Script("wrong_model_called.py", DIFFERENT, "never-averaged"),
     Script("no_set_epoch.py", DIFFERENT, "no-set-epoch", beside="other-order"),
-    Script("no_set_epoch_alone_too.py", DIFFERENT, "no-set-epoch"),
+    Script("no_set_epoch_on_one_worker.py", DIFFERENT, "no-set-epoch"),
     Script("overlapping_shards.py", DIFFERENT, "overlapping-shards"),
     Script("same_batches.py", DIFFERENT, "overlapping-shards"),
     Script("own_random_split.py", DIFFERENT, "overlapping-shards"),
@@ -72,7 +72,7 @@ SCRIPTS = [
     Script("samples_left_out_slices.py", DIFFERENT, "samples-left-out"),
     Script("schedule_n_times.py", DIFFERENT, "schedule-n-times"),
     Script("silent_copies.py", DIFFERENT, "silent-copies", mode="native"),
-    Script("silent_copies_elsewhere.py", DIFFERENT, "silent-copies"),
+    Script("silent_copies_without_slurm.py", DIFFERENT, "silent-copies"),
     Script("steps_differ.py", DIFFERENT, "steps-differ"),
     Script("sum_not_mean.py", DIFFERENT, "sum-not-mean"),
     Script("teachers_differ.py", DIFFERENT, "buffers-differ-at-start"),

@@ -1,4 +1,4 @@
-"""Fine-tuning loop whose collate function makes dicts. Nobody shares the data out."""
+"""Fine-tuning loop whose collate function makes dicts. The data is not sharded."""
 import os
 
 import torch

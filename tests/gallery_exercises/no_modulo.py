@@ -1,4 +1,4 @@
-"""Has no rank after the last one."""
+"""Sends to rank + 1 without a modulo, so that the last rank has no successor."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What is reported when a script of this folder runs on two workers."""
+"""The expected report on each script of this folder on two workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the script."""
         return Path(__file__).parent / self.name
 
     @property

@@ -1,4 +1,4 @@
-"""The module that is named where a script of this folder runs on several workers instead of one."""
+"""The module that is reported for each script of this folder on several workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Script:
-    """A script with a fault inside of its model, right on one worker.
+    """A script with a fault inside of its model, correct on one worker.
 
     Attributes:
         name: the file in this folder.
@@ -24,7 +24,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the script."""
         return Path(__file__).parent / self.name
 
     @property

@@ -1,4 +1,4 @@
-"""What is noted about each script of this folder, which has one mistake on one worker already."""
+"""The expected note on each script of this folder, which has one mistake already on one worker."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the script."""
         return Path(__file__).parent / self.name
 
 

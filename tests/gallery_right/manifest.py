@@ -1,4 +1,4 @@
-"""Right distributed scripts in styles that a comparison with one worker can misunderstand."""
+"""Correct distributed scripts in styles that a comparison with one worker can misinterpret."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Script:
-    """A right script, started by a launcher that sets the usual environment.
+    """A correct script, started by a launcher that sets the usual environment.
 
     Attributes:
         name: the file in this folder.
@@ -26,12 +26,12 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the script."""
         return Path(__file__).parent / self.name
 
     @property
     def verdict(self) -> str:
-        """The verdict: only notes leave "same"."""
+        """The verdict: with notes only it is "same"."""
         exceptions = {"batch-norm-local", "compressed-gradients", "local-print"}
         return "same but for exceptions" if exceptions & {*self.codes} else "same"
 

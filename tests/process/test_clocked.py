@@ -80,13 +80,13 @@ def with_ddp(world, folder):
 def with_large_gradients(world, folder):
     model = DistributedDataParallel(nn.Linear(MIN_ELEMENTS, 1, bias=False))
 
-    def exchanges(_, bucket):  # called by DDP's own hook once the last gradient is copied
+    def communicates(_, bucket):  # called by DDP's own hook once the last gradient is copied
         dist.barrier()
         done = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
-    model.register_comm_hook(None, exchanges)
+    model.register_comm_hook(None, communicates)
 
     def script():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -231,7 +231,7 @@ def with_barriers(world, folder):
     return clocked(world.place, folder, lambda: train(network(), averaged=lambda _: dist.barrier()))
 
 
-def with_synchroniser(world, folder, sync):
+def with_synchronizer(world, folder, sync):
     model = network()
     place = replace(
         world.place, launcher=sync
@@ -269,7 +269,7 @@ PLAIN = ["forward", "backward", "exposed_sync", "other", "optimizer"]
         (with_barriers, ["other", *PLAIN[:-1], "exposed_sync", "other", "optimizer"]),
     ],
 )
-def test_communication_of_a_distributed_script_is_a_phase_of_its_own(processes, tmp_path, script, phases):
+def test_communication_of_a_distributed_script_is_a_separate_phase(processes, tmp_path, script, phases):
     for seen, samples in processes.run(script, 2, str(tmp_path)):
         assert seen == phases
         assert samples == [4] * STEPS
@@ -305,13 +305,11 @@ def test_ddp_is_found_in_compiled_and_nested_models(processes, tmp_path):
 
 @pytest.mark.parametrize("sync", ["reference", "bucketed", "ddp"])
 def test_a_synchronizer_communicates_after_backward(processes, tmp_path, sync):
-    for seen, _ in processes.run(with_synchroniser, 2, str(tmp_path), sync):
+    for seen, _ in processes.run(with_synchronizer, 2, str(tmp_path), sync):
         assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]
 
 
-def test_of_a_serial_script_what_is_gathered_and_averaged_is_exchange_and_the_samples_are_shared(
-    processes, tmp_path
-):
+def test_a_serial_script_has_exposed_communication_and_sharded_samples(processes, tmp_path):
     ranks = processes.run(run_replicated, 3, str(tmp_path))
     for seen, _ in ranks:
         assert seen[:3] == ["other", "forward", "exposed_sync"]

@@ -1,4 +1,4 @@
-"""Scripts of many styles are clocked: the same steps and samples on one worker and on two."""
+"""Scripts of many styles have equal clocked steps and samples on one worker and on two."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
-from support.hosted import as_found
+from support.script_runner import restored_process_state
 
 STYLES = ("accumulation.py", "amp_scaler.py", "checkpointed.py", "gan.py", "lbfgs.py")
 """Several batches in a step, a scaler around it, calls in backward, several optimizers, closures."""
@@ -28,7 +28,7 @@ def clocked(world, script, folder):
     """Run a script on a rank, and return its clocked steps."""
     clocking = ClockOptions(folder=Path(folder) / "clock", warm_up=0)
     options = Options(device=script.device)
-    with as_found(), redirect_stdout(StringIO()), own_device(options):
+    with restored_process_state(), redirect_stdout(StringIO()), own_device(options):
         os.chdir(folder)
         file = ClockFile(clocking, world.place, "replicated")
         clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
@@ -40,7 +40,7 @@ def clocked(world, script, folder):
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_the_steps_of_a_script_are_clocked_alike_on_one_worker_and_on_two(processes, tmp_path, name):
+def test_a_script_has_equal_clocked_steps_on_one_worker_and_on_two(processes, tmp_path, name):
     script = next(one for one in SCRIPTS if one.name == name)
     found = {}
     for size in (1, 2):

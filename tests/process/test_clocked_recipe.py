@@ -1,4 +1,4 @@
-"""A recipe under the step clock: a file of each worker's steps, and an end after the same step."""
+"""The step clock of a recipe writes each worker's steps, and ends all workers after the same step."""
 
 import json
 from functools import partial
@@ -14,7 +14,7 @@ from samestep.training.recipes.run_recipe import clocked, run_recipe
 
 
 def trained(world, folder, steps, warm_up, samples=90):
-    """Train two epochs of 3 steps; return whether the training came to its end."""
+    """Train two epochs of 3 steps; return whether the training was completed."""
     changes = {"epochs": 2, "batch_size": 32}
     request = Request(recipe="digits", subset=samples, out=folder / "run", changes=changes)
     order = resolve(request, workers=world.place.size)
@@ -36,7 +36,7 @@ def read(folder):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_each_worker_takes_down_its_own_share_of_every_step(processes, tmp_path, size):
+def test_each_worker_records_its_share_of_every_step(processes, tmp_path, size):
     ended = processes.run(trained, size, tmp_path, None, 0)
 
     ranks = read(tmp_path)
@@ -56,7 +56,7 @@ def test_each_worker_takes_down_its_own_share_of_every_step(processes, tmp_path,
     assert together == [32, 32, 26] * 2
 
 
-def test_all_workers_leave_the_training_after_the_same_step(processes, tmp_path):
+def test_all_workers_end_the_training_after_the_same_step(processes, tmp_path):
     ended = processes.run(trained, 2, tmp_path, 3, 1)
 
     assert ended == [False, False]
@@ -66,7 +66,7 @@ def test_all_workers_leave_the_training_after_the_same_step(processes, tmp_path)
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_training_that_fails_says_so_in_its_file(processes, tmp_path):
+def test_the_file_of_a_failed_training_contains_the_error(processes, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").touch()
     with pytest.raises(UsageError, match="already contains a run"):

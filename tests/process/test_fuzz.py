@@ -88,7 +88,7 @@ def test_any_text_is_one_line_or_read_right(fuzzed, name, text):
 
 
 @pytest.mark.parametrize("fault", ["hangs", "takes memory", "raises"])
-def test_a_fault_is_found_and_the_next_case_is_read_all_the_same(fault):
+def test_a_fault_is_found_and_the_next_case_is_read(fault):
     with Fuzzed(seconds=1.0) as fuzzed:
         assert not fuzzed.read("faulty", fault.encode()).is_right
         assert fuzzed.read("hostlist", b"a[0-1]").kind in ("read", "slow")

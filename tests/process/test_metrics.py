@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics by real processes: torchmetrics itself must not begin to talk."""
+"""Metrics of torchmetrics equal the serial ones; torchmetrics itself does not communicate."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ASKED = ["Accuracy", "F1Score:average=macro", "AUROC"]
 
 
 def score(world, batch_size):
-    """Evaluate an untrained network; return its figures, those of a metric of one's own among them."""
+    """Evaluate an untrained network; return its figures, with those of a user-defined metric."""
     test_set = load("digits", "test").subset(101)
     torch.manual_seed(0)
     model = ConvNet(size=8).double()

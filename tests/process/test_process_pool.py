@@ -1,4 +1,4 @@
-"""The pool that other tests stand on: it answers in order, and says clearly who failed."""
+"""The pool of rank processes returns results in rank order, and names the rank that failed."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def threads(world):
     return torch.get_num_threads()
 
 
-def test_results_come_in_rank_order_from_processes_that_are_kept(processes):
+def test_results_are_in_rank_order_from_reused_processes(processes):
     first, second = processes.run(sum_of_ranks, 2, 10), processes.run(sum_of_ranks, 2, 100)
     assert [result[:2] for result in first] == [(0, 10.0), (1, 10.0)]
     assert [result[:2] for result in second] == [(0, 100.0), (1, 100.0)]
@@ -64,7 +64,7 @@ def own_pool():
     pool.close()
 
 
-def test_an_error_keeps_its_type_and_tells_rank_and_traceback(own_pool):
+def test_an_error_keeps_its_type_and_contains_rank_and_traceback(own_pool):
     with pytest.raises(KeyError, match="the culprit") as caught:
         own_pool.run(fail_on, 2, 1)
     assert "on rank 1 of 2" in str(caught.value.__cause__)
@@ -72,7 +72,7 @@ def test_an_error_keeps_its_type_and_tells_rank_and_traceback(own_pool):
     assert [result[0] for result in own_pool.run(sum_of_ranks, 2, 1)] == [0, 1]  # a new group
 
 
-def test_an_error_that_cannot_travel_goes_as_its_traceback(own_pool):
+def test_an_error_that_cannot_be_pickled_is_sent_as_its_traceback(own_pool):
     with pytest.raises(RankFailed, match="cannot travel"):
         own_pool.run(raise_local_class, 1)
 
@@ -83,7 +83,7 @@ def test_a_dead_rank_is_reported(own_pool):
     assert "rank" in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_a_silent_rank_is_reported_within_the_deadline():
+def test_a_rank_that_does_not_answer_is_reported_after_the_timeout():
     pool = ProcessPool(timeout_s=1)
     with pytest.raises(RankFailed, match=r"ranks \[0\] of 1 gave no answer in 1 s"):
         pool.run(never_answer, 1, 0)
@@ -95,7 +95,7 @@ def answer_later(world, seconds, value):
     return value
 
 
-def test_after_an_interrupted_call_the_next_gets_its_own_answer(own_pool):
+def test_the_call_after_an_interrupted_one_returns_its_own_result(own_pool):
     class Interrupted(BaseException):
         pass
 

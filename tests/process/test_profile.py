@@ -1,4 +1,4 @@
-"""Traces by real processes: each rank's own, of the steps that were asked for."""
+"""Each of several real processes traces the requested steps."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ from samestep.training.output.profile import Profiler
 
 
 def take_steps(world, folder, span, *, done=0, upto=8, total=8):
-    """Be a training: each step multiplies matrices of its own size, so that a trace can tell which it saw."""
+    """Run a training in which each step multiplies matrices of another size."""
     with Profiler(span, folder, world, done=done, total=total) as profiler:
         for step in range(done + 1, upto + 1):
             torch.ones(step, step) @ torch.ones(step, step)
@@ -26,7 +26,7 @@ def trace(folder, rank):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_every_rank_traces_those_steps_and_no_others(processes, tmp_path, size):
+def test_every_rank_traces_only_the_requested_steps(processes, tmp_path, size):
     processes.run(take_steps, size, tmp_path, "3:6")
 
     for rank in range(size):
@@ -46,13 +46,13 @@ def test_every_rank_traces_those_steps_and_no_others(processes, tmp_path, size):
         ("3:6", 2, 8, [3, 4, 5]),
     ],
 )
-def test_whatever_of_the_steps_is_taken_is_traced(processes, tmp_path, span, begins, ends, seen):
+def test_the_requested_steps_that_a_run_takes_are_traced(processes, tmp_path, span, begins, ends, seen):
     processes.run(some_steps, 1, tmp_path, span, begins, ends)
 
     assert trace(tmp_path, 0) == ([f"ProfilerStep#{step}" for step in seen], len(seen))
 
 
-def test_a_run_that_stops_within_the_steps_keeps_what_there_is(processes, tmp_path):
+def test_a_run_that_stops_within_the_requested_steps_writes_their_trace(processes, tmp_path):
     processes.run(some_steps, 1, tmp_path, "3:6", 0, 4)
 
     assert trace(tmp_path, 0) == (["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"], 2)  # 5 has begun
@@ -63,7 +63,7 @@ def some_steps(world, folder, span, begins, ends):
 
 
 @pytest.mark.parametrize(("begins", "ends"), [(5, 8), (7, 8), (0, 1), (0, 2)])
-def test_a_start_that_takes_none_of_the_steps_writes_nothing(processes, tmp_path, begins, ends):
+def test_a_run_without_a_requested_step_writes_nothing(processes, tmp_path, begins, ends):
     processes.run(some_steps, 1, tmp_path, "4:6", begins, ends)
 
     assert list(tmp_path.iterdir()) == []

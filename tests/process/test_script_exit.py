@@ -1,4 +1,4 @@
-"""A process that ends in the middle of a script has done what the script's own end would have."""
+"""A process that exits within a script flushes files and runs exit functions, for a limited time."""
 
 import atexit
 import gzip
@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from samestep.launch.local.hosting import exit_process
-from support import process_pool  # noqa: F401 - it says what the fork server loads
+from support import process_pool  # noqa: F401 - it sets what the fork server loads
 
 
 def writing(folder):
@@ -47,7 +47,7 @@ def failing(folder):
     ("script", "exit_code", "text"),
     [(writing, 0, "loss 0.5\nthe end\n"), (waiting, 2, "loss 0.5\n"), (failing, 0, "loss 0.5\n")],
 )
-def test_open_files_and_exit_functions_are_done_for_a_limited_time(tmp_path, script, exit_code, text):
+def test_files_are_flushed_and_exit_functions_run_for_a_limited_time(tmp_path, script, exit_code, text):
     process = multiprocessing.get_context("forkserver").Process(target=script, args=(tmp_path,))
     process.start()
     process.join()

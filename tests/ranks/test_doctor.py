@@ -1,4 +1,4 @@
-"""The doctor's ranks as threads: they meet at a board, measure sockets, and rank 0 is told everything."""
+"""The doctor's ranks exchange results through a store and measure their links, and rank 0 reports all."""
 
 import threading
 import time
@@ -73,7 +73,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_rank_0_is_told_of_all_ranks_and_all_their_links(size, quick):
+def test_rank_0_reports_all_ranks_and_all_links(size, quick):
     report, code = gathered(size)
     assert code == 0
     assert [one.rank for one in report.ranks] == list(range(size))
@@ -92,7 +92,7 @@ def test_rank_0_is_told_of_all_ranks_and_all_their_links(size, quick):
 
 
 def test_a_clock_that_is_ahead_is_measured(quick, monkeypatch):
-    """Rank 1's clock is an hour ahead, and all of it is told."""
+    """Rank 1's clock is an hour ahead, and the measured offset is one hour."""
     own = threading.local()
 
     class Clock:
@@ -117,7 +117,7 @@ def test_a_clock_that_is_ahead_is_measured(quick, monkeypatch):
     assert link.ahead_s == pytest.approx(3600, abs=1)
 
 
-def test_a_rank_that_does_not_come_is_named_and_the_others_are_measured(quick):
+def test_a_missing_rank_is_named_and_the_others_are_measured(quick):
     report, code = gathered(3, absent=(1,), wait_s=0.3)
     assert code == 1
     (finding,) = record(report)["findings"]
@@ -125,7 +125,7 @@ def test_a_rank_that_does_not_come_is_named_and_the_others_are_measured(quick):
     assert [(link.a, link.b) for link in report.links] == [(0, 2)]
 
 
-def test_what_all_try_together_is_told_with_who_found_it(quick):
+def test_a_finding_of_a_joint_check_has_the_ranks_that_found_it(quick):
     barrier = threading.Barrier(3)
 
     def try_it():
@@ -142,7 +142,7 @@ def test_what_all_try_together_is_told_with_who_found_it(quick):
     assert len(finding["ranks"]) == 2
 
 
-def test_nothing_is_tried_together_where_a_rank_is_missing(quick):
+def test_joint_checks_are_skipped_if_a_rank_is_missing(quick):
     def never():
         raise AssertionError
 
@@ -150,21 +150,21 @@ def test_nothing_is_tried_together_where_a_rank_is_missing(quick):
 
 
 class Interrupted(ResultStore):
-    """The board of a rank that comes, answers, and is gone before it has told more."""
+    """The store of a rank that exits before it has posted all its results."""
 
-    said = "links"
+    unposted_key = "links"
 
     def post(self, key, value):
-        if not key.startswith(self.said):
+        if not key.startswith(self.unposted_key):
             super().post(key, value)
 
 
 class InterruptedLater(Interrupted):
-    said = "found"
+    unposted_key = "found"
 
 
 @pytest.mark.parametrize("board", [Interrupted, InterruptedLater])
-def test_a_rank_that_breaks_off_is_named(board, quick, monkeypatch):
+def test_a_rank_that_exits_early_is_named(board, quick, monkeypatch):
     monkeypatch.setattr(gathering, "_GRACE_S", 0.3)
     memory = Memory()
 
@@ -178,14 +178,14 @@ def test_a_rank_that_breaks_off_is_named(board, quick, monkeypatch):
     assert "hung" in finding["text"]
 
 
-def test_links_for_which_no_time_was_left_are_noted_and_not_taken_for_broken(quick):
+def test_links_not_measured_in_time_are_noted_and_not_reported_as_broken(quick):
     report, code = gathered(3, measure_s=0.0)
     assert code == 0
     (finding,) = record(report)["findings"]
     assert finding["text"].startswith("3 of 3 pairs of ranks were not measured")
 
 
-def test_a_rank_that_cannot_be_called_is_an_error_of_its_links(quick):
+def test_a_refused_connection_is_an_error_of_the_link(quick):
     board = ResultStore(Memory())
 
     def rank_main(rank, door):
@@ -201,7 +201,7 @@ def test_a_rank_that_cannot_be_called_is_an_error_of_its_links(quick):
 
 
 class socket_that_refuses:
-    """A port at which nobody listens."""
+    """A port without a listening socket."""
 
     def __enter__(self):
         door = LinkServer("127.0.0.1")
@@ -212,7 +212,7 @@ class socket_that_refuses:
         pass
 
 
-def test_a_stranger_is_turned_away():
+def test_a_connection_with_a_wrong_token_is_refused():
     def rank_main(rank, door):
         if rank == 0:
             doors.append(door)
@@ -231,13 +231,13 @@ def test_a_stranger_is_turned_away():
     assert link.there > 0
 
 
-def test_a_rank_waits_for_rank_0_only_so_long(monkeypatch):
+def test_waiting_for_rank_0_times_out(monkeypatch):
     monkeypatch.setattr(gathering, "_GRACE_S", 0.0)
     with pytest.raises(TimeoutError, match="rank 0"):
         on_ranks(lambda rank, door: gather(ResultStore(Memory()), examined(1, 2), door, wait_s=0.05), [1])
 
 
-def test_a_store_that_is_gone_is_rank_0_that_left():
+def test_a_closed_store_is_reported_as_exit_of_rank_0():
     class Gone(Memory):
         def set(self, key, value):
             raise RuntimeError("Broken pipe")

@@ -63,7 +63,7 @@ def test_loss_curves_and_weights_are_the_serial_ones(size, make_model, sync):
         assert rank.result.total == 101
 
 
-def test_replicas_end_with_equal_bits():
+def test_ranks_end_with_equal_bits():
     digests = {rank.result.weights_sha256 for rank in run_ranks(train, 3, settings())}
 
     assert len(digests) == 1
@@ -78,7 +78,7 @@ def test_a_last_batch_smaller_than_the_world_is_trained_on_exactly():
         assert largest_difference(rank.state, serial.state) < 1e-10
 
 
-def test_local_batch_norm_is_another_training_but_replicas_agree():
+def test_local_batch_norm_differs_from_the_serial_training_but_ranks_are_equal():
     serial = train(SoloWorld(), settings())
 
     one, other = run_ranks(train, 2, settings(batch_norm="local"))
@@ -87,7 +87,7 @@ def test_local_batch_norm_is_another_training_but_replicas_agree():
     assert largest_difference(one.state, serial.state) > 1e-6
 
 
-def test_rows_tell_of_every_step_and_sample():
+def test_rows_contain_every_step_and_count_the_samples():
     memory = train(SoloWorld(), settings())
 
     assert [row["step"] for row in memory.rows] == list(range(1, 21))
@@ -131,7 +131,7 @@ def test_more_workers_than_samples_in_a_batch_are_refused_before_work():
         run_ranks(train, 3, settings(batch_size=2))
 
 
-def test_the_exchange_is_told_apart_from_backward():
+def test_exposed_communication_is_separated_from_backward():
     def phases(world):
         return train(world, settings(epochs=1)).result.step_s
 
@@ -141,7 +141,7 @@ def test_the_exchange_is_told_apart_from_backward():
         assert step_s["backward"] > 0
 
 
-def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path, monkeypatch):
+def test_work_between_steps_is_excluded_from_step_times(tmp_path, monkeypatch):
     class Slow(Memory):
         def steps(self, rows):
             super().steps(rows)

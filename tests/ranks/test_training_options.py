@@ -1,4 +1,4 @@
-"""Accumulation, clipping, smoothing, averages, optimizers: the serial training, resumed anywhere."""
+"""Trainings with each option equal the serial training, also if they are resumed."""
 
 import functools
 import io
@@ -134,7 +134,7 @@ def test_each_option_makes_a_difference():
         (2, 1, "bf16", 5e-2),
     ],
 )
-def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbed(
+def test_a_training_resumed_at_another_size_equals_the_uninterrupted_one(
     before, after, precision, tolerance, tmp_path
 ):
     chosen = settings(**EVERYTHING, precision=precision)
@@ -151,7 +151,7 @@ def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbe
             assert later_scaler == pytest.approx(scaler)
 
 
-def test_a_checkpoint_is_scored_where_its_weights_were_judged_and_nowhere_else(tmp_path):
+def test_a_checkpoint_has_a_score_only_if_its_weights_were_evaluated(tmp_path):
     run(SoloWorld(), settings(epochs=5), folder=tmp_path, every=10, evaluate_every=2)
 
     scored = {folder.name: "score" in read(folder).state for folder in tmp_path.glob("step-*")}

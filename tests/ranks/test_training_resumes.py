@@ -1,4 +1,4 @@
-"""A checkpoint of another training is refused before anything has changed, by what is other about it."""
+"""A checkpoint of another training is refused before anything changes, and the error names the difference."""
 
 from dataclasses import replace
 
@@ -82,7 +82,7 @@ def assert_refused(world, chosen, snapshot, message):
     ],
     ids=str,
 )
-def test_settings_other_than_those_it_began_with_are_named(snapshot, change, message):
+def test_changed_settings_are_named(snapshot, change, message):
     run_ranks(lambda world: assert_refused(world, {**BEGUN, **change}, snapshot, message), 2)
 
 
@@ -96,18 +96,18 @@ def test_settings_other_than_those_it_began_with_are_named(snapshot, change, mes
     ],
     ids=str,
 )
-def test_a_checkpoint_that_does_not_tell_its_settings_is_refused_by_what_it_holds(snapshot, change, message):
+def test_an_incompatible_checkpoint_without_settings_is_refused_by_its_states(snapshot, change, message):
     old = replace(snapshot, state=without(snapshot.state, "settings", "unjudged"))
     assert_refused(SoloWorld(), {**BEGUN, **change}, old, message)
 
 
 @pytest.mark.parametrize("part", ["optimizer", "schedule", "scaler", "random"])
-def test_what_a_checkpoint_lacks_is_named(snapshot, part):
+def test_a_missing_state_is_named(snapshot, part):
     lacking = replace(snapshot, optimizer=without(snapshot.optimizer, part))
     assert_refused(SoloWorld(), BEGUN, lacking, rf"no {part},? .*--eval-only --from")
 
 
-def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot):
+def test_a_checkpoint_that_a_script_saved_is_refused(snapshot):
     lacking = replace(snapshot, state={"step": 5})
     assert_refused(SoloWorld(), BEGUN, lacking, r"no best, epoch, loss_count, .*--eval-only")
 
@@ -115,13 +115,13 @@ def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot)
 @pytest.mark.parametrize(
     "change", [{"channels_last": True}, {"sync": "reference"}, {"algorithm": "tree"}], ids=str
 )
-def test_what_computes_the_same_steps_may_change(snapshot, change):
+def test_settings_that_do_not_change_the_steps_may_differ(snapshot, change):
     made = training(SoloWorld(), settings(**BEGUN, **change))
     made.restore(snapshot)
     assert made.run(Callbacks.disabled(SoloWorld())).steps == 10
 
 
-def test_a_checkpoint_from_before_settings_were_kept_is_gone_on_from(snapshot):
+def test_a_compatible_checkpoint_without_settings_is_resumed(snapshot):
     made = training(SoloWorld(), settings(**BEGUN))
     made.restore(replace(snapshot, state=without(snapshot.state, "settings", "unjudged")))
     assert made.journal.steps == 5

@@ -1,4 +1,4 @@
-"""What is scored of a checkpoint is what the run was judged by."""
+"""A checkpoint is scored with the weights that the run evaluated."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def restore_random_state():
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_the_average_is_scored_where_a_checkpoint_has_one_and_that_is_said(tmp_path, capsys, ema):
+def test_averaged_weights_are_scored_if_a_checkpoint_has_them_and_this_is_printed(tmp_path, capsys, ema):
     out = tmp_path / "run"
     order = resolve(Request(subset=200, changes={**QUICK, "ema": ema}, out=out), workers=1)
     result = run_recipe(SoloWorld(), order)

@@ -1,4 +1,4 @@
-"""A stop waits for no evaluation; the run that goes on makes up for it."""
+"""A stop does not wait for an evaluation; the resumed run executes it."""
 
 import signal
 from dataclasses import replace
@@ -30,7 +30,7 @@ def restore_random_state():
 
 
 class StopsAfter(Profiler):
-    """Asks to stop after a step."""
+    """Requests a stop after a step."""
 
     def __init__(self, step, stop):
         super().__init__(None, Path(), SoloWorld(), total=0)
@@ -42,7 +42,7 @@ class StopsAfter(Profiler):
 
 
 class StopsIn:
-    """Metrics that ask to stop once so many shares have been scored."""
+    """Metrics that request a stop after a number of scored shares."""
 
     def __init__(self, count):
         self.count, self.stop = count, None
@@ -60,7 +60,7 @@ class StopsIn:
 
 
 def run(world, folder, *, after=None, within=None, resume=None):
-    """Train on one rank; return the evaluations, and whether the training was put off.
+    """Train on one rank; return the evaluations, and whether the training was preempted.
 
     Args:
         world: the rank's.
@@ -91,21 +91,19 @@ def run(world, folder, *, after=None, within=None, resume=None):
 @pytest.mark.parametrize("epoch", [1, 2])
 @pytest.mark.parametrize(("before", "then"), [(1, 2), (3, 1)])
 @pytest.mark.parametrize("moment", ["an epoch's end", "an evaluation"])
-def test_a_stop_waits_for_no_evaluation_and_the_run_that_goes_on_makes_up_for_it(
-    tmp_path, moment, before, then, epoch
-):
+def test_a_stop_skips_the_evaluation_and_the_resumed_run_executes_it(tmp_path, moment, before, then, epoch):
     undisturbed, _ = run(SoloWorld(), tmp_path / "whole")
     step, batches = 10 * epoch, 4  # of 32 of the 101 test samples
     when = {"after": step} if moment == "an epoch's end" else {"within": batches * (epoch - 1) + 2}
 
     folder = tmp_path / "run"
     begun = run_ranks(lambda world: run(world, folder, **when), before)
-    assert all(put_off for _, put_off in begun)
+    assert all(preempted for _, preempted in begun)
     assert [row["step"] for row in begun[0][0]] == list(range(10, step, 10))
     assert "score" not in read(folder / f"step-{step}").state
 
-    for evaluations, put_off in run_ranks(lambda world: run(world, folder, resume=step), then):
-        assert not put_off
+    for evaluations, preempted in run_ranks(lambda world: run(world, folder, resume=step), then):
+        assert not preempted
         whole = begun[0][0] + evaluations
         assert [row["step"] for row in whole] == [10, STEPS]
         for name in ("correct", "train_loss", "loss"):

@@ -1,4 +1,4 @@
-"""What rank 0 cannot write is known to every rank, in one clear error."""
+"""If rank 0 cannot write a file, every rank gets one clear error."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def restore_random_state():
     ("name", "named"),
     [("sessions.jsonl", "sessions.jsonl"), (LOCK_FILE, LOCK_FILE), (IDENTITY_FILE, "config")],
 )
-def test_a_run_folder_that_cannot_be_begun_ends_all_ranks(tmp_path, name, named):
+def test_a_run_folder_that_cannot_be_written_ends_all_ranks(tmp_path, name, named):
     (tmp_path / name).mkdir()
     order = resolve(Request(subset=64, changes={"epochs": 1}, out=tmp_path), workers=3)
 
@@ -37,7 +37,7 @@ def test_a_run_folder_that_cannot_be_begun_ends_all_ranks(tmp_path, name, named)
     run_ranks(begin, 3)
 
 
-def test_checkpoints_that_can_lie_nowhere_end_all_ranks(tmp_path):
+def test_a_checkpoint_folder_that_cannot_be_created_ends_all_ranks(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
     def begin(world):
@@ -47,7 +47,7 @@ def test_checkpoints_that_can_lie_nowhere_end_all_ranks(tmp_path):
     run_ranks(begin, 3)
 
 
-def test_every_file_of_a_run_is_named_where_it_cannot_be_written(tmp_path):
+def test_each_file_of_a_run_that_cannot_be_written_is_named(tmp_path):
     result = run_ranks(lambda world: train(world, settings(epochs=1)), 1)[0].result
     folder = RunFolder(tmp_path)
     writes = {

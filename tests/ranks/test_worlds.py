@@ -1,4 +1,4 @@
-"""What every World promises, held by ranks as threads and by a world of one."""
+"""Worlds of threads and the world of one rank keep the contract of `World`."""
 
 import threading
 
@@ -70,7 +70,7 @@ def test_mean_over_no_samples_at_all_is_nan():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_objects_and_tensors_travel_in_rank_order(size):
+def test_objects_and_tensors_are_gathered_in_rank_order(size):
     def fn(world):
         rank = world.place.rank
         tensor = torch.full((2,), float(rank))
@@ -145,7 +145,7 @@ def test_former_names_of_methods_and_arguments_work_with_a_warning(wrap):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_sends_against_each_other_are_named(size):
+def test_a_deadlock_of_sends_is_reported_with_its_ranks(size):
     def fn(world):
         me, got = world.place.rank, torch.empty(1)
         world.send(torch.ones(1), dst=(me + 1) % size)
@@ -157,7 +157,7 @@ def test_sends_against_each_other_are_named(size):
         assert f"rank {rank} sends to rank {(rank + 1) % size} (tensor)" in str(told.value)
 
 
-def test_receives_against_each_other_are_named_though_a_third_rank_waits_as_well():
+def test_a_deadlock_of_receives_is_reported_without_a_third_rank_that_waits():
     def fn(world):
         world.recv(torch.empty(1), src=(1, 0, 0)[world.place.rank])
 
@@ -166,7 +166,7 @@ def test_receives_against_each_other_are_named_though_a_third_rank_waits_as_well
     assert "rank 2" not in str(told.value)
 
 
-def test_ranks_that_exchange_do_not_wait_for_each_other():
+def test_simultaneous_sends_and_receives_do_not_deadlock():
     def fn(world):
         me, size = world.place.rank, world.place.size
         got = torch.empty(2)
@@ -209,7 +209,7 @@ def test_an_error_on_main_is_raised_on_every_rank(size, error):
     assert others == [(UsageError if isinstance(error, UsageError) else WorldError, True)] * (size - 1)
 
 
-def test_main_first_lets_rank_0_through_before_the_others():
+def test_main_first_runs_rank_0_before_the_others():
     order = []
 
     def fn(world):
@@ -221,7 +221,7 @@ def test_main_first_lets_rank_0_through_before_the_others():
     assert sorted(order) == [0, 1, 2, 3]
 
 
-def test_main_first_tells_the_others_that_rank_0_failed():
+def test_an_error_of_rank_0_in_main_first_is_raised_on_all_ranks():
     def fn(world):
         try:
             with world.main_first():
@@ -232,7 +232,7 @@ def test_main_first_tells_the_others_that_rank_0_failed():
     assert run_ranks(fn, 3) == ["disk full"] * 3
 
 
-def test_a_failing_rank_wakes_the_waiting_ones_and_is_the_one_reported():
+def test_an_error_of_one_rank_ends_the_waits_of_the_others_and_is_raised():
     def fn(world):
         if world.place.rank == 2:
             raise ZeroDivisionError("rank two")
@@ -242,7 +242,7 @@ def test_a_failing_rank_wakes_the_waiting_ones_and_is_the_one_reported():
         run_ranks(fn, 3)
 
 
-def test_a_silent_rank_is_named_within_the_deadline():
+def test_a_rank_that_sends_nothing_is_named_after_the_timeout():
     silent = threading.Event()
 
     def fn(world):
@@ -258,7 +258,7 @@ def test_a_silent_rank_is_named_within_the_deadline():
 
 
 @pytest.mark.parametrize("call", ["send", "receive"])
-def test_who_waits_for_a_rank_that_has_ended_is_told_so(call):
+def test_waiting_for_a_rank_that_has_ended_raises_peer_lost(call):
     def fn(world):
         if world.place.rank == 0:
             world.send(torch.ones(1), dst=1) if call == "send" else world.recv(torch.ones(1), src=1)
@@ -267,7 +267,7 @@ def test_who_waits_for_a_rank_that_has_ended_is_told_so(call):
         run_ranks(fn, 2)
 
 
-def test_tensors_of_different_form_are_refused_with_both_forms():
+def test_tensors_of_different_shapes_are_refused_with_both_shapes():
     def fn(world):
         world.all_reduce(torch.zeros(2 + world.place.rank))
 
@@ -275,12 +275,12 @@ def test_tensors_of_different_form_are_refused_with_both_forms():
         run_ranks(fn, 2)
 
 
-def test_the_current_world_is_the_ranks_own_and_solo_outside():
+def test_the_current_world_is_that_of_the_rank_and_solo_outside():
     assert run_ranks(lambda world: current() is world, 3) == [True] * 3
     assert current().place.size == 1
 
 
-def test_a_process_one_of_many_that_never_joined_is_refused(monkeypatch):
+def test_a_launched_process_that_has_not_joined_is_refused(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
 
@@ -298,7 +298,7 @@ def test_solo_world_refuses_messages_and_other_sizes():
         SoloWorld(place=thread_places(3)[1])
 
 
-def test_places_are_dealt_out_in_blocks_earlier_nodes_fuller():
+def test_places_are_assigned_in_blocks_with_more_ranks_on_earlier_nodes():
     places = thread_places(5, nodes=2)
 
     assert [(p.node, p.local_rank, p.local_size) for p in places] == [
@@ -310,7 +310,7 @@ def test_places_are_dealt_out_in_blocks_earlier_nodes_fuller():
     ]
 
 
-def test_print_speaks_once(capsys):
+def test_print_prints_on_rank_0_only(capsys):
     run_ranks(lambda world: world.print("hello", world.place.rank), 3)
 
     assert capsys.readouterr().out == "hello 0\n"

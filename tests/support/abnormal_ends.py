@@ -1,4 +1,4 @@
-"""Abnormal ends of runs, and what each has left once the next command has started.
+"""Ends runs abnormally, and finds the processes and files that remain once the next command has started.
 
     python -m support.abnormal_ends
 
@@ -99,8 +99,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a run has left: numbers of processes, names of segments and of files."""
+class Remains:
+    """Remains of a run: numbers of processes, names of segments and of files."""
 
     processes: list[int]
     segments: list[str]
@@ -129,8 +129,8 @@ CASES = [
 ]
 
 
-def end(case: Case, folder: Path) -> Left:
-    """Have a run end abnormally in a folder, start another command there, and return what is left."""
+def end(case: Case, folder: Path) -> Remains:
+    """Have a run end abnormally in a folder, start another command there, and return what remains."""
     folder.mkdir(exist_ok=True)
     temporary = folder / "t"
     temporary.mkdir(exist_ok=True)
@@ -162,7 +162,7 @@ def end(case: Case, folder: Path) -> Left:
     segments = {path.name for path in Path("/dev/shm").iterdir()} - before
     made = re.compile(rf"torch_({'|'.join(map(str, seen))})_")
     files = sorted({path.name for path in temporary.iterdir()} - _CACHES)
-    return Left(processes, sorted(name for name in segments if made.match(name)), files)
+    return Remains(processes, sorted(name for name in segments if made.match(name)), files)
 
 
 def _arguments(case: Case, folder: Path) -> list[object]:
@@ -220,7 +220,7 @@ def _next_start(temporary: Path) -> None:
 
 
 def main() -> None:
-    """Print what each end leaves; exit with 1 where that is anything."""
+    """Print the remains of each end; exit with 1 if there are any."""
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from samestep.ranks.rendezvous.endpoint import PORTS
-from support import recorder, squatter, stranger
+from support import attacker, packet_recorder, socket_attacker
 from support.commands import Ended, finish
 from support.nodes import Nodes
 
@@ -45,7 +45,7 @@ def await_ports(
 def finish_uncontended(process: subprocess.Popen[str]) -> tuple[Ended, float]:
     """Wait for the end of a command that has just begun; return it and its seconds, without waits for a core.
 
-    Other programs take the cores, those of the strangers among them. The command has waited as long as its
+    Other programs take the cores, those of the attackers among them. The command has waited as long as its
     first process and the one of its descendants that waited longest.
     """
     begin, waited_s, over = time.monotonic(), {}, Event()
@@ -72,7 +72,7 @@ def finish_uncontended(process: subprocess.Popen[str]) -> tuple[Ended, float]:
 @contextmanager
 def recorded(nodes: Nodes, file: Path, *, between: tuple[str, str]) -> Iterator[None]:
     """Write to a file what two nodes send to each other, to the end of the block."""
-    code = Path(recorder.__file__).read_text()
+    code = Path(packet_recorder.__file__).read_text()
     addresses = [nodes.addresses[name] for name in between]
     with file.open("w") as lines:
         other = subprocess.Popen(
@@ -97,7 +97,7 @@ def attacking(
 
     The block begins when the ports in `until` have been attacked, and have answered a replay.
     """
-    code, report = Path(stranger.__file__).read_text(), {"attacked": (), "replayed": ()}
+    code, report = Path(attacker.__file__).read_text(), {"attacked": (), "replayed": ()}
     with recording.open() as lines:
         other = subprocess.Popen(
             nodes.command("node2", *_AS_NOBODY, code, *targets, folder=Path("/")),
@@ -123,7 +123,7 @@ def attacked_on(nodes: Nodes, *names: str) -> Iterator[list[int]]:
 
     Give a list that then has the number of connections taken on each node where any was.
     """
-    code = Path(squatter.__file__).read_text()
+    code = Path(socket_attacker.__file__).read_text()
     others = [
         subprocess.Popen(
             nodes.command(name, *_AS_NOBODY, code, folder=Path("/")),

@@ -1,4 +1,4 @@
-"""Models whose first batches hide what later ones hold: branches, missing values, writes to inputs."""
+"""Models with behavior that only later batches show: branches, missing values, writes to inputs."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from samestep.base.errors import OutOfStep
-from support.chance_models import drawn
+from support.split_check_models import drawn
 
 D = torch.float64
 
@@ -21,7 +21,7 @@ class Net(nn.Module):
 
 
 class Branches(Net):
-    """Takes another branch for a batch with a value that no check comes upon."""
+    """Takes another branch for a batch with a value that no check has covered."""
 
     def forward(self, x, y):
         return super().forward(x, y) * (0.5 if (x == 60).any() else 1.0)
@@ -125,7 +125,7 @@ def _is_refused(model, number):
 
 
 def with_cache():
-    """Return losses and scores of weights that torch keeps while a script evaluates."""
+    """Return losses, and scores with parametrized weights that torch caches."""
     torch.manual_seed(0)
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 8, dtype=D)), nn.Linear(8, 3, dtype=D))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

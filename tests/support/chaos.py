@@ -1,4 +1,4 @@
-"""Faults for a training: one after another, at random moments, until it has ended in spite of them.
+"""Executes faults in a training, one after another at random moments, until it has ended.
 
     python -m support.chaos --faults 60
 
@@ -30,7 +30,7 @@ from support.commands import environment
 PROGRAM = support.chaotic_training.__file__
 WORKERS, HANG_S = 4, 5
 PATIENCE_S = 120.0
-PUT_OFF = 75
+PREEMPTED = 75
 TRAIN = (
     *("digits", "--exact", WORKERS, "--subset", 480, "--batch-size", 32, "--threads", 1, "--seed", 0),
     *("--evaluate-every", 1000, "--checkpoint-steps", 5, "--keep", 3),
@@ -57,7 +57,7 @@ _STEPS_BETWEEN = 25
 
 @dataclass(frozen=True)
 class Recovery:
-    """A fault, the step it struck in, and the seconds until the run was one further."""
+    """A fault, the step at which it happened, and the seconds until the run was one step further."""
 
     fault: str
     step: int
@@ -81,7 +81,7 @@ def launched_by(launcher: str) -> Launch:
 
 
 class Victim:
-    """A training of `steps` steps in the folder of a small disk, which is started until it has ended well.
+    """A training of `steps` steps in the folder of a small disk, which is restarted until it has ended well.
 
     Args:
         disk: where the run folder is made.
@@ -102,19 +102,19 @@ class Victim:
 
     @property
     def said(self) -> str:
-        """All that it has printed."""
+        """Its output."""
         return self._said.read_text()
 
     @property
     def step(self) -> int:
-        """The last step that it has told of."""
+        """The last step in its metrics."""
         with suppress(OSError, IndexError, ValueError):
             return json.loads((self.folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
         return 0
 
     @property
     def sessions(self) -> int:
-        """How often its workers have begun."""
+        """The number of its sessions."""
         with suppress(OSError):
             return len((self.folder / "sessions.jsonl").read_text().splitlines())
         return 0
@@ -137,27 +137,27 @@ class Victim:
                 ]
                 if len(children) >= WORKERS:
                     return sorted(child.pid for child in children)
-            self.look_after()
+            self.resume_if_preempted()
             time.sleep(_POLL_S)
 
-    def look_after(self) -> None:
-        """Go on, as a scheduler would, where it was put off."""
+    def resume_if_preempted(self) -> None:
+        """Resume it, as a scheduler would, if it was preempted."""
         code = self.process.poll()
-        if code == PUT_OFF:
+        if code == PREEMPTED:
             self.process = self._start("--resume", self.folder)
         elif code is not None and not self.over:
             raise AssertionError(f"ended with {code}\n{self.said}")
 
     @property
     def over(self) -> bool:
-        """Whether it has ended well."""
+        """Whether it has ended without an error."""
         return self.process.poll() == 0
 
     def await_step(self, step: int, since: int = 0) -> bool:
         """Return once it is at `step` in a session after the first `since`; False if it has ended before."""
         deadline = time.monotonic() + PATIENCE_S
         while self.step < step or self.sessions <= since:
-            self.look_after()
+            self.resume_if_preempted()
             if self.over:
                 return False
             if time.monotonic() > deadline:
@@ -166,7 +166,7 @@ class Victim:
         return True
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill its processes."""
         if self.process.poll() is None:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
@@ -193,7 +193,7 @@ def _fill_disk(victim: Victim, _: random.Random) -> bool:
             free = os.statvfs(victim.disk)
             # Old checkpoints that are deleted make room again.
             stream.write(bytes(max(0, free.f_bavail * free.f_frsize - _ROOM)))
-            victim.look_after()
+            victim.resume_if_preempted()
             if victim.over or time.monotonic() > deadline:
                 raise AssertionError(f"no checkpoint failed for the full disk\n{victim.said}")
             time.sleep(_POLL_S)
@@ -220,7 +220,7 @@ def _await_said(
 ) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not enough(victim.said):
-        victim.look_after()
+        victim.resume_if_preempted()
         if victim.over or time.monotonic() > deadline:
             raise AssertionError(f"nothing of what it does with its lines\n{victim.said}")
         meanwhile()
@@ -228,7 +228,7 @@ def _await_said(
 
 
 def _lines_wait(victim: Victim, block: Callable[[], None], free: Callable[[], None]) -> bool:
-    """Have no line of metrics written for a while; all of them are in the end."""
+    """Prevent writes of lines of metrics for a while; all of them are written in the end."""
     before = victim.said.count(_WAITING)
     try:
         # Again and again: a checkpoint that fails and is removed makes room.
@@ -240,7 +240,7 @@ def _lines_wait(victim: Victim, block: Callable[[], None], free: Callable[[], No
 
 
 def _fill_all(victim: Victim, _: random.Random) -> bool:
-    """Leave no room for a single line."""
+    """Fill the disk, up to the last line."""
     ballast = victim.disk / "ballast"
 
     def block() -> None:
@@ -262,7 +262,7 @@ def _remount(disk: Path, how: str) -> None:
 
 
 def _read_only(victim: Victim, _: random.Random) -> bool:
-    """Have nothing written, nor removed."""
+    """Make the disk read-only for a while."""
     return _lines_wait(
         victim, lambda: _remount(victim.disk, "ro"), lambda: _remount(victim.disk, f"rw,size={DISK}")
     )
@@ -307,7 +307,7 @@ def steps_missing(victim: Victim) -> set[int]:
 
 
 def _unreadable(victim: Victim, _: random.Random) -> bool:
-    """Have the newest checkpoint's weights be no file, and kill all workers before there is a newer one."""
+    """Replace the newest checkpoint's weights, and kill all workers before there is a newer one."""
     workers = victim.workers()
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
@@ -334,8 +334,8 @@ FAULTS: dict[str, Callable[[Victim, random.Random], bool]] = {
 """Each returns whether the workers have to begin anew."""
 
 
-def torment(victim: Victim, faults: Sequence[str], draw: random.Random) -> Iterator[Recovery]:
-    """Yield how `victim` gets over each of `faults`; it runs to its end afterwards."""
+def inject(victim: Victim, faults: Sequence[str], draw: random.Random) -> Iterator[Recovery]:
+    """Yield the recovery of `victim` from each of `faults`; afterwards it runs to its end."""
     at = 6
     for fault in faults:
         if not victim.await_step(at):
@@ -347,7 +347,7 @@ def torment(victim: Victim, faults: Sequence[str], draw: random.Random) -> Itera
         at = victim.step + draw.randrange(2, 12)
     deadline = time.monotonic() + PATIENCE_S
     while not victim.over:
-        victim.look_after()
+        victim.resume_if_preempted()
         if time.monotonic() > deadline:
             raise AssertionError(f"not at its end after {PATIENCE_S:g} s\n{victim.said}")
         time.sleep(_POLL_S)
@@ -401,18 +401,18 @@ def main() -> None:
         subprocess.run(command, env=environment(), check=True, capture_output=True)
         undisturbed = result(folder)["weights_sha256"]
         print(f"undisturbed {undisturbed}")
-        ended = [_tormented(Path(name), launcher, faults, draw) for launcher in LAUNCHERS]
+        ended = [_run_with_faults(Path(name), launcher, faults, draw) for launcher in LAUNCHERS]
     sys.exit(any(weights != undisturbed for weights in ended))
 
 
-def _tormented(folder: Path, launcher: str, faults: Sequence[str], draw: random.Random) -> object:
-    """Print how one run gets over `faults`; return the digest of its weights."""
+def _run_with_faults(folder: Path, launcher: str, faults: Sequence[str], draw: random.Random) -> object:
+    """Print the recoveries of one run from `faults`; return the digest of its weights."""
     print(f"{launcher}:", flush=True)
     recoveries = []
     with small_disk(folder / launcher) as disk:
         victim = Victim(disk, steps=_STEPS_BETWEEN * len(faults), launch=launched_by(launcher))
         try:
-            for one in torment(victim, faults, draw):
+            for one in inject(victim, faults, draw):
                 recoveries.append(one)
                 print(f"step {one.step:4d}  {one.fault:20s}  {one.seconds:5.1f} s", flush=True)
             weights = result(victim.folder)["weights_sha256"]

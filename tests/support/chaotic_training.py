@@ -13,7 +13,7 @@ PACE_S = 0.01
 
 
 class Chaos(Exception):
-    """What no part of a training expects."""
+    """An exception that no part of a training expects."""
 
 
 def strike(number, frame):

@@ -1,4 +1,4 @@
-"""Runs as the step clock tells of them, with times that are made up."""
+"""Makes records of runs as the step clock writes them, with invented times."""
 
 import json
 import random
@@ -97,7 +97,7 @@ def scaled(factor: float, **more: float) -> dict[str, float]:
 
 
 def concluded(runs, bar=None) -> Study:
-    """Return the study of `runs`, with what follows from them."""
+    """Return the study of `runs`, with its conclusions."""
     return conclude(Study(target="digits", points=measured(runs)), bar)
 
 
@@ -107,5 +107,5 @@ def codes(holder, kind) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def timed(times: Mapping[int, float], bar=None) -> Study:
-    """Return the study of one time for each number of workers, with what follows from them."""
+    """Return the study of one time for each number of workers, with its conclusions."""
     return conclude(Study(target="times.csv", points=from_times(times.items())), bar)

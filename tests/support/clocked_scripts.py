@@ -1,4 +1,4 @@
-"""Small trainings for the step clock, and what it tells of them."""
+"""Small trainings for the step clock, and readers of its records."""
 
 import torch
 from torch import nn

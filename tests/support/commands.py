@@ -1,4 +1,4 @@
-"""Runs the command line as a user does: another process, its output, what it leaves behind."""
+"""Runs the command line as a user does, in another process; finds remaining processes and segments."""
 
 import os
 import signal

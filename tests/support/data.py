@@ -1,4 +1,4 @@
-"""Where the real data sets lie, for tests that need them."""
+"""Finds the real data sets, for tests that need them."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an editable install leaves in `sys.meta_path`: a finder of its own for one package."""
+"""A finder of one package, as an editable install adds it to `sys.meta_path`."""
 
 from importlib.util import spec_from_file_location
 

@@ -25,7 +25,7 @@ from support.process_pool import fork_server
 
 
 class Command:
-    """A command that runs, with as much of `subprocess.Popen` as tests ask for.
+    """A command that runs, with those parts of `subprocess.Popen` that tests use.
 
     Args:
         run: called in the process with the arguments.
@@ -64,7 +64,7 @@ class Command:
         self._process.kill()
 
     def said(self):
-        """Return what has been written to stdout and to stderr so far."""
+        """Return the text written to stdout and to stderr so far."""
         return [Path(stream.name).read_text() for stream in self._said]
 
     def communicate(self, timeout=None):
@@ -150,7 +150,7 @@ def _scale(*arguments):
 
 
 class _Run:
-    """A run of a study as `subprocess.Popen` gives it to who waits for it."""
+    """A run of a study with those parts of `subprocess.Popen` that a sweep uses."""
 
     def __init__(self, words, *, stdin, stdout, stderr, env):
         assert (words[1:3], stdin, stderr) == (["-m", "samestep"], subprocess.DEVNULL, subprocess.STDOUT)

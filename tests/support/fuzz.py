@@ -33,7 +33,7 @@ _BURIED = ("Traceback", "MemoryError", "RecursionError")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader made of one case.
+    """The answer of a reader to one case.
 
     Args:
         kind: ``read``; ``refused``, by one line; ``failed``, ``slow`` or ``died``, which are faults.
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Fuzzed:
-    """A kept child that reads what it is given, and is replaced where it does not come back.
+    """A reused child process that reads content, and is replaced if it does not answer.
 
     Args:
         seconds: how long a case may take.
@@ -71,11 +71,11 @@ class Fuzzed:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def read(self, reader, content):
-        """Return what `reader`, by name, made of `content`."""
+        """Return the answer of `reader`, a name, to `content`."""
         return self._asked((reader, content))
 
     def case(self, reader, *, seed, number):
-        """Return what `reader` made of a case of its own, which `seed` and `number` decide."""
+        """Return the answer of `reader` to its case with this `seed` and `number`."""
         return self._asked((reader, (seed, number)))
 
     def _asked(self, message):
@@ -130,7 +130,7 @@ class Fuzzed:
 
 
 def _serve(pipe, folder):
-    """Be the child: answer until the other end is closed."""
+    """Run the child: answer until the other end is closed."""
     from support.fuzz_readers import FAULTY, READERS
 
     faulthandler.enable()
@@ -156,7 +156,7 @@ def _serve(pipe, folder):
 
 
 def _begin(reader):
-    """Have all that a reader needs, and limit the memory that it takes from here on."""
+    """Load everything that a reader needs, and limit the memory that it allocates afterwards."""
     none = resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_AS, (none, none))
     reader.begin()
@@ -182,7 +182,7 @@ def _answer(reader, content, place):
 
 
 def _judged(text, code):
-    """Return whether an error is as it has to be, and the error."""
+    """Return whether an error has the required form, and the error."""
     from samestep.base.errors import one_line
 
     line = one_line(text)
@@ -209,7 +209,7 @@ def main():
 
 
 def _fuzz(fuzzed, name, asked):
-    """Print what one reader made of all its cases; return how many were faults."""
+    """Print the answers of one reader to all its cases; return the number of faults."""
     kinds, seen, longest = Counter(), Counter(), 0.0
     for number in range(asked.first, asked.first + asked.count):
         answer = fuzzed.case(name, seed=asked.seed, number=number)

@@ -1,4 +1,4 @@
-"""Wrong content made of right content: of bytes, of texts, and of what a number may be given as."""
+"""Makes wrong content from right content: bytes, texts and forms of numbers."""
 
 import json
 
@@ -153,7 +153,7 @@ def _nested(draw, content, others):
 
 
 def _number(draw, content, others):
-    """Replace the digits at some place by what may be given as a number."""
+    """Replace the digits at some place by another form of a number."""
     places = [at for at, byte in enumerate(content[:20_000]) if byte in b"0123456789"]
     if not places:
         return _byte(draw, content, others)

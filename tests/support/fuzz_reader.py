@@ -1,4 +1,4 @@
-"""A reader that is fed with wrong content, as a value; those there are: `support.fuzz_readers`."""
+"""Defines readers that are tested with wrong content; `support.fuzz_readers` lists them."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ ODD_FILES = ("fifo", "zero", "full", "folder", "socket", "dangling", "loop", "sp
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """What is read, and how it is made wrong.
+    """A format that is read, and its wrong cases.
 
     Args:
         name: of the reader.
@@ -40,7 +40,7 @@ class Reader:
     begin: Callable[[], None] = lambda: None
 
     def case(self, draw):
-        """Return wrong content; of a file, some cases are the name of something odd in its place."""
+        """Return wrong content, or for some cases of a file the name of an odd thing in its place."""
         if self.file and draw.random() < 0.05:
             return b"odd:" + draw.choice(ODD_FILES).encode()
         if self.wrong is not None and draw.random() < 0.7:
@@ -51,7 +51,7 @@ class Reader:
         return mutated(draw, draw.choice(valid), others=valid)
 
     def prepared(self, content, folder):
-        """Put `content` where it belongs in `folder`; return what reads it."""
+        """Write `content` to its place in `folder`; return a function that reads it."""
         if not self.file:
             return partial(self.read, content)
         if self.beside is not None:
@@ -67,7 +67,7 @@ class Reader:
 
 
 def put_odd(path, kind):
-    """Put something odd where a file is expected.
+    """Create something other than a file where a file is expected.
 
     Args:
         path: where.

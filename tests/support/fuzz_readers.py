@@ -1,4 +1,4 @@
-"""The readers that are fed with wrong content: data, configurations, tables, studies, runs."""
+"""Readers that are tested with wrong content: data, configurations, tables, studies, runs."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ import numpy as np
 
 from support.fuzz_mutations import as_json, mutated_json
 from support.fuzz_reader import Reader, command
-from support.fuzz_words import WORDS, begin_flags
+from support.fuzz_text_readers import WORDS, begin_flags
 from support.idx_files import TinySet, idx_bytes
 from support.image_files import png
 
@@ -33,7 +33,7 @@ def _packed(*contents):
 
 
 def _unchecked():
-    """Let content count as published: what is behind the checksums is to be read as well."""
+    """Accept all content as published, since content with wrong checksums is not read."""
     from samestep.training.data import published
 
     published.verify = lambda content, file, path: None
@@ -53,7 +53,7 @@ def _idx():
 
 @cache
 def _bomb(compress):
-    """Return some kilobytes that become 3 GB, behind the head of a set of images."""
+    """Return some kilobytes that decompress to 3 GB, after the header of a set of images."""
     head = (0x0803).to_bytes(4, "big") + b"".join(n.to_bytes(4, "big") for n in (5, 3, 2))
     one = compress(bytes(8 << 20))
     return compress(head) + one * 400  # both formats are streams that may follow each other
@@ -238,7 +238,7 @@ def _run_beside(folder):
 
 
 def _in_run(name):
-    """Return what reads a run folder of which the file `name` is wrong."""
+    """Return a function that reads a run folder with a wrong file `name`."""
 
     def valid():
         from tempfile import TemporaryDirectory
@@ -440,7 +440,7 @@ _FILES = (
 
 
 def _read_faulty(content):
-    """Have the fault that is asked for."""
+    """Execute the requested fault."""
     if content == b"hangs":
         Event().wait()
     if content == b"takes memory":

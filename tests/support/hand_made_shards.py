@@ -1,4 +1,4 @@
-"""Steps whose gradients are made by hand: sums that depend on nothing but their order."""
+"""Makes steps with given gradients, whose sums depend only on the order."""
 
 import hashlib
 

@@ -13,7 +13,7 @@ _DEADLINE_S = 110.0
 
 
 class KeptInterpreter:
-    """An interpreter that stays, for the commands of several tests.
+    """An interpreter that runs the commands of several tests.
 
     Args:
         python: its path.
@@ -33,7 +33,7 @@ class KeptInterpreter:
         )
 
     def run(self, folder: Path, *words: object) -> Ended:
-        """Run ``samestep WORDS`` in a folder to its end; where there is one word, the script of that path."""
+        """Run ``samestep WORDS`` in a folder to its end; if there is one word, the script of that path."""
         try:
             self._process.stdin.write(json.dumps([str(folder), list(map(str, words))]) + "\n")
             self._process.stdin.flush()

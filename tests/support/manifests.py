@@ -1,4 +1,4 @@
-"""The published schemas of Kubernetes, JobSet and PyTorchJob, and what is wrong with a manifest by them.
+"""Checks manifests against the published schemas of Kubernetes, JobSet and PyTorchJob.
 
 The schemas of Job, Service and JobSet are models of the package kubeflow-trainer-api, which is made from the
 published ones. They leave out unknown fields, so that `unknown` looks for those. The outer fields of

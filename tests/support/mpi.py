@@ -1,4 +1,4 @@
-"""mpirun over the nodes of a cluster, with namespaces entered in the place of ssh."""
+"""mpirun on the nodes of a cluster, which enters namespaces instead of using ssh."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ KINDS = ("openmpi", "mpich")
 def mpirun(
     kind: str, nodes: Nodes, hosts: Sequence[str], *, per_host: int, forward: Sequence[str] = ()
 ) -> list[str]:
-    """Return what stands before a command to start it `per_host` times on each of `hosts`.
+    """Return the command line that starts a command `per_host` times on each of `hosts`.
 
     Skips the test where the MPI is not installed, or fails it where it is required.
 

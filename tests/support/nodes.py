@@ -131,11 +131,11 @@ class Nodes:
             for node, link in ends:
                 self._net(node, "tc", "qdisc", "del", "dev", link, "root")
 
-    def cut(self, node: str) -> None:
-        """Cut a node off, at the switch: the node itself sees a link that is up."""
+    def disconnect(self, node: str) -> None:
+        """Disconnect a node at the switch; on the node itself the link is up."""
         self._net("switch", "ip", "link", "set", f"to-{node}", "nomaster")
 
-    def mend(self, node: str) -> None:
+    def reconnect(self, node: str) -> None:
         """Connect a node again."""
         self._net("switch", "ip", "link", "set", f"to-{node}", "master", "br0")
 

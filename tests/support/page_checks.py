@@ -54,6 +54,6 @@ def with_checks(page: Path, out: Path) -> Path:
 
 
 def found_in(dom: str) -> dict[str, Any]:
-    """Return what the copy has found, from its document after it ran."""
+    """Return the faults that the copy has found, from its document after it ran."""
     (found,) = re.findall(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
     return json.loads(html.unescape(found))

@@ -62,7 +62,7 @@ def fork_server():
 
 
 class RankFailed(AssertionError):
-    """A rank raised, died, or did not answer; says which one, and what it said."""
+    """A rank raised, died, or did not answer; the message has the rank and its error."""
 
 
 class ProcessPool:
@@ -99,7 +99,7 @@ class ProcessPool:
         """End all ranks."""
         for size in list(self._ranks):
             for process, pipe in self._ranks.pop(size):
-                pipe.close()  # a rank ends when nobody can ask it any more
+                pipe.close()  # a rank ends when its pipe is closed
                 process.join(5)
                 _kill(process)
 
@@ -124,7 +124,7 @@ class ProcessPool:
         while pending:
             ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
-                failures.append(self._silence(pending, answers, size))
+                failures.append(self._missing_answers(pending, answers, size))
             for pipe in ready:
                 rank, process = pending.pop(pipe)
                 answer = _receive(pipe, process, rank, size)
@@ -137,8 +137,8 @@ class ProcessPool:
                 raise failures[0]
         return [answers[rank] for rank in range(size)]
 
-    def _silence(self, pending, answers, size):
-        """Return the error that says who is silent, where (on stderr), and what the others said."""
+    def _missing_answers(self, pending, answers, size):
+        """Return the error that names the ranks without an answer, and the other ranks' errors."""
         for _, process in pending.values():
             os.kill(process.pid, signal.SIGUSR1)
         time.sleep(0.5)  # for their stacks
@@ -183,7 +183,7 @@ def _free_port():
 
 
 def _serve(pipe: Connection, rank, size, port, timeout_s):
-    """Be one rank: join, then answer calls until the other end is closed."""
+    """Run one rank: join, then answer calls until the other end is closed."""
     import torch
     import torch.distributed as dist
 
@@ -212,7 +212,7 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
 
 
 def _answer(fn, world, args):
-    """Return the pickled ``(result, error, traceback)``; the error only where it can travel."""
+    """Return the pickled ``(result, error, traceback)``; the error only if it can be pickled."""
     try:
         return pickle.dumps((fn(world, *args), None, None))
     except BaseException as error:

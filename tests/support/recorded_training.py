@@ -1,4 +1,4 @@
-"""A program for kill tests: a training that also writes down which samples each step has used.
+"""A program for kill tests: a training that also records the samples of each step.
 
     samestep run -n N recorded_training.py RUN_FOLDER STEPS [train ARGUMENTS]
 
@@ -16,7 +16,7 @@ from samestep.training.data.loader import ImageLoader
 
 
 def recording(folder: Path, session: int, rank: int, steps: int):
-    """Return `ImageLoader.epoch`, which also writes down what it yields, and waits after `steps` of them."""
+    """Return `ImageLoader.epoch` that also records its batches, and waits after `steps` of them."""
     plain, taken = ImageLoader.epoch, 0
     path = folder / f"ids-{session}-{rank}.jsonl"
     path.write_text("")  # a start that was killed before it was noted has left its own

@@ -1,4 +1,4 @@
-"""What launchers leave in a rank's environment, as recorded, and the place it amounts to."""
+"""Reads recordings of the environments that launchers give to ranks, with the expected places."""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a run writes: some of it, made up, and how to read it."""
+"""Makes rows of a run's files, and reads these files."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def json_lines(path: Path) -> list[dict]:
 
 
 def json_lines_so_far(path: Path) -> list[dict]:
-    """Return the objects of the whole lines of such a file that may grow, or not be there yet."""
+    """Return the objects of the complete lines of such a file, which can be growing or missing."""
     try:
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Run folders made up for tests of the report."""
+"""Makes run folders for tests of the report."""
 
 import json
 
@@ -34,7 +34,7 @@ def write_lines(path, rows):
 
 
 def run_folder(path, *, steps=40, config=CONFIG, finished=True, **phases):
-    """Write a run folder at `path`, as a training leaves one; return it."""
+    """Write a run folder at `path`, as a training writes it; return it."""
     path.mkdir(parents=True)
     (path / "config.toml").write_text(config)
     seconds = PHASES | phases

@@ -1,8 +1,8 @@
-"""Every kind of script under every launcher: what starts a cell of the table, and how it ended.
+"""Starts every kind of script under every launcher, and returns the outcome for the table.
 
 The scripts are in ``tests/gallery_kinds``. Each takes 8 steps with 8 samples in each, on one rank or on two,
 and prints one line with its steps, samples and weights. A second line, or another one, shows copies of the
-training, a multiple of the batch, or ranks that train apart.
+training, a multiple of the batch, or ranks that train independently.
 """
 
 import os
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.commands import Ended, finish
-from support.hosted import difference
 from support.mpi import mpirun
 from support.nodes import Nodes
+from support.script_runner import difference
 from support.slurm import Slurm
 from support.systems import missing
 
@@ -52,7 +52,7 @@ class Kind:
     in_ci: tuple[str, ...] = ()
 
     def words(self, nodes: int = 1) -> list[str]:
-        """Return what follows samestep's flags for two ranks on that many nodes."""
+        """Return the arguments after samestep's flags for two ranks on that many nodes."""
         words = [str(GALLERY / word) if (GALLERY / word).is_file() else word for word in self.script]
         return [*words, *(self.one_node if nodes == 1 else self.two_nodes)]
 

@@ -1,4 +1,4 @@
-"""A throw-away Slurm cluster: munge, slurmctld and one slurmd on each node, in the foreground.
+"""A temporary Slurm cluster: munge, slurmctld and one slurmd on each node, in the foreground.
 
 All daemons run in the nodes' namespaces, with keys, sockets and state in one folder: nothing of the machine's
 own is touched, and no port can be taken. They are gone when the nodes are.
@@ -55,7 +55,7 @@ PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """Slurm on some nodes, its commands at hand on their login node.
+    """Slurm on some nodes, with its commands on their login node.
 
     Args:
         nodes: the nodes.
@@ -115,7 +115,7 @@ class Slurm:
         return self.run("squeue", "--noheader", "--format=%T", *only).out.split()
 
     def start_again(self, job: str) -> None:
-        """Have a job that was queued again start at once, for which Slurm takes two minutes."""
+        """Start a requeued job at once, for which Slurm takes two minutes."""
 
         def waits() -> bool:
             return "BeginTime" in self.run("squeue", "--noheader", "--format=%r", f"--jobs={job}").out
@@ -126,7 +126,7 @@ class Slurm:
 
     @contextmanager
     def lost(self, node: str) -> Iterator[None]:
-        """Lose a node for the duration of a block: what runs there is killed, and Slurm notices at once."""
+        """Lose a node for the duration of a block: its processes are killed, and it is marked down."""
         self.nodes.kill(self.nodes.processes(node) - self.daemons)
         for state in ("down", "drain"):  # its daemon goes on, and would bring it back
             self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=lost")
@@ -142,7 +142,7 @@ class Slurm:
         self.run("scancel", "--user=root", "--signal=KILL", "--full")
 
     def close(self) -> None:
-        """End the daemons, and what they have started."""
+        """End the daemons and the processes that they have started."""
         self.nodes.kill(self.nodes.processes())
         for daemon in self._daemons:
             daemon.wait()

@@ -50,12 +50,12 @@ def write(given: Snapshot, folder: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    """Return what lies in a folder of checkpoints, beside the identity of the run that writes to it."""
+    """Return the names in a folder of checkpoints, without the identity of the run that writes to it."""
     return sorted(path.name for path in folder.iterdir() if path.name != IDENTITY_FILE)
 
 
 def in_hand(checkpoint: Path, kind: str) -> Path:
-    """Rename a checkpoint to what a killed writer leaves of it (``draft``, ``old`` or ``gone``)."""
+    """Rename a checkpoint to a name that a killed writer leaves (``draft``, ``old`` or ``gone``)."""
     identity = identity_of(checkpoint.parent)
     assert identity is not None
     return checkpoint.rename(checkpoint.with_name(hidden_name(kind, checkpoint.name, identity)))

@@ -2,7 +2,7 @@
 
 
 class Memory:
-    """Torch's store, as far as ranks need it to leave each other words."""
+    """The methods of torch's store that ranks use to exchange results."""
 
     def __init__(self):
         self.values = {}

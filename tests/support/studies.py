@@ -1,4 +1,4 @@
-"""Scaling studies made up for tests: a step whose parts follow a simple model of N workers."""
+"""Makes scaling studies for tests from a simple model of a step on N workers."""
 
 from samestep.studies.scaling.analysis.study import PHASES, Point, Rank, Span, Study
 from samestep.studies.scaling.analysis.verdict import conclude

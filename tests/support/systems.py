@@ -1,4 +1,4 @@
-"""Systems that a test needs and a machine may lack."""
+"""Finds systems that a test needs; skips or fails the test if the machine lacks them."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def program(system: str, *names: str) -> str:
 
 @contextmanager
 def small_file_system(folder, size: str):
-    """Mount a file system in memory at `folder`, of a size that grows when what this gives is called.
+    """Mount a file system in memory at `folder`, of a size that grows when the returned function is called.
 
     Skips where none can be mounted, or fails if ``tmpfs`` is required.
     """

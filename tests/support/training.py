@@ -1,4 +1,4 @@
-"""Small trainings to compare: on digits, which are always there."""
+"""Small trainings to compare, on the digits, which need no download."""
 
 import math
 
@@ -13,7 +13,7 @@ from samestep.training.settings import Settings
 
 
 class Memory:
-    """A sink that remembers."""
+    """A sink that keeps the rows in memory."""
 
     def __init__(self):
         self.rows = []
@@ -58,7 +58,7 @@ def training(world, chosen, make_model=convnet, sets=None, **more):
 
 
 def train(world, chosen, make_model=convnet, sets=None, **more):
-    """Train on one rank of `world`; return what the sink remembers."""
+    """Train on one rank of `world`; return the sink."""
     made = training(world, chosen, make_model, sets, **more)
     memory = Memory()
     made.run(Callbacks.disabled(world, sink=memory))

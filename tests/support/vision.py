@@ -1,4 +1,4 @@
-"""torchvision beside a CPU build of torch."""
+"""Imports torchvision beside a CPU build of torch."""
 
 import importlib
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Compiles a model when it is imported: what is forked from that process has torch's compiler ready.
+"""Compiles a model when it is imported, so that forked processes have torch's compiler loaded.
 
 It loads some hundred modules and builds its tables with the first model, two seconds for each process.
 """

@@ -1,4 +1,4 @@
-"""Compares what scripts have written."""
+"""Compares files that scripts have written."""
 
 import sqlite3
 import warnings
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from samestep.hooks.tensor_tree import leaves
-from support.hosted import difference
+from support.script_runner import difference
 
 
 def files(folder):
@@ -30,7 +30,7 @@ def same_contents(one, other):
 
 
 def dumped(path):
-    """Return the statements that make a database anew."""
+    """Return the SQL statements that create a copy of a database."""
     with closing(sqlite3.connect(path)) as database:
         return [*database.iterdump()]
 
@@ -42,7 +42,7 @@ def arrays(path):
 
 
 def tensors_of(path):
-    """Return the tensors in a file of torch's, each with its place."""
+    """Return the tensors in a file of torch's, each with its path."""
     if path.suffix == ".jit":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -45,7 +45,7 @@ def slurm(kept_slurm, nodes):
 
 
 def _left(nodes, before, *, seconds=10):
-    """Return what runs that did not before, once all that is on its way out has left."""
+    """Return the processes that did not run before and do not end in time."""
     end = time.monotonic() + seconds
     while (left := nodes.processes() - before) and time.monotonic() < end:
         time.sleep(0.05)

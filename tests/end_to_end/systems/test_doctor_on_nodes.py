@@ -1,4 +1,4 @@
-"""The doctor on nodes with addresses and links of their own: it sees what was done to them."""
+"""The doctor reports faults of nodes that have their own addresses and links."""
 
 import json
 import sys
@@ -31,8 +31,8 @@ def test_a_slow_link_is_measured_and_hurts(nodes, tmp_path):
     assert (main.code, other.code, other.out) == (1, 1, "")
 
 
-def test_nodes_that_cannot_reach_each_other_by_gloos_interface_are_told(nodes, tmp_path):
-    """They meet at rank 0's store, and Gloo is told to use loopback: joining would hang for half an hour."""
+def test_nodes_that_cannot_connect_by_gloos_interface_are_reported(nodes, tmp_path):
+    """They connect to rank 0's store, and Gloo has to use loopback: joining would hang for half an hour."""
     main, other = on_two_nodes(nodes, tmp_path, "--no-devices", GLOO_SOCKET_IFNAME="lo")
 
     assert (

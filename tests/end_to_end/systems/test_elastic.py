@@ -1,4 +1,4 @@
-"""A run over nodes of which one is cut off, lost, and comes back ends with the undisturbed weights."""
+"""A run on nodes of which one is disconnected, lost and added again ends with the uninterrupted weights."""
 
 import json
 import os
@@ -36,12 +36,12 @@ class Cluster:
         )
 
     def lose(self, node):
-        """Kill all that runs on a node, at once."""
+        """Kill all processes of a node, at once."""
         self._nodes.kill({pid for pid in self._nodes.processes() if self._is_on(pid, node)})
         self._running.pop(node).communicate()
 
     def hold(self, node):
-        """Freeze a node's workers; their launcher lets them go on when it wants them to stop."""
+        """Suspend a node's workers; their launcher resumes them before it stops them."""
         for worker in psutil.Process(self._running[node].pid).children():
             worker.suspend()
 
@@ -52,7 +52,7 @@ class Cluster:
         return [row["world_size"] for row in json_lines_so_far(self._folder / "sessions.jsonl")]
 
     def await_steps(self, sizes, steps):
-        """Return once the last session is the one of `sizes`, and some steps on."""
+        """Return once the sessions have these sizes, and the run has taken this number of steps."""
         deadline = time.monotonic() + PATIENCE_S
         while self.sizes() != sizes or len(json_lines_so_far(self._folder / "metrics.jsonl")) < steps:
             for node, process in self._running.items():
@@ -64,21 +64,21 @@ class Cluster:
             time.sleep(0.05)
 
     def finish(self):
-        """Wait for the launchers' ends; return their codes and words."""
+        """Wait for the launchers' ends; return their exit codes and stderr."""
         said = {node: process.communicate(timeout=PATIENCE_S) for node, process in self._running.items()}
         return {node: (process.returncode, said[node][1]) for node, process in self._running.items()}
 
 
 @pytest.mark.timeout(300)
-def test_a_cut_link_is_waited_for_a_lost_node_shrinks_the_run_and_one_that_returns_grows_it(nodes, tmp_path):
+def test_a_run_waits_for_a_link_and_continues_without_a_lost_node_and_with_one_that_returns(nodes, tmp_path):
     torn, whole = tmp_path / "torn", tmp_path / "whole"
     cluster = Cluster(nodes, torn)
     cluster.launch("node0")
     cluster.launch("node1")
     cluster.await_steps([4], 10)
-    nodes.cut("node1")  # for less than --hang-timeout: nothing but time is lost
+    nodes.disconnect("node1")  # for less than --hang-timeout: nothing but time is lost
     time.sleep(1)
-    nodes.mend("node1")
+    nodes.reconnect("node1")
     cluster.await_steps([4], 30)
     cluster.lose("node1")
     cluster.await_steps([4, 2], 50)
@@ -95,7 +95,7 @@ def test_a_cut_link_is_waited_for_a_lost_node_shrinks_the_run_and_one_that_retur
     assert len(digests) == 1
 
 
-def test_the_loss_of_the_node_where_all_meet_is_told(nodes, tmp_path):
+def test_the_loss_of_the_rendezvous_node_is_reported(nodes, tmp_path):
     cluster = Cluster(nodes, tmp_path / "run")
     cluster.launch("node0")
     cluster.launch("node1")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from support.launches import MESSAGES, RUN, SAID_BY_TWO, TELL, placed, places
+from support.launches import MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
 from support.mpi import KINDS, mpirun
 from support.nodes import LOGIN
 
@@ -32,7 +32,7 @@ with samestep.join(device="cpu") as world:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_on_one_host_are_the_workers(nodes, kind):
-    done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3, forward=FORWARD), *RUN, *TELL)
+    done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3, forward=FORWARD), *RUN, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -45,8 +45,8 @@ def test_ranks_on_one_host_are_the_workers(nodes, kind):
 
 @pytest.mark.parametrize("here", [LOGIN, "node0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_on_two_hosts_find_each_other(nodes, kind, here):
-    done = nodes.run(here, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *TELL)
+def test_ranks_on_two_hosts_have_one_rendezvous_address(nodes, kind, here):
+    done = nodes.run(here, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -56,25 +56,25 @@ def test_ranks_on_two_hosts_find_each_other(nodes, kind, here):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_address_that_is_given_counts(nodes, kind):
+def test_master_addr_and_master_port_are_used_if_they_are_set(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=(*FORWARD, "MASTER_ADDR", "MASTER_PORT"))
-    done = nodes.run(LOGIN, *launch, *RUN, *TELL, MASTER_ADDR="10.77.0.1", MASTER_PORT="29511")
+    done = nodes.run(LOGIN, *launch, *RUN, *PLACE, MASTER_ADDR="10.77.0.1", MASTER_PORT="29511")
 
     assert done.code == 0, done.err
     assert places(done.out) == (placed(*TWO), {"10.77.0.1:29511"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_joined_script_on_two_hosts_is_one_run_whose_ranks_send_messages(nodes, kind):
+def test_ranks_of_a_joined_script_on_two_hosts_send_messages(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=FORWARD)
     done = nodes.run(LOGIN, *launch, sys.executable, MESSAGES)
 
     assert done.code == 0, done.err
-    assert done.out.splitlines() == SAID_BY_TWO
+    assert done.out.splitlines() == OUTPUT_OF_TWO
     assert f"samestep: 2 workers = 2 nodes x 1, {kind}, cpu, gloo over eth0, " in done.err
 
 
-def test_a_script_that_calls_mpich_itself_is_given_the_address(nodes, tmp_path):
+def test_a_script_that_calls_mpich_itself_uses_master_addr(nodes, tmp_path):
     script = tmp_path / "calls_mpi.py"
     script.write_text(CALLS_MPICH)
     launch = mpirun("mpich", nodes, TWO, per_host=1)
@@ -84,7 +84,7 @@ def test_a_script_that_calls_mpich_itself_is_given_the_address(nodes, tmp_path):
     assert sorted(done.out.splitlines()) == ["rank 0 is MPI's rank 0", "rank 1 is MPI's rank 1"]
 
 
-def test_mpich_which_ends_nobody_does_not_keep_who_waits_for_a_rank_that_failed(nodes, tmp_path):
+def test_all_ranks_under_mpich_end_if_one_fails(nodes, tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
     done = nodes.run("node0", *mpirun("mpich", nodes, ["node0"], per_host=2), *RUN, script)
@@ -97,7 +97,7 @@ def test_mpich_which_ends_nobody_does_not_keep_who_waits_for_a_rank_that_failed(
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_launcher_on_each_host_starts_its_share(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=FORWARD)
-    done = nodes.run(LOGIN, *launch, *RUN, "-n", 4, *TELL)
+    done = nodes.run(LOGIN, *launch, *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -106,7 +106,7 @@ def test_one_launcher_on_each_host_starts_its_share(nodes, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_whose_variables_are_lost_are_refused(nodes, kind, tmp_path):
+def test_ranks_without_their_launchers_variables_are_refused(nodes, kind, tmp_path):
     script = tmp_path / "serial.py"
     script.write_text("print('a copy')")
     bare = ("env", "-i", "PATH=/usr/bin:/bin", *(f"{name}={os.environ[name]}" for name in FORWARD))
@@ -119,7 +119,7 @@ def test_ranks_whose_variables_are_lost_are_refused(nodes, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mpirun_in_a_job_script_meets_on_the_first_node(slurm, kind, tmp_path):
+def test_mpirun_in_a_job_script_has_its_rendezvous_on_the_first_node(slurm, kind, tmp_path):
     mpi = "mpirun.openmpi --allow-run-as-root --bind-to none" if kind == "openmpi" else "mpirun.mpich"
     (out,) = slurm.batch(
         f"exec 2>&1; {mpi} {' '.join(RUN)} --no-python sh -c "

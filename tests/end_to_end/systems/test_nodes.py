@@ -1,4 +1,4 @@
-"""The nodes that other tests run on are what they are taken for."""
+"""The simulated nodes of other tests have their own names, addresses, memory and links."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ with samestep.join() as world:
 SEND = "import socket, sys; socket.create_connection(('node1', 7000)).sendall(bytes({size}))"
 
 
-def test_a_node_has_a_name_an_address_and_no_way_out(nodes):
+def test_a_node_has_a_name_an_address_and_no_default_route(nodes):
     done = nodes.run("node2", "sh", "-c", "hostname; getent hosts node2; ls /sys/class/net; ip route")
 
     name, known, *devices, route = done.out.splitlines()
@@ -71,17 +71,17 @@ def test_a_link_can_be_limited(nodes):
     assert took > 8 * (size - 2 * 524288) / rate  # each end lets a bucket of 512 kB through at once
 
 
-def test_a_node_can_be_cut_off_and_connected_again(nodes):
+def test_a_node_can_be_disconnected_and_reconnected(nodes):
     def reached():
         done = nodes.run("node0", sys.executable, "-c", CALL)
         return done.err.splitlines()[-1].partition(":")[0]
 
     assert reached() == "ConnectionRefusedError"
-    nodes.cut("node3")
+    nodes.disconnect("node3")
     try:
         assert reached() == "TimeoutError"
     finally:
-        nodes.mend("node3")
+        nodes.reconnect("node3")
     assert reached() == "ConnectionRefusedError"
 
 

@@ -72,7 +72,7 @@ WAYS = [name for name in vars(Launches) if not name.startswith("_")]
 
 
 def printed(ended):
-    """Return what the ranks printed, once it is seen that all ended well."""
+    """Return the output of the ranks; fail if one has failed."""
     for done in ended:
         assert done.code == 0, done.err
     return "".join(done.out for done in ended)
@@ -85,14 +85,14 @@ def digest(out):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """The digest of the weights of one worker that nobody launched."""
+    """Return the digest of the weights of one worker without a launcher."""
     done = samestep(*RECIPE, "--out", tmp_path_factory.mktemp("plain") / "run")
     return digest(printed([done]))
 
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """What the script prints under Python itself."""
+    """Return the output of the script under Python itself."""
     folder = tmp_path_factory.mktemp("plain")
     command = [sys.executable, SERIAL]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout

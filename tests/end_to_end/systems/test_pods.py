@@ -13,7 +13,7 @@ from samestep.launch.submit.job_command import parse_command
 from samestep.launch.submit.kubernetes import KubernetesJob, manifest
 from samestep.launch.submit.site_defaults import KubernetesSite
 from support.commands import finish
-from support.launches import TELL, placed, places
+from support.launches import PLACE, placed, places
 
 SERIAL = Path(__file__).parents[3] / "examples" / "serial.py"
 OPERATOR_SETS = {"WORLD_SIZE": "2", "MASTER_PORT": "23456", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}
@@ -55,8 +55,8 @@ def in_pods(nodes, tmp_path, *, operator, per_node, words):
 
 @pytest.mark.parametrize("operator", ["none", "pytorchjob"])
 @pytest.mark.parametrize("per_node", [1, 2])
-def test_the_workers_of_all_pods_find_each_other(nodes, tmp_path, operator, per_node):
-    both = in_pods(nodes, tmp_path, operator=operator, per_node=per_node, words=TELL)
+def test_the_workers_of_all_pods_have_one_rendezvous_address(nodes, tmp_path, operator, per_node):
+    both = in_pods(nodes, tmp_path, operator=operator, per_node=per_node, words=PLACE)
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
     found, points = places("".join(done.out for done in both))

@@ -1,4 +1,4 @@
-"""The report in a real browser: drawn, silent, and without a request."""
+"""The report in a real browser is drawn without log messages and without requests."""
 
 import http.server
 import re
@@ -33,7 +33,7 @@ FILL = re.compile(r"(?<!\S)([\d.]+) ([\d.]+) ([\d.]+) rg")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A folder with pages of runs, two of them side by side, and of studies; two pages have long titles."""
+    """Return a folder with pages of runs and of studies; one compares two runs, two have long titles."""
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
     long = run_folder(root / "resnet_with_squeeze_and_excitation-learning_rate_schedule-20260304-050607")
@@ -50,8 +50,8 @@ def pages(tmp_path_factory):
 
 
 @pytest.fixture
-def asked(pages):
-    """An address that serves the folder, and what it is asked for."""
+def served(pages):
+    """Return an address that serves the folder, and the list of the requested paths."""
     paths = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -84,8 +84,8 @@ def browse(address, profile, *flags):
 
 
 @pytest.mark.parametrize(("page", "curves"), [("one/report.html", 6), ("both.html", 4), ("studies.html", 8)])
-def test_a_page_is_drawn_without_a_word_or_a_request(asked, tmp_path, page, curves):
-    address, paths = asked
+def test_a_page_is_drawn_without_log_messages_or_requests(served, tmp_path, page, curves):
+    address, paths = served
 
     dom, log = browse(f"{address}/{page}", tmp_path / "profile", "--virtual-time-budget=2000", "--dump-dom")
 
@@ -95,7 +95,7 @@ def test_a_page_is_drawn_without_a_word_or_a_request(asked, tmp_path, page, curv
     assert paths == [f"/{page}"]
 
 
-def test_a_study_that_was_measured_is_drawn_too(measured, tmp_path):
+def test_a_measured_study_is_drawn(measured, tmp_path):
     page = measured[0] / "report.html"
 
     dom, log = browse(f"file://{page}", tmp_path / "profile", "--virtual-time-budget=2000", "--dump-dom")
@@ -138,7 +138,7 @@ def painted(page, tmp_path, *flags):
     ("flags", "paper"),
     [((), (255, 255, 255)), (("--blink-settings=preferredColorScheme=0",), (0x14, 0x17, 0x1B))],
 )
-def test_a_study_is_painted_by_day_and_by_night(pages, tmp_path, flags, paper):
+def test_a_study_is_drawn_in_light_and_dark_mode(pages, tmp_path, flags, paper):
     pixels = painted(pages / "study.html", tmp_path, *flags)
     assert (np.abs(pixels - paper).sum(1) < 6).mean() > 0.2
     for colour in ((0x56, 0xB4, 0xE9), (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):  # forward, backward, exchange
@@ -156,7 +156,7 @@ def test_equal_lines_are_all_visible(tmp_path):
         assert (np.abs(pixels - color).sum(1) < 12).sum() > 700, color  # 400 of them are keys
 
 
-def test_a_study_prints_on_white_paper_in_its_colours(pages, tmp_path):
+def test_a_study_is_printed_in_its_colors_on_white_paper(pages, tmp_path):
     paper = tmp_path / "study.pdf"
     browse(
         f"file://{pages / 'study.html'}",
@@ -172,7 +172,7 @@ def test_a_study_prints_on_white_paper_in_its_colours(pages, tmp_path):
 
 
 def inflated(stream):
-    """Return what a stream of a PDF holds; nothing where it is no text of drawing."""
+    """Return the decompressed content of a PDF's stream, or nothing if it is not compressed."""
     try:
         return zlib.decompress(stream)
     except zlib.error:
@@ -184,7 +184,7 @@ def inflated(stream):
 )
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
-def test_a_page_is_readable_at_each_width_by_day_and_by_night(pages, tmp_path, page, width, scheme):
+def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path, page, width, scheme):
     """The window of headless Chromium is at least 500 wide: a frame in it has the width."""
     with_checks(pages / page, tmp_path / "page.html")
     frame = tmp_path / "frame.html"
@@ -234,7 +234,7 @@ def test_a_pdf_without_a_browser_is_refused_before_any_work(tmp_path, monkeypatc
     assert not (tmp_path / "times.html").exists()
 
 
-def test_runs_are_compared_over_the_same_steps_by_their_workers(pages):
+def test_runs_are_compared_over_the_same_steps_with_their_numbers_of_workers(pages):
     text = (pages / "both.html").read_text()
     assert "seconds of training" not in text
     ticks = re.findall(r'<text class="tick x" x="([\d.]+)"[^>]*>([^<]+)<', text)

@@ -66,7 +66,7 @@ def points(folder, name="points"):
 
 
 def in_steps(slurm, folder, *flags):
-    """Measure a script of several workers in an allocation of two nodes; return what each worker told."""
+    """Measure a script in an allocation of two nodes; return launcher, size and host of each worker."""
     (folder / "train.py").write_text(NATIVE)
     command = (*SCALE, *FEW, *flags, "--", "train.py", "{12/n}")
     done = slurm.run("salloc", "--nodes=2", *command, folder=folder)
@@ -79,16 +79,16 @@ def in_steps(slurm, folder, *flags):
 
 
 def test_runs_are_steps_of_an_allocation_that_fill_its_nodes(slurm, tmp_path):
-    told = in_steps(slurm, tmp_path, "-n", "1,2")
+    started = in_steps(slurm, tmp_path, "-n", "1,2")
 
-    assert told == [("slurm", 1, "node0"), ("slurm", 2, "node0"), ("slurm", 2, "node1")]
+    assert started == [("slurm", 1, "node0"), ("slurm", 2, "node0"), ("slurm", 2, "node1")]
     assert points(tmp_path) == [(1, 1, 12), (2, 2, 12)]
 
 
 def test_launchers_are_compared_in_steps(slurm, tmp_path):
-    told = in_steps(slurm, tmp_path, "-n", "2", "--compare", "launcher=torchrun,srun")
+    started = in_steps(slurm, tmp_path, "-n", "2", "--compare", "launcher=torchrun,srun")
 
-    assert told == [(name, 2, host) for name in ("slurm", "torchrun") for host in ("node0", "node1")]
+    assert started == [(name, 2, host) for name in ("slurm", "torchrun") for host in ("node0", "node1")]
     assert points(tmp_path) == [(2, 2, 12)] * 2
     study = json.loads((tmp_path / "study" / "study.json").read_text())
     variants = [point["variant"] for point in study["points"]]
@@ -104,7 +104,7 @@ def test_launchers_are_compared_in_steps(slurm, tmp_path):
         ("--gpus-per-node=2", ["0,1"] * 4),
     ],
 )
-def test_steps_have_the_gpus_of_their_workers_however_those_were_asked_for(slurm, tmp_path, asked, of_one):
+def test_steps_have_the_gpus_of_their_workers_however_these_were_requested(slurm, tmp_path, asked, of_one):
     (tmp_path / "steps.py").write_text(STEPS)
     flags = ("--nodes=2", "--ntasks=4", "--cpus-per-task=2", *asked.split())
     done = slurm.run("salloc", *flags, sys.executable, "steps.py", folder=tmp_path)
@@ -118,7 +118,7 @@ def test_steps_have_the_gpus_of_their_workers_however_those_were_asked_for(slurm
     ]
 
 
-def test_what_does_not_fit_an_allocation_is_refused_before_anything_runs(slurm, here):
+def test_more_workers_than_an_allocation_has_room_for_are_refused_before_any_run(slurm, here):
     done = slurm.run("salloc", "--ntasks=2", *SCALE, "train.py", "-n", "1,4", *FEW, folder=here)
 
     assert done.code == 2
@@ -160,7 +160,7 @@ def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_pat
     ]
 
 
-def test_jobs_that_are_cancelled_say_so(slurm, here):
+def test_cancelled_jobs_are_reported(slurm, here):
     flags = ("--submit", "slurm", "--directive=--hold", "--detach")
     sent = slurm.run(*SCALE, "train.py", "-n", "1,2", *FEW, *flags, folder=here)
     slurm.run("scancel", *sent.out.split())

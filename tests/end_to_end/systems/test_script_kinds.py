@@ -1,4 +1,4 @@
-"""Every kind of script under every launcher trains as alone, or is refused in one line; a page has the table.
+"""Every kind of script under every launcher has the serial output, or is refused in one line.
 
 CI starts some cells, at least one of each row and each column. ``make matrix`` starts all of them, and each
 script without samestep, and writes the table; ``SAMESTEP_MATRIX`` names the file for the outcomes.
@@ -38,7 +38,7 @@ VERSION = re.compile(r"^(torch|accelerate|transformers|lightning|keras)==(\S+)",
 
 @pytest.fixture(scope="module")
 def expected():
-    """The line that each script prints: that of the serial script alone."""
+    """Return the line that each script prints: that of the serial script."""
     ended = finish(start_script(GALLERY / "serial.py", OMP_NUM_THREADS="1"))
     assert ended.code == 0, ended.err
     return ended.out.strip()
@@ -46,7 +46,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def record():
-    """A function that notes the outcome of a cell for the file, if there is one."""
+    """Return a function that records the outcome of a cell for the file, if there is one."""
     cells = {kind: {} for kind in KINDS}
     yield lambda kind, launcher, found: cells[kind].update({launcher: found})
     if FILE:
@@ -61,7 +61,7 @@ def launches(nodes, slurm, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "launcher"), CELLS if FILE else IN_CI)
-def test_a_script_trains_as_alone_or_is_refused_in_one_line(launches, expected, record, kind, launcher):
+def test_a_script_has_the_serial_output_or_is_refused_in_one_line(launches, expected, record, kind, launcher):
     found = outcome(launches.ends(launcher, KINDS[kind]), expected, launcher=launcher)
 
     record(kind, launcher, found)
@@ -69,13 +69,13 @@ def test_a_script_trains_as_alone_or_is_refused_in_one_line(launches, expected, 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if FILE and kind not in REFUSED_EVERYWHERE])
-def test_a_script_trains_alike_without_samestep(launches, expected, kind):
+def test_a_script_has_the_serial_output_without_samestep(launches, expected, kind):
     assert outcome(launches.plain_ends(KINDS[kind]), expected, launcher=KINDS[kind].plain) == SAME
 
 
 @pytest.mark.parametrize("kind", ["ddp-slurm", *(["lightning-ddp"] if FILE else [])])
-def test_under_mpirun_in_a_slurm_job_a_script_finds_the_ranks_of_mpi(slurm, tmp_path, expected, kind):
-    """Slurm's variables are there those of the job's script, which is task 0 of all."""
+def test_under_mpirun_in_a_slurm_job_a_script_has_the_ranks_of_mpi(slurm, tmp_path, expected, kind):
+    """The variables of Slurm are those of the job script there, which is task 0."""
     python = KINDS[kind].python()
     mpirun = "mpirun.openmpi --allow-run-as-root --bind-to none"
     command = " ".join([mpirun, python, *RUN[1:], *KINDS[kind].words()])

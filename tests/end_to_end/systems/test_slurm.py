@@ -1,4 +1,4 @@
-"""Every command that runs workers, under a real Slurm: who starts whom, and where they meet."""
+"""Every command that runs workers has the right places and rendezvous under a real Slurm."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from samestep.ranks.rendezvous.endpoint import PORTS
-from support.launches import JOIN, RUN, TELL, placed, places
+from support.launches import JOIN, PLACE, RUN, placed, places
 
 SERIAL = """
 import socket, torch
@@ -30,8 +30,8 @@ def script(tmp_path):
     return path
 
 
-def said(done):
-    """Return the one line that a refused command says."""
+def error_of(done):
+    """Return the error line of a refused command."""
     assert done.code == 2, (done.code, done.err)
     return "".join(sorted({line for line in done.err.splitlines() if "samestep: error:" in line}))
 
@@ -47,7 +47,7 @@ def said(done):
     ids=["2x2", "3+1", "ntasks only", "4x1"],
 )
 def test_the_tasks_of_a_step_are_the_workers(slurm, flags, hosts):
-    done = slurm.run("srun", *flags, *RUN, *TELL)
+    done = slurm.run("srun", *flags, *RUN, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -68,7 +68,7 @@ def test_a_joined_script_under_srun_is_one_run(slurm, script):
 
 
 def test_one_launcher_on_each_node_starts_its_share(slurm):
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *TELL)
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -77,25 +77,25 @@ def test_one_launcher_on_each_node_starts_its_share(slurm):
     assert done.err.count("4 workers = 2 nodes x 2") == 1
 
 
-def test_a_number_of_workers_that_tasks_do_not_make_is_refused(slurm):
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
-    assert "3 workers were asked for, but slurm started 4 task(s) on 2 node(s)" in said(done)
+def test_a_number_of_workers_other_than_that_of_tasks_is_refused(slurm):
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *PLACE)
+    assert "3 workers were asked for, but slurm started 4 task(s) on 2 node(s)" in error_of(done)
 
 
-def test_salloc_from_a_login_node_sends_the_work_in(slurm):
-    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 4, *TELL)
+def test_salloc_from_a_login_node_runs_the_workers_in_the_allocation(slurm):
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
     assert "this shell holds Slurm allocation" in done.err
 
 
-def test_salloc_refuses_what_its_tasks_do_not_make(slurm):
-    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
-    assert "3 workers were asked for, but allocation" in said(done)
+def test_a_number_of_workers_other_than_that_of_tasks_is_refused_under_salloc(slurm):
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *PLACE)
+    assert "3 workers were asked for, but allocation" in error_of(done)
 
 
-def test_verify_from_a_login_node_is_one_task_on_one_of_the_nodes(slurm, script):
+def test_verify_from_a_login_node_runs_as_one_task_of_the_allocation(slurm, script):
     script.write_text(SERIAL)
     verify = (sys.executable, "-m", "samestep", "verify", script, "-n", 2, "--steps", 2)
     done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *verify)
@@ -110,7 +110,7 @@ def test_verify_as_several_tasks_is_refused(slurm, script):
     done = slurm.run("srun", "--ntasks=2", *verify)
 
     assert done.code == 2
-    assert all(one in said(done) for one in ("verify", "slurm", "2 tasks", "--ntasks=1"))
+    assert all(one in error_of(done) for one in ("verify", "slurm", "2 tasks", "--ntasks=1"))
 
 
 def test_a_job_script_without_srun_is_one_process(slurm, script, tmp_path):
@@ -125,7 +125,7 @@ def test_a_job_script_without_srun_is_one_process(slurm, script, tmp_path):
     assert out.count("has room for 4 tasks, but this is not one of them") == 2
 
 
-def test_tasks_of_an_array_do_not_meet_each_other(slurm, tmp_path):
+def test_tasks_of_an_array_have_separate_rendezvous(slurm, tmp_path):
     outs = slurm.batch(
         f"srun {' '.join(RUN)} --no-python sh -c 'echo $SLURM_ARRAY_TASK_ID $RANK $WORLD_SIZE $MASTER_PORT'",
         *("--array=1-2", "--ntasks=2"),
@@ -139,12 +139,12 @@ def test_tasks_of_an_array_do_not_meet_each_other(slurm, tmp_path):
     assert all(len({port for *_, port in lines}) == 1 for lines in told)
 
 
-def test_torchrun_in_a_step_decides(slurm):
+def test_torchrun_in_a_step_determines_the_ranks(slurm):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
     meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--rdzv-id=9")
     done = slurm.run(
         *("srun", "--nodes=2", "--ntasks-per-node=1"),
-        *(*torchrun, *meet, "-m", "samestep", "run", *TELL),
+        *(*torchrun, *meet, "-m", "samestep", "run", *PLACE),
     )
 
     assert done.code == 0, done.err
@@ -154,9 +154,9 @@ def test_torchrun_in_a_step_decides(slurm):
     assert "4 workers started by torchrun" in done.err
 
 
-def test_a_master_that_nobody_knows_is_an_error(slurm):
-    done = slurm.run("srun", "--nodes=2", *RUN, *TELL, MASTER_ADDR="nowhere.invalid", MASTER_PORT="1234")
-    assert "nowhere.invalid, the host of rank 0, cannot be resolved on node" in said(done)
+def test_an_unresolvable_master_is_an_error(slurm):
+    done = slurm.run("srun", "--nodes=2", *RUN, *PLACE, MASTER_ADDR="nowhere.invalid", MASTER_PORT="1234")
+    assert "nowhere.invalid, the host of rank 0, cannot be resolved on node" in error_of(done)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_master_that_nobody_knows_is_an_error(slurm):
     ids=["no rank", "no step", "nothing"],
 )
 @pytest.mark.parametrize("what", ["command", "join"])
-def test_tasks_that_do_not_know_their_place_are_refused(slurm, script, through, words, what):
-    program = (*RUN, *TELL) if what == "command" else (sys.executable, script)
+def test_tasks_without_variables_of_their_place_are_refused(slurm, script, through, words, what):
+    program = (*RUN, *PLACE) if what == "command" else (sys.executable, script)
     done = slurm.run("srun", "--ntasks=2", *through, *program)
 
     assert done.code in (1, 2), done.out

@@ -24,7 +24,7 @@ TRAINED = {f"rank {rank} of 4 epoch {epoch}" for rank in range(4) for epoch in r
 
 
 def on_two(nodes, *arguments, backend="static", flags=OWN_FLAGS):
-    """Return the ends of two launchers."""
+    """Return how two launchers ended."""
     launchers = [
         nodes.start(
             f"node{rank}",
@@ -78,7 +78,7 @@ def test_the_steps_of_all_workers_are_clocked(nodes, tmp_path):
         (("--gpus", "{n}", "--nodes", "{nodes}", "--nr", "{node_rank}"), "spawns 4 workers on this node"),
     ],
 )
-def test_a_script_whose_flags_lack_nodes_or_workers_is_refused_before_it_trains(nodes, flags, found):
+def test_a_script_without_flags_for_nodes_and_workers_is_refused_before_it_trains(nodes, flags, found):
     one, other = on_two(nodes, flags=flags)
 
     assert (one.code, other.code) == (2, 2), one.err + other.err
@@ -95,7 +95,7 @@ def test_a_worker_that_fails_ends_the_run_on_all_nodes_and_is_named(nodes):
     assert "has ended" not in one.out + other.out
 
 
-def test_tasks_of_slurm_one_on_each_node_start_it(slurm):
+def test_one_task_of_slurm_on_each_node_starts_the_script(slurm):
     srun = ("srun", "--nodes=2", "--ntasks-per-node=1")
     done = slurm.run(*srun, *RUN, "-n", 4, "--device", "cpu", SCRIPT, *OWN_FLAGS)
 
@@ -103,7 +103,7 @@ def test_tasks_of_slurm_one_on_each_node_start_it(slurm):
     assert trained(done.out) == (TRAINED, 2)
 
 
-def test_one_worker_on_each_node_is_spawned_too(slurm):
+def test_one_worker_is_spawned_on_each_node(slurm):
     srun = ("srun", "--nodes=2", "--ntasks-per-node=1")
     done = slurm.run(*srun, *RUN, "-n", 2, "--device", "cpu", SCRIPT, *OWN_FLAGS)
 
@@ -111,7 +111,7 @@ def test_one_worker_on_each_node_is_spawned_too(slurm):
     assert trained(done.out)[0] == {f"rank {rank} of 2 epoch {epoch}" for rank in (0, 1) for epoch in (0, 1)}
 
 
-def test_without_a_number_of_workers_it_is_refused(slurm):
+def test_a_script_is_refused_without_a_number_of_workers(slurm):
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "--device", "cpu", SCRIPT, *OWN_FLAGS)
 
     assert done.code == 2
@@ -120,7 +120,7 @@ def test_without_a_number_of_workers_it_is_refused(slurm):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_of_mpi_one_on_each_node_start_it(nodes, kind):
+def test_one_rank_of_mpi_on_each_node_starts_the_script(nodes, kind):
     own = mpirun(kind, nodes, ["node0", "node1"], per_host=1, forward=FORWARD)
     done = nodes.run("node0", *own, *RUN, "-n", 4, "--device", "cpu", SCRIPT, *OWN_FLAGS)
 
@@ -155,7 +155,7 @@ def test_the_workers_of_samesteps_spawn_are_one_world(slurm, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_they_are_under_mpi(nodes, tmp_path, kind):
+def test_the_workers_of_samesteps_spawn_are_one_world_under_mpi(nodes, tmp_path, kind):
     script = tmp_path / "train.py"
     script.write_text(SPAWN)
     own = mpirun(kind, nodes, ["node0", "node1"], per_host=1, forward=FORWARD)
@@ -175,7 +175,7 @@ def test_a_failure_in_samesteps_spawn_names_the_rank(slurm, tmp_path):
     assert not done.out
 
 
-def test_several_tasks_on_a_node_do_not_call_samesteps_spawn(slurm, tmp_path):
+def test_samesteps_spawn_is_refused_in_several_tasks_on_a_node(slurm, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SPAWN)
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, script, 2)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from support.commands import finish
-from support.launches import TELL, placed, places
+from support.launches import PLACE, placed, places
 from support.mpi import KINDS
 from support.nodes import LOGIN
 from support.run_files import json_lines, json_lines_so_far
@@ -28,7 +28,7 @@ def here(tmp_path):
 )
 def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here, launch, odd):
     flags = ("--nodes", 2, "--nproc-per-node", 2, "--launch", launch, "--job-name", odd)
-    done = slurm.run(*SUBMIT, "slurm", *flags, "run", *TELL, folder=here)
+    done = slurm.run(*SUBMIT, "slurm", *flags, "run", *PLACE, folder=here)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
@@ -40,7 +40,7 @@ def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here
     assert f"JobName={odd}\n" in slurm.run("scontrol", "show", "job", number).out
 
 
-def test_a_job_that_fails_ends_the_command_as_it_ended(slurm, here):
+def test_a_command_has_the_exit_code_of_its_failed_job(slurm, here):
     done = slurm.run(*SUBMIT, "slurm", "fails.py", folder=here)
 
     assert done.code == 3
@@ -57,7 +57,7 @@ def test_a_job_that_slurm_refuses_is_one_line(slurm, here):
 
 
 @pytest.mark.timeout(300)
-def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_first_node(slurm, here):
+def test_a_training_resumes_after_a_warning_a_preemption_and_the_loss_of_its_first_node(slurm, here):
     flags = ("--requeue", "--job-name", "long", "--nodes", 2)
     train = ("train", "digits", "--subset", 480, "--batch-size", 32, "--epochs", 20, "--checkpoint-steps", 10)
     following = slurm.start(*SUBMIT, "slurm", *flags, *train, "--threads", 1, folder=here)
@@ -107,7 +107,7 @@ def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_fir
 def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, kind):
     program(kind, f"mpirun.{kind}")
     over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavor", kind)
-    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *TELL, folder=here)
+    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *PLACE, folder=here)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
@@ -116,7 +116,7 @@ def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, 
     assert "has ended well" in done.err.splitlines()[-1]
 
 
-def test_hosts_that_cannot_take_part_are_named_before_anything_starts(nodes, here):
+def test_unusable_hosts_are_named_before_anything_starts(nodes, here):
     program("openmpi", "mpirun.openmpi")
     over = ("--ssh", nodes.rsh, "--flavor", "openmpi")
     done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0,nowhere:2", *over, "fails.py", folder=here)

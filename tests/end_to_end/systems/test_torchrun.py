@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from support.commands import finish
-from support.launches import JOIN, MESSAGES, RUN, SAID_BY_TWO, TELL, placed, places
+from support.launches import JOIN, MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TWO = ("node0", "node0", "node1", "node1")
@@ -17,17 +17,17 @@ def on_both(nodes, command):
     return [finish(process) for process in started]
 
 
-def test_torch_distributed_launch_hands_over_a_local_rank(nodes):
+def test_torch_distributed_launch_passes_the_local_rank(nodes):
     launch = (sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node=2")
-    done = nodes.run("node0", *launch, "-m", "samestep", "run", *TELL)
+    done = nodes.run("node0", *launch, "-m", "samestep", "run", *PLACE)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0")
 
 
-def test_torchruns_workers_on_two_nodes(nodes):
+def test_torchruns_workers_on_two_nodes_have_their_places(nodes):
     flags = ("--nnodes=2", "--node-rank={i}", "--nproc-per-node=2", "--master-addr=node0")
-    both = on_both(nodes, (*TORCHRUN, *flags, "--master-port=29400", "-m", "samestep", "run", *TELL))
+    both = on_both(nodes, (*TORCHRUN, *flags, "--master-port=29400", "-m", "samestep", "run", *PLACE))
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
     told, points = places("".join(done.out for done in both))
@@ -40,7 +40,7 @@ def test_torchruns_workers_on_two_nodes_send_messages(nodes):
     both = on_both(nodes, (*TORCHRUN, *flags, MESSAGES))
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
-    assert both[0].out.splitlines() == SAID_BY_TWO
+    assert both[0].out.splitlines() == OUTPUT_OF_TWO
     assert both[1].out == ""
 
 
@@ -59,8 +59,8 @@ world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "nobod
 """
 
 
-def test_a_worker_that_is_killed_under_torchrun_on_two_nodes_is_started_again(nodes, tmp_path):
-    """Its agents keep the store of the ranks before, whose cards and addresses are of no use."""
+def test_a_worker_that_is_killed_under_torchrun_on_two_nodes_is_restarted(nodes, tmp_path):
+    """Torchrun's agents keep the store of the earlier ranks, whose addresses are outdated."""
     script = tmp_path / "dies_once.py"
     script.write_text(DIES_ONCE)
     meet = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--max-restarts=2")
@@ -83,15 +83,15 @@ STATIC, C10D = ("--node-rank", "{i}", "--master-addr"), ("--rdzv-backend", "c10d
 
 
 @pytest.mark.parametrize(
-    ("meeting", "named"),
+    ("rendezvous", "named"),
     [((*STATIC, "node0"), False), ((*STATIC, "node0-ipv6"), True), ((*C10D, "[fd77::1]"), False)],
     ids=["by name", "by name of IPv6", "by address of IPv6"],
 )
-def test_our_own_launchers_on_two_nodes(nodes, tmp_path, meeting, named):
-    """Also where each node's own name is on loopback: Gloo by itself would listen there."""
+def test_two_launchers_of_samestep_start_one_group_on_two_nodes(nodes, tmp_path, rendezvous, named):
+    """Also if each node's own name resolves to loopback, where Gloo would listen by itself."""
     script = tmp_path / "joined.py"
     script.write_text(JOIN)
-    command = (*RUN, "--nnodes", 2, *meeting, "--nproc-per-node", 2, script)
+    command = (*RUN, "--nnodes", 2, *rendezvous, "--nproc-per-node", 2, script)
     both = on_both(nodes, command if named else with_name_on_loopback(nodes, tmp_path, command))
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
@@ -104,10 +104,12 @@ def test_our_own_launchers_on_two_nodes(nodes, tmp_path, meeting, named):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_two_launchers_with_one_number_are_both_told(nodes, number):
+def test_launchers_with_the_same_node_rank_all_report_the_error(nodes, number):
     flags = ("--nnodes", 3, "--node-rank", number, "--master-addr", "node0", "--nproc-per-node", 1)
-    third = nodes.start("node0", *RUN, "--nnodes", 3, "--node-rank", 0, *flags[4:], *TELL) if number else None
-    both = on_both(nodes, (*RUN, *flags, *TELL))
+    third = (
+        nodes.start("node0", *RUN, "--nnodes", 3, "--node-rank", 0, *flags[4:], *PLACE) if number else None
+    )
+    both = on_both(nodes, (*RUN, *flags, *PLACE))
     ended = [*both, *([finish(third)] if third else [])]
 
     assert [done.code for done in ended] == [2] * len(ended), [done.err for done in ended]
@@ -116,9 +118,9 @@ def test_two_launchers_with_one_number_are_both_told(nodes, number):
         assert "Traceback" not in done.err
 
 
-def test_a_meeting_place_that_nobody_knows_is_an_error(nodes):
+def test_an_unresolvable_rendezvous_host_is_an_error(nodes):
     flags = ("--nnodes", 2, "--node-rank", 1, "--master-addr", "nowhere.invalid")
-    done = nodes.run("node0", *RUN, *flags, *TELL)
+    done = nodes.run("node0", *RUN, *flags, *PLACE)
 
     assert done.code == 2
     assert "nowhere.invalid, the host of rank 0, cannot be resolved on node0" in done.err

@@ -41,7 +41,7 @@ NODE = "--nproc_per_node=2 --nnodes=2 --node_rank={rank} --master_addr=node0 --m
     ],
     ids=["srun", "srun torchrun"],
 )
-def test_the_jobs_of_the_course(slurm, script, flags, tmp_path):
+def test_the_jobs_of_the_course_send_messages_between_four_ranks(slurm, script, flags, tmp_path):
     (out,) = slurm.batch(script, *flags, folder=tmp_path, PATH=PATH)
 
     assert_messages_of_four(out)
@@ -50,7 +50,7 @@ def test_the_jobs_of_the_course(slurm, script, flags, tmp_path):
 @pytest.mark.parametrize(
     "launch", [("python3", "-W", "ignore", "-m", "torch.distributed.launch"), ("torchrun",)], ids=" ".join
 )
-def test_one_command_on_each_node_of_the_guide(nodes, launch):
+def test_the_guides_command_on_each_node_sends_messages_between_four_ranks(nodes, launch):
     started = [
         nodes.start(f"node{rank}", *launch, *NODE.format(rank=rank).split(), SCRIPT, PATH=PATH)
         for rank in range(2)
@@ -61,7 +61,7 @@ def test_one_command_on_each_node_of_the_guide(nodes, launch):
     assert_messages_of_four(both[0].out)
 
 
-def test_open_mpi_with_the_flags_of_the_guide(nodes):
+def test_open_mpi_with_the_flags_of_the_guide_sends_messages_between_four_ranks(nodes):
     words = mpirun("openmpi", nodes, ["node0", "node1"], per_host=2)
     reached = [word for word in words[1 : words.index("--host")] if word not in ("--bind-to", "none")]
     done = nodes.run(
@@ -77,7 +77,7 @@ def test_open_mpi_with_the_flags_of_the_guide(nodes):
     assert_messages_of_four(done.out)
 
 
-def test_mpich_in_the_place_of_open_mpi(nodes):
+def test_mpich_sends_messages_between_four_ranks(nodes):
     command = mpirun("mpich", nodes, ["node0", "node1"], per_host=2)
     done = nodes.run(
         *(LOGIN, *command, "python3", SCRIPT), PATH=PATH, MASTER_ADDR="node0", MASTER_PORT="1234"

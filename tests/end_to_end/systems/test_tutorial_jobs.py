@@ -23,7 +23,7 @@ spawn.main()' --synthetic --subset 48 --batch-size 24 --norm group --epochs 1
 
 
 @pytest.mark.parametrize(("job", "tasks"), [("srun.sh", 2), ("srun_torchrun.sh", 1)])
-def test_a_job_script_starts_ranks_on_two_nodes_that_find_each_other(slurm, job, tasks, tmp_path):
+def test_ranks_that_a_job_script_starts_on_two_nodes_send_messages(slurm, job, tasks, tmp_path):
     path = TUTORIAL / "jobs" / job
     directives = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
     (out,) = slurm.batch(
@@ -39,7 +39,7 @@ def test_a_job_script_starts_ranks_on_two_nodes_that_find_each_other(slurm, job,
 
 
 @pytest.mark.parametrize("variable", ["HOSTS", "HOSTFILE"])
-def test_the_mpirun_script_starts_ranks_on_two_nodes_that_find_each_other(nodes, variable, tmp_path):
+def test_ranks_that_the_mpirun_script_starts_on_two_nodes_send_messages(nodes, variable, tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# hosts\nnode0 slots=2\nnode1 slots=2\n")
     hosts = {"HOSTS": "node0:2,node1:2", "HOSTFILE": str(hostfile)}

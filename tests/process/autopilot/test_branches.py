@@ -1,16 +1,16 @@
-"""What the first batches hide is found in the equivalence check, or ends the run when it shows."""
+"""Behavior that the first batches do not show is found by the equivalence check, or ends the run."""
 
 import pytest
 
 from support import branching_models as models
-from support.chance_models import on_rank
+from support.split_check_models import on_rank
 
 
 @pytest.mark.parametrize(
     "make",
     [models.Compares, models.Scales, models.MissingTargets, models.Clamps, models.NotesInBackward],
 )
-def test_what_later_batches_hold_keeps_a_model_unsplit(processes, make):
+def test_a_dependence_that_only_later_batches_show_keeps_a_model_unsplit(processes, make):
     serial = models.trained(make)
     for found, split, unsplit in processes.run(on_rank, 2, None, models.trained, make):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)
@@ -25,12 +25,12 @@ def test_a_branch_that_does_not_compare_samples_is_split(processes, size):
         assert split == 5
 
 
-def test_a_branch_that_no_check_took_ends_the_run_even_if_the_script_catches_the_error(processes):
+def test_an_unchecked_branch_ends_the_run_even_if_the_script_catches_the_error(processes):
     for refused, _, _ in processes.run(on_rank, 2, None, models.refused_calls, models.Branches):
         assert refused == [2, 3]
 
 
-def test_weights_that_torch_keeps_are_those_of_the_script(processes):
+def test_cached_parametrized_weights_are_updated_as_in_the_serial_script(processes):
     serial = models.with_cache()
     for found, split, _ in processes.run(on_rank, 2, None, models.with_cache):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)

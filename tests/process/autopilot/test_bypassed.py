@@ -1,10 +1,10 @@
-"""Scripts that use weights without calling a module: right on all ranks, or refused with what to do."""
+"""Scripts that use weights without calling a module have the serial results on all ranks, or are refused."""
 
 from textwrap import dedent
 
 import pytest
 
-from support.hosted import run_script
+from support.script_runner import run_script
 
 HEAD = """\
 import torch
@@ -101,7 +101,7 @@ def results(processes, tmp_path, text, size=2):
     "text",
     [SPLIT + NEW_LEAVES, SPLIT + COMPUTED, SPLIT + TRANSFORMED, SPLIT + FORWARD.format(model="Layers")],
 )
-def test_what_bypasses_a_modules_call_is_computed_as_on_one_rank(processes, tmp_path, text):
+def test_calls_that_bypass_a_module_have_the_results_of_one_rank(processes, tmp_path, text):
     ((serial, _, failed),) = results(processes, tmp_path, text, 1)
     assert not failed
     for printed, _, trace in results(processes, tmp_path, text):
@@ -125,7 +125,7 @@ def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes
         (ONE_BY_ONE, "as many workers as a batch has samples"),
     ],
 )
-def test_a_refusal_says_what_was_seen(processes, tmp_path, text, found):
+def test_a_refusal_names_its_cause(processes, tmp_path, text, found):
     for _, lines, trace in results(processes, tmp_path, text):
         assert found in trace
         assert "()" not in "".join(lines)

@@ -1,4 +1,4 @@
-"""Ranks that change and list the same files at their own pace: each sees what a serial run sees."""
+"""Ranks that change and list the same files at different times get the results of a serial run."""
 
 import ast
 import json
@@ -8,7 +8,7 @@ import random
 import pytest
 
 from support.file_sequences import lay_out, tree, without_order
-from support.hosted import run_script
+from support.script_runner import run_script
 
 SCRIPT = '''
 import json
@@ -62,7 +62,9 @@ def drawn(seed, count=120):
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FILE_SEEDS", "2"))))
-def test_ranks_at_their_own_pace_see_what_a_serial_run_sees(processes, tmp_path, seed):
+def test_ranks_that_access_files_at_different_times_get_the_results_of_a_serial_run(
+    processes, tmp_path, seed
+):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     folders, printed = [], []

@@ -1,11 +1,11 @@
-"""A script sets a default device, and samestep's own numbers stay on the CPU; the meta device shows it."""
+"""If a script sets a default device, samestep's own tensors stay on the CPU; tested with the meta device."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from support.chance_models import on_rank
+from support.split_check_models import on_rank
 
 
 def trained():

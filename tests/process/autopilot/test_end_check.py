@@ -15,7 +15,7 @@ from samestep.base.errors import OutOfStep
 
 
 def changed(model, account, kind):
-    """Make one rank's state another one."""
+    """Change one part of a rank's state."""
     if kind == "bits":
         model.weight.data[0, 1] += 1e-7
     elif kind == "type":
@@ -81,11 +81,11 @@ def test_a_rank_that_differs_at_the_end_is_an_error_on_all(processes, kind, name
 
 
 @pytest.mark.parametrize("kind", ["nothing", "type", "shape", "memory", "torch", "Python", "NumPy"])
-def test_what_changed_alike_on_all_ranks_is_no_difference(processes, kind):
+def test_equal_changes_on_all_ranks_are_no_difference(processes, kind):
     assert [found for found, _ in processes.run(ended, 2, kind, None)] == ["", ""]
 
 
-def test_a_rank_that_never_arrives_is_named_after_a_deadline(processes):
+def test_a_rank_that_does_not_arrive_is_named_after_the_timeout(processes):
     (found, took), (nothing, _) = processes.run(ended, 2, "absent", 1, 0.2)
 
     assert "rank 1 did not reach the end" in found

@@ -1,9 +1,9 @@
-"""The equivalence check splits what may be split, and leaves unsplit what agrees on one batch by chance."""
+"""The equivalence check splits calls, except those whose first batches agree only by chance."""
 
 import pytest
 
 from samestep.autopilot.script.options import Options
-from support import chance_models as models
+from support import split_check_models as models
 
 SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]
 UNSPLIT = [
@@ -32,7 +32,7 @@ def run(processes):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("make", SPLIT, ids=lambda one: one.__name__)
-def test_a_loss_within_the_model_is_put_together_by_its_weight(run, make, size):
+def test_losses_computed_inside_a_model_are_combined_by_weight(run, make, size):
     serial = models.trained(make)
     for found, split, unsplit in run(size, models.trained, make):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)
@@ -41,7 +41,7 @@ def test_a_loss_within_the_model_is_put_together_by_its_weight(run, make, size):
 
 
 @pytest.mark.parametrize("make", UNSPLIT, ids=lambda one: one.__name__)
-def test_what_agrees_on_the_first_batch_by_chance_stays_unsplit(run, make):
+def test_a_model_that_agrees_on_the_first_batch_by_chance_stays_unsplit(run, make):
     serial = models.trained(make)
     for found, split, unsplit in run(2, models.trained, make):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)
@@ -52,7 +52,7 @@ def test_what_agrees_on_the_first_batch_by_chance_stays_unsplit(run, make):
 @pytest.mark.parametrize(
     "steps", [[(7, 8), (7, 8), (4, 8), (4, 8)], [(4, 8), (4, 8), (7, 8)], [(8, 8), (5, 8), (8, 5), (4, 3)]]
 )
-def test_dropout_along_time_takes_the_samples_for_samples(run, steps):
+def test_the_sample_dimension_is_found_with_dropout_along_time(run, steps):
     serial = models.along_time(steps)
     for found, _, unsplit in run(2, models.along_time, steps):
         assert found[1::2] == serial[1::2]
@@ -67,25 +67,25 @@ def test_packed_sequences_are_padded_to_the_longest_of_the_batch(run):
         assert split == 3
 
 
-def test_a_dimension_that_only_later_calls_tell_from_another_is_not_split(run):
+def test_a_dimension_that_is_ambiguous_until_later_calls_is_not_split(run):
     serial = models.masked_later()
     for found, _, _ in run(2, models.masked_later):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)
 
 
-def test_guards_reach_configuration_objects_and_dropout(run):
+def test_guards_include_configuration_objects_and_dropout(run):
     serial = models.switched()
     for found, split, unsplit in run(2, models.switched):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)
         assert (split, unsplit) == (4, 2)
 
 
-def test_a_sample_check_ends_the_run_at_the_first_difference_it_sees(processes):
+def test_a_sample_check_ends_the_run_at_the_first_difference(processes):
     for calls in processes.run(models.calls_until_refused, 2):
         assert calls == 3
 
 
-def test_sample_checks_leave_the_run_as_it_is(run):
+def test_sample_checks_do_not_change_the_results(run):
     for make in (models.ZeroHead, models.Penalized):
         serial = models.trained(make)
         for found, split, _ in run(2, models.trained, make, options=Options(check_every=1)):
@@ -93,14 +93,14 @@ def test_sample_checks_leave_the_run_as_it_is(run):
             assert split == 8
 
 
-def test_a_script_may_keep_a_model_unsplit(run):
+def test_a_script_can_keep_a_model_unsplit(run):
     serial = models.kept_unsplit()
     for found, split, _ in run(2, models.kept_unsplit):
         assert found == serial
         assert not split
 
 
-def test_a_running_mean_of_zero_is_compared_with_what_it_is_the_mean_of(run):
+def test_a_running_mean_near_zero_is_compared_relative_to_its_inputs(run):
     serial = models.of_batch_norm()
     for found, split, _ in run(2, models.of_batch_norm):
         assert found == pytest.approx(serial, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Serial scripts of many styles run unchanged on 2 and 3 workers: same prints, same files, once."""
+"""Serial scripts of many styles run unchanged on 2 and 3 workers with equal output and equal files."""
 
 import functools
 
@@ -6,7 +6,7 @@ import pytest
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Load, Options
-from support.hosted import difference, run_script
+from support.script_runner import difference, run_script
 from support.written_files import files, same_contents
 
 REFUSED = {"simclr_inside.py", "forward_by_name.py"}
@@ -34,7 +34,7 @@ def run(processes, script, size, folder, load: Load = "auto"):
 
 @pytest.fixture(scope="module")
 def alone(processes, tmp_path_factory):
-    """Runs a script on one worker, once for all tests; returns what came of it, and its folder."""
+    """Runs a script on one worker, once for all tests; returns its output and its folder."""
 
     @functools.cache
     def run_alone(script):
@@ -48,7 +48,7 @@ def alone(processes, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_script_that_cannot_be_split_is_refused_in_plain_words(processes, alone, name, tmp_path):
+def test_a_script_that_cannot_be_split_is_refused_in_one_line(processes, alone, name, tmp_path):
     script = next(one for one in SCRIPTS if one.name == name)
     alone(script)
     for _, _, trace in run(processes, script, 2, tmp_path / "2"):
@@ -66,7 +66,7 @@ SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 
 
 @pytest.mark.parametrize("script", SHARED, ids=lambda script: script.name.removesuffix(".py"))
-def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, alone, script, tmp_path):
+def test_a_serial_script_has_equal_output_and_files_on_several_workers(processes, alone, script, tmp_path):
     """Two workers load a share of each batch; how three load is chosen by the time that it takes."""
     serial, theirs = alone(script)
     two: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"
@@ -90,7 +90,7 @@ def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, 
 
 
 @pytest.mark.parametrize("name", sorted(DRAW_IN_LOADING))
-def test_draws_while_loading_in_shares_are_an_exception(processes, name, tmp_path):
+def test_random_numbers_drawn_in_shared_loading_are_an_exception(processes, name, tmp_path):
     script = next(one for one in SCRIPTS if one.name == name)
     ranks = run(processes, script, 2, tmp_path / "2", "shared")
     assert not any(trace for _, _, trace in ranks), ranks

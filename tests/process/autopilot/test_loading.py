@@ -1,4 +1,4 @@
-"""Each worker loads its share of a batch, and all get the batch of one worker; or all load all of it."""
+"""Each worker loads its share of a batch or all of it, and all workers get the batch of one worker."""
 
 import gc
 import io
@@ -23,7 +23,7 @@ from samestep.parallel.gradients.weight_checksum import check_equal
 
 
 class Rows(Dataset):
-    """Numbers in a structure, the same whoever loads them."""
+    """Numbers in a structure, equal on every rank."""
 
     def __init__(self, count=20):
         self.count = count
@@ -76,7 +76,7 @@ def mixed(samples):
 
 
 def read(world, make, load="shared", epochs=2):
-    """Return the batches of a loader, numbers drawn after them, and what was said."""
+    """Return a loader's batches, numbers drawn after them, and the account's lines and exceptions."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -104,7 +104,7 @@ def equal(one, other):
 
 
 def compared(processes, make, size=2, load="shared"):
-    """Check that all ranks of `size` read what one worker reads; return what was said."""
+    """Check that all ranks of `size` read what one worker reads; return the account's line."""
     ((serial, drawn, _, _),) = processes.run(read, 1, make, load)
     ranks = processes.run(read, size, make, load)
     for batches, then, _, exceptions in ranks:
@@ -128,9 +128,9 @@ FORKED = {"multiprocessing_context": "fork"}  # the pool's own processes are not
 )
 def test_batches_are_those_of_one_worker(processes, count, batch, shuffle, drop, size):
     make = partial(_loader, count, batch, shuffle, drop)
-    said = compared(processes, make, size)
+    reason = compared(processes, make, size)
     full = batch >= size and count // batch > 1
-    assert (said == SHARED) == full or not full
+    assert (reason == SHARED) == full or not full
 
 
 def _loader(count, batch, shuffle, drop, generator=False):
@@ -151,7 +151,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_loaders_of_all_kinds_are_read_in_shares(processes, name):
+def test_loaders_of_all_kinds_are_sharded(processes, name):
     assert compared(processes, LOADERS[name]) == SHARED
 
 
@@ -171,21 +171,21 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("why", WHOLE)
-def test_other_loaders_are_read_whole_and_this_is_said(processes, why):
-    said = compared(processes, WHOLE[why])
-    assert said.startswith("each worker loads all of it (")
-    assert why in said
+def test_other_loaders_are_replicated_and_the_reason_is_reported(processes, why):
+    reason = compared(processes, WHOLE[why])
+    assert reason.startswith("each worker loads all of it (")
+    assert why in reason
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_that_draw_random_numbers_are_drawn_as_on_one_worker(processes, workers):
     make = partial(DataLoader, Draws(), 5, num_workers=workers, **(FORKED if workers else {}))
-    said = compared(processes, make, load="auto")
-    assert said == "each worker loads all of it (loading a sample draws random numbers)"
+    reason = compared(processes, make, load="auto")
+    assert reason == "each worker loads all of it (loading a sample draws random numbers)"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_told_to_share_they_have_numbers_of_their_own_which_no_number_of_ranks_changes(processes, workers):
+def test_with_load_shared_random_numbers_of_samples_do_not_depend_on_the_number_of_ranks(processes, workers):
     make = partial(DataLoader, Draws(60), 6, num_workers=workers, **(FORKED if workers else {}))
     two, three = (processes.run(read, size, make, "shared") for size in (2, 3))
     for batches, drawn, _, exceptions in two + three:
@@ -197,7 +197,7 @@ def test_told_to_share_they_have_numbers_of_their_own_which_no_number_of_ranks_c
     assert len({float(number) for number in epochs[1][-1][1]}) == 6
 
 
-def test_a_share_is_all_that_a_rank_loads(processes):
+def test_a_rank_loads_only_its_share(processes):
     first, second = processes.run(_loaded, 2)
     # The batch on trial is loaded whole, and then the share of it; of the others, the share alone.
     assert first == [*range(5), *range(3), *range(5, 8), *range(10, 13), *range(15, 18)]
@@ -233,18 +233,18 @@ def _broken(world, workers):
             return [type(error).__name__, sum(batches)]
 
 
-def test_worker_processes_that_have_gone_on_are_an_error(processes):
+def test_a_late_draw_in_worker_processes_is_refused(processes):
     with pytest.raises(UsageError, match="Run with --load replicated"):
         processes.run(read, 2, partial(DataLoader, DrawsLate(40), 2, num_workers=1, **FORKED))
 
 
 @pytest.mark.parametrize("stay", [False, True])
-def test_worker_processes_end_as_soon_as_nobody_has_the_iterator(processes, stay):
+def test_worker_processes_end_with_the_last_reference_to_the_iterator(processes, stay):
     assert processes.run(_left, 2, stay) == [[True, 0, 0]] * 2
 
 
 def _left(world, stay):
-    """Leave an iterator early; return whether it is gone, and the exit codes of its processes."""
+    """Delete an iterator early; return whether it is freed, and the exit codes of its processes."""
     gc.disable()
     try:
         with intercepted_loaders(), sharded_loading(ScriptLoaders(world, Account(), "shared")):
@@ -257,7 +257,7 @@ def _left(world, stay):
         gc.enable()
 
 
-def test_no_more_worker_processes_than_processors(processes):
+def test_there_are_at_most_as_many_worker_processes_as_cores(processes):
     assert processes.run(_processes, 2) == [[2, 1]] * 2
 
 

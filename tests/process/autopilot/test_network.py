@@ -1,4 +1,4 @@
-"""What a serial script asks of the network is asked once, and every copy gets the answer."""
+"""Each network request of a serial script is sent once, and every rank gets the response."""
 
 import threading
 from collections import Counter
@@ -7,25 +7,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from support.hosted import run_script
+from support.script_runner import run_script
 
 SCRIPT = """
 import hashlib, os, sys, urllib.error, urllib.request
 import requests, torch
 
-def told(content):
+def digest(content):
     return len(content), hashlib.md5(content).hexdigest()
 
 address = sys.argv[1]
 path, headers = urllib.request.urlretrieve(address + "data", "data.bin")
-print(told(open(path, "rb").read()), headers["Content-Type"], os.path.getsize("data.bin"))
+print(digest(open(path, "rb").read()), headers["Content-Type"], os.path.getsize("data.bin"))
 with urllib.request.urlopen(urllib.request.Request(address + "data")) as answer:
     print(answer.status, answer.reason, answer.length, answer.getheader("Content-Length"))
-    print(told(answer.read()))
+    print(digest(answer.read()))
 state = torch.hub.load_state_dict_from_url(address + "model.pt", model_dir="hub", progress=False)
 print(state["weight"], sorted(os.listdir("hub")))
 answer = requests.get(address + "data", stream=True)
-print(answer.status_code, told(b"".join(answer.iter_content(100))), requests.get(address + "moved").url[-4:])
+print(answer.status_code, digest(b"".join(answer.iter_content(100))))
+print(requests.get(address + "moved").url[-4:])
 for _ in range(2):
     print(requests.get(address + "number").json())  # another one each time
 try:
@@ -77,7 +78,7 @@ def server(tmp_path):
         thread.join()
 
 
-def test_each_request_goes_out_once_and_every_copy_gets_the_answer(processes, server, tmp_path):
+def test_each_request_is_sent_once_and_every_rank_gets_the_response(processes, server, tmp_path):
     path = tmp_path / "fetch.py"
     path.write_text(SCRIPT)
     printed, asked = [], []

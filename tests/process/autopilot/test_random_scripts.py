@@ -1,4 +1,4 @@
-"""Random serial scripts do the same on 2 and 3 ranks as on one, or are refused: none differs silently."""
+"""Random serial scripts have equal results on 1, 2 and 3 ranks, or are refused; none differs silently."""
 
 import pytest
 

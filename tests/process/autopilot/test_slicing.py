@@ -1,4 +1,4 @@
-"""--split loader: the loop runs on slices, learns what one worker learns, and prints its losses."""
+"""With --split loader the loop runs on slices, with the weights and losses of one worker."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Options
-from support.hosted import difference, run_script
+from support.script_runner import difference, run_script
 
 BEGINNING = """
 import torch
@@ -42,7 +42,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("load", ["auto", "shared", "replicated"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_is_learnt_and_printed_is_what_one_worker_learns(processes, tmp_path, loss, load):
+def test_weights_and_printed_losses_are_those_of_one_worker(processes, tmp_path, loss, load):
     text = f"""
 for epoch in range(3):
     for a, b in loader:
@@ -85,7 +85,7 @@ for step, (a, b) in enumerate(loader):
         assert difference(serial, ranks[0][0]) is None
 
 
-def test_a_slice_is_what_the_loop_gets(processes, tmp_path):
+def test_the_loop_gets_slices_of_batches(processes, tmp_path):
     text = """
 for a, b in loader:
     print(len(a), end=" ")
@@ -97,14 +97,14 @@ for a, b in loader:
 
 
 @pytest.mark.parametrize("name", ["toplevel_cnn.py", "per_batch_scheduler.py"])
-def test_scripts_that_print_losses_alone_print_the_same(processes, tmp_path, name):
+def test_scripts_that_print_only_losses_have_equal_output(processes, tmp_path, name):
     printed = _gallery(processes, tmp_path, name)
     for size in (2, 3):
         patterns = next(one for one in SCRIPTS if one.name == name).timing_patterns
         assert difference(printed[1], printed[size], leave_out=patterns) is None
 
 
-def test_what_else_a_script_counts_is_of_its_slice(processes, tmp_path):
+def test_samples_that_a_script_counts_are_those_of_its_slice(processes, tmp_path):
     printed = _gallery(processes, tmp_path, "main_argparse.py")
     losses = {size: re.findall(r"Loss: (\S+)", text) for size, text in printed.items()}
     assert losses[1]
@@ -137,7 +137,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_told_is_refused_in_plain_words(processes, tmp_path, what):
+def test_unsupported_loops_are_refused_with_the_cause(processes, tmp_path, what):
     for _, _, trace in run(processes, tmp_path, REFUSED[what], 2):
         assert what in trace
         assert "--split call" in trace

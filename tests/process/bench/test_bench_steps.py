@@ -1,4 +1,4 @@
-"""Steps are measured on real processes, and each way is the training it says it is."""
+"""Steps are measured on real processes, and each synchronizer takes the steps of the reference."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def ranks(processes):
     return processes.run(measured, 2)
 
 
-def test_all_ways_are_measured_and_compared_with_none(ranks):
+def test_all_synchronizers_are_measured_relative_to_none(ranks):
     (names, rows, _), (_, others, _) = ranks
 
     assert list(WAYS) == [ALONE, *SYNCS]
@@ -54,7 +54,7 @@ def stepped(world, name):
 
 
 @pytest.mark.parametrize("name", set(WAYS) - {ALONE, "reference", "data_parallel", ONE_PROCESS})
-def test_each_way_takes_the_steps_of_the_reference(processes, name):
+def test_each_synchronizer_takes_the_steps_of_the_reference(processes, name):
     expected = processes.run(stepped, 2, "reference")[0]
 
     for found in processes.run(stepped, 2, name):
@@ -75,14 +75,14 @@ def test_one_process_has_the_threads_of_all_workers(processes):
     assert other == (other[0],) * 3
 
 
-def test_no_exchange_leaves_the_ranks_apart(processes):
+def test_without_synchronization_the_weights_of_ranks_differ(processes):
     one, other = processes.run(stepped, 2, ALONE)
 
     assert not all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("name", ["data_parallel", ONE_PROCESS])
-def test_one_process_trains_on_the_samples_of_all_and_the_others_stand_still(processes, name):
+def test_one_process_trains_on_the_samples_of_all_ranks_and_the_others_do_not_train(processes, name):
     first, other = processes.run(stepped, 2, name)
 
     alone = Trainee(PROBLEM, SoloWorld())

@@ -1,4 +1,4 @@
-"""Measuring on real processes, and algorithms that are wrong."""
+"""Collectives are measured on real processes, and wrong algorithms are reported."""
 
 from unittest.mock import patch
 
@@ -12,7 +12,7 @@ from samestep.studies.bench.request import DTYPES, Request
 
 
 def of_all(world, names=NAMES):
-    """Measure collectives at tiny sizes; return what was found."""
+    """Measure collectives at tiny sizes; return the wrong algorithms and the rows."""
     reports = [
         perform(world, Request(collective=name, sizes=(6, 4096), rounds=1, seconds=0.01)) for name in names
     ]
@@ -59,7 +59,7 @@ def of_broken(world):
     }
 
 
-def test_every_collective_is_right_and_timed_with_all_its_algorithms(processes):
+def test_every_collective_is_correct_and_timed_with_all_its_algorithms(processes):
     for name, wrong, rows in processes.run(of_all, 2)[0]:
         assert wrong == []
         assert [(row.algorithm, row.bytes) for row in rows] == [
@@ -68,11 +68,11 @@ def test_every_collective_is_right_and_timed_with_all_its_algorithms(processes):
         assert all(row.median_s > 0 and row.limit_share > 0 for row in rows)
 
 
-def test_every_type_is_right(processes):
+def test_every_type_is_correct(processes):
     assert processes.run(of_types, 2)[1] == [(dtype, []) for dtype in DTYPES]
 
 
-def test_what_is_wrong_is_said_and_not_timed(processes):
+def test_a_wrong_algorithm_is_reported_and_not_timed(processes):
     for wrong, timed in processes.run(of_broken, 2):
         assert timed == {"native"}
         assert {name: nbytes for name, (nbytes, _) in wrong.items()} == dict.fromkeys(BROKEN, 64)
@@ -83,6 +83,6 @@ def test_what_is_wrong_is_said_and_not_timed(processes):
         assert wrong["raises"][1] == "on rank 0, ZeroDivisionError: of no use"
 
 
-def test_sizes_that_do_not_divide_are_right(processes):
+def test_sizes_that_the_ranks_do_not_divide_are_correct(processes):
     for _, wrong, _ in processes.run(of_all, 3, ("all_reduce", "scatter"))[0]:
         assert wrong == []

@@ -1,4 +1,4 @@
-"""Whenever a process that writes checkpoints is killed, the newest one it has completed is there."""
+"""At whatever moment a process that writes checkpoints is killed, the newest complete one is valid."""
 
 import itertools
 import multiprocessing
@@ -25,7 +25,7 @@ RELATIVE = (".samestep", "step-", *FILES)
 
 
 def made(step, seed):
-    """Return a snapshot that is told from others by its seed, and costs nothing to make."""
+    """Return a small snapshot that its seed identifies."""
     weights = {name: torch.full((1000,), float(seed)) for name in ("a", "b")}
     return Snapshot(weights, {"momentum": weights}, {"step": step, "seed": seed})
 
@@ -34,8 +34,8 @@ def save(writer, step, seed):
     writer.save(made(step, seed))
 
 
-class Doom:
-    """Kills this process at the `at`-th moment at which `folder` is about to change, or a file has begun.
+class KillAtMoment:
+    """Kills this process at the `at`-th change of `folder`, or when a file has been written in part.
 
     What has been written is there without waiting for the disk: it is the process that dies, not the machine.
     """
@@ -68,13 +68,13 @@ class Doom:
 
 def replace_one_and_write_one(folder, at):
     with closing(Writer(folder, Retention(last=1, best=False))) as writer:
-        Doom(folder, at)
+        KillAtMoment(folder, at)
         for step, seed in ((2, 20), (3, 3)):
             save(writer, step, seed)
 
 
 def killed_at(folder, at):
-    """Run the writer until moment `at`; return whether it came to it."""
+    """Run the writer until moment `at`; return whether it was killed."""
     process = multiprocessing.get_context("forkserver").Process(
         target=replace_one_and_write_one, args=(folder, at)
     )
@@ -86,7 +86,7 @@ def killed_at(folder, at):
     return code != 0
 
 
-def test_at_any_moment_of_a_kill_a_whole_newest_checkpoint_is_there(tmp_path, monkeypatch):
+def test_a_kill_at_any_moment_leaves_a_valid_newest_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
     before = write(made(2, seed=2), tmp_path / "before" / "step-2").parent
     write(made(1, seed=1), before / "step-1")

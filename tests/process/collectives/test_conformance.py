@@ -1,4 +1,4 @@
-"""All algorithms between processes, among any of eight ranks, judged as the kit does."""
+"""All algorithms pass the checks of the conformance kit between processes, among any of eight ranks."""
 
 from dataclasses import dataclass
 
@@ -86,7 +86,7 @@ def calls(draw, algorithms=ALGORITHMS):
 
 
 def performed(world, call):
-    """Return what a rank sees of a call; nothing if it takes no part."""
+    """Return a rank's result of a call; None if it does not take part."""
     if world.place.rank not in call.ranks:
         return None
     group = world if call.name in WHOLE else Subgroup(world, call.ranks)
@@ -107,13 +107,13 @@ def problems(processes, call, size=ALL):
 
 @given(call=calls([one for one in ALGORITHMS if one[1] not in WHOLE]))
 @settings(max_examples=80)
-def test_any_call_among_any_ranks(processes, call):
+def test_any_call_among_any_ranks_is_correct(processes, call):
     assert problems(processes, call) == []
 
 
 @pytest.mark.parametrize("size", range(2, ALL + 1))
 @pytest.mark.parametrize("name", [name for name in ALL_REDUCE if name != "native"])
-def test_all_reduce_among_each_number_of_processes(processes, name, size):
+def test_all_reduce_among_each_number_of_processes_is_correct(processes, name, size):
     call = Call(
         collective="all_reduce",
         name=name,
@@ -133,7 +133,7 @@ def test_all_reduce_among_each_number_of_processes(processes, name, size):
     call=calls(),
 )
 @settings(max_examples=20)
-def test_the_back_end_s_own_among_all(processes, collective, dtype, call):
+def test_collectives_of_the_back_end_among_all_ranks_are_correct(processes, collective, dtype, call):
     op = "max" if dtype in SMALL or (call.op == "mean" and not dtype.is_floating_point) else call.op
     fields = {"collective": collective, "name": "native", "ranks": tuple(range(ALL)), "root": call.root}
     call = Call(**{**vars(call), **fields, "dtype": dtype, "op": op})

@@ -1,4 +1,4 @@
-"""Collectives by direct connections between processes, judged by float64 references."""
+"""Collectives over direct connections between processes equal float64 references."""
 
 import os
 import signal
@@ -120,14 +120,14 @@ def by_which(world):
     return carried, group.entered == group.ended, by_connections(world) is near, by_connections(near) is near
 
 
-def test_small_tensors_are_carried_and_counted_and_large_ones_left_to_gloo(processes):
+def test_small_tensors_use_direct_connections_and_large_ones_use_gloo(processes):
     expected = ["small", "average", "later", "barrier"], True, True, True
 
     assert processes.run(by_which, 2) == [expected] * 2
 
 
-def alone(task, size):
-    """Return what a task returns on each rank of new processes; None of a rank that has ended."""
+def on_new_processes(task, size):
+    """Return the results of a task on new processes, in rank order; None for a rank that has died."""
     (outcomes,) = on_processes([task], size, timeout_s=60)
     assert all(one.error in ("", "the process died") and not one.stuck for one in outcomes), outcomes
     return [one.value for one in outcomes]
@@ -141,7 +141,7 @@ def unlike(world):
 
 
 def test_ranks_that_make_different_calls_are_named():
-    for message in alone(unlike, 2):
+    for message in on_new_processes(unlike, 2):
         assert "rank 0 calls all_reduce(sum) of float32 [2]" in message
         assert "rank 1 calls all_reduce(sum) of float32 [3]" in message
 
@@ -157,13 +157,13 @@ def dying(world):
 
 
 def test_a_rank_that_dies_is_named_by_the_others():
-    found = alone(dying, 3)
+    found = on_new_processes(dying, 3)
 
     assert [message is None for message in found] == [False, True, False]
     assert all("rank 1" in message for message in found if message is not None)
 
 
-def waits_for_one_that_gives_up(world):
+def waits_for_a_disconnected_rank(world):
     """Rank 0 loses Gloo's connections while the others wait for it in a direct collective."""
     near = by_connections(world)
     near.barrier()
@@ -177,15 +177,15 @@ def waits_for_one_that_gives_up(world):
     return str(raised.value)
 
 
-def test_ranks_that_wait_for_one_that_gives_up_end_too():
-    first, *others = alone(waits_for_one_that_gives_up, 3)
+def test_ranks_that_wait_for_a_disconnected_rank_get_an_error():
+    first, *others = on_new_processes(waits_for_a_disconnected_rank, 3)
 
     assert first == "gave up"
     assert all(others)
 
 
-def beside_strangers(world):
-    """Connect while processes that lack the key connect first; return what they get."""
+def beside_unauthenticated(world):
+    """Connect after processes that lack the key; return the world, a sum, and what those processes get."""
     got, served = [], peer_connections._served
 
     def disturbed(undo, key, callers):
@@ -209,8 +209,8 @@ def beside_strangers(world):
     return type(near).__name__, total.tolist(), got[0]
 
 
-def test_strangers_are_rejected_and_the_ports_closed():
-    assert alone(beside_strangers, 3) == [("DirectWorld", [3.0, 3.0], b"")] * 3
+def test_connections_without_the_key_are_refused_and_the_ports_closed():
+    assert on_new_processes(beside_unauthenticated, 3) == [("DirectWorld", [3.0, 3.0], b"")] * 3
 
 
 def not_connected(world):
@@ -224,7 +224,7 @@ def not_connected(world):
 
 
 def test_ranks_that_cannot_be_connected_use_gloo():
-    assert alone(not_connected, 2) == [("ProcessGroupWorld", [2.0, 2.0])] * 2
+    assert on_new_processes(not_connected, 2) == [("ProcessGroupWorld", [2.0, 2.0])] * 2
 
 
 def test_ranks_of_one_host_share_memory_instead(processes):

@@ -1,4 +1,4 @@
-"""A rank that is killed or stopped inside a collective is named by all others; nobody waits for ever."""
+"""A rank that is killed or stopped inside a collective is named by all others; no rank waits forever."""
 
 import os
 import re
@@ -26,7 +26,7 @@ from samestep.testing.checks import CountingWorld
 from samestep.testing.ranks import on_processes
 
 SIZE, LOST = 4, 1
-"""Rank 3 of a ring of four does not talk to rank 1."""
+"""Rank 3 of a ring of four exchanges no messages with rank 1."""
 ELEMENTS = 400_000
 """So many that each message of the tensor is longer than any in which ranks agree."""
 
@@ -42,8 +42,8 @@ CALLS = {
 }
 
 
-class Doomed(CountingWorld):
-    """A world whose rank gets a signal when it is about to send or receive a part of a tensor."""
+class SignaledWorld(CountingWorld):
+    """A world that sends its rank a signal before a part of a tensor is sent or received."""
 
     def __init__(self, inner, number):
         super().__init__(inner)
@@ -55,8 +55,8 @@ class Doomed(CountingWorld):
         return super().exchange(send, receive, dst=dst, src=src)
 
 
-def doomed(world, name, number):
-    """Return a world in which the next call gets this rank a signal, in the middle of it."""
+def with_signal(world, name, number):
+    """Return a world whose next call sends this rank a signal, in the middle of the call."""
     if isinstance(world, OneHostWorld):
         posts = count()
         original = Semaphores.post
@@ -75,18 +75,18 @@ def doomed(world, name, number):
         return world
     elif name == "all_reduce native":
         os.kill(os.getpid(), number)
-    return Doomed(world, number) if "shared" not in name else world
+    return SignaledWorld(world, number) if "shared" not in name else world
 
 
 def losing(name, number):
-    """Return a task that rank `LOST` gets a signal in, and of which the others return what they are told."""
+    """Return a task in which rank `LOST` gets a signal, and the others return their errors."""
 
     def task(world):
         rank, store = world.place.rank, _get_default_store()
         pids = world.all_gather_objects(os.getpid())
         if name == "all_reduce shared_memory":
             world = on_one_host(world)
-        world = doomed(world, name, number) if rank == LOST else world
+        world = with_signal(world, name, number) if rank == LOST else world
         with pytest.raises(PeerLost) as told:
             CALLS[name](world, torch.ones(ELEMENTS))
         store.set(f"told/{rank}", "")
@@ -100,15 +100,15 @@ def losing(name, number):
 
 
 @pytest.fixture
-def in_haste(monkeypatch):
-    """Look and wait for less long than is right for a real network."""
+def short_timeouts(monkeypatch):
+    """Poll more often and wait for less time than a real network needs."""
     monkeypatch.setattr(peer_waits, "INTERVAL_S", 0.2)
     monkeypatch.setattr(peer_waits, "GRACE_S", 0.8)
 
 
 @pytest.fixture
 def memory(monkeypatch):
-    """A folder of this test's in the shared-memory file system, in which memory is made."""
+    """A folder in the shared-memory file system, in which the memory of this test is allocated."""
     with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
         monkeypatch.setattr(shared_memory_world, "FILE_SYSTEM", Path(folder))
         yield Path(folder)
@@ -119,7 +119,7 @@ def memory(monkeypatch):
     [(name, signal.SIGKILL) for name in CALLS]
     + [(name, signal.SIGSTOP) for name in CALLS if "all_reduce" in name],
 )
-@pytest.mark.usefixtures("in_haste")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_lost_rank_is_named_by_all_others(name, number, memory):
     ((*outcomes,),) = on_processes([losing(name, number)], SIZE, timeout_s=30, group_timeout_s=2)
 
@@ -131,8 +131,8 @@ def test_a_lost_rank_is_named_by_all_others(name, number, memory):
     assert list(memory.iterdir()) == []
 
 
-@pytest.mark.usefixtures("in_haste")
-def test_a_rank_that_only_waits_itself_is_not_the_one_that_is_missing():
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_rank_that_waits_for_a_missing_rank_is_not_reported_as_missing():
     def task(world):
         rank, tensor = world.place.rank, torch.ones(1)
         if rank == 2:

@@ -1,4 +1,4 @@
-"""How far ranks have come in each other's memory is told group by group, and beside the script."""
+"""The progress of collectives in shared memory is counted per group."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NAMES = f"{GROUP} of ranks 0, 1", f"{GROUP} of ranks 1, 2"
 
 
 def in_several_groups(world):
-    """Be in two groups, of which rank 1 is in both; return what is told of this rank."""
+    """Call collectives in two groups, of which rank 1 is in both; return the counts of this rank."""
     PROGRESS.clear()  # of what these processes did before
     rank = world.place.rank
     if rank < 2:
@@ -28,7 +28,7 @@ def in_several_groups(world):
     return {name: count for name, count in Recorder().counts().items() if GROUP in name}
 
 
-def test_ranks_are_compared_within_the_groups_that_they_share(processes):
+def test_calls_are_counted_per_group(processes):
     whole = {GROUP: CollectiveCount(1, 1)}
 
     assert processes.run(in_several_groups, 3) == [
@@ -46,7 +46,7 @@ def members(world):
     return [ranks_of(name) for name in (NAMES[1], GROUP, "another")]
 
 
-def test_a_report_knows_who_is_in_a_group(processes):
+def test_a_report_contains_the_ranks_of_a_group(processes):
     assert processes.run(members, 3) == [[(), (0, 1, 2), ()], *[[(1, 2), (0, 1, 2), ()]] * 2]
 
 
@@ -59,5 +59,5 @@ def refused(world):
     return told.counts()[GROUP], told.under_way(GROUP), told.name_of(GROUP, 1)
 
 
-def test_a_call_that_was_refused_is_over(processes):
+def test_a_refused_call_counts_as_ended(processes):
     assert processes.run(refused, 2) == [(CollectiveCount(1, 1), None, "all_reduce")] * 2

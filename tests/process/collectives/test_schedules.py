@@ -1,4 +1,4 @@
-"""The schedules between real processes: over a process group, and where its ranks share memory."""
+"""Schedules are correct between real processes, over a process group and in shared memory."""
 
 from unittest.mock import patch
 
@@ -35,7 +35,7 @@ def tensor_of(rank, count, dtype):
 
 
 def all_reduces(world):
-    """Return what is wrong, and the digest of all results."""
+    """Return the wrong results, and the digest of all results."""
     world, wrong, digest = on_one_host(world), [], []
     rank, size = world.place.rank, world.place.size
     for dtype in DTYPES[:-1]:
@@ -64,7 +64,7 @@ def all_reduces(world):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_reduce(processes, size):
+def test_all_reduce_is_correct_and_equal_on_all_ranks(processes, size):
     (wrong, digest), *others = processes.run(all_reduces, size)
 
     assert not wrong
@@ -80,12 +80,12 @@ def means_in_half_precision(world):
     return found
 
 
-def test_a_mean_in_half_precision_does_not_overflow_where_it_fits(processes):
+def test_a_mean_that_half_precision_can_represent_does_not_overflow(processes):
     assert processes.run(means_in_half_precision, 3) == [[[40000.0]] * len(ALL_REDUCE)] * 3
 
 
 def in_many_pieces(world):
-    """Return what is wrong where far more is on its way than there is room for."""
+    """Return the wrong results of tensors that are sent in many pieces."""
     wrong = []
     rank, size = world.place.rank, world.place.size
     with patch.object(executor, "PIECE", 2048):
@@ -99,7 +99,7 @@ def in_many_pieces(world):
     return wrong
 
 
-def test_no_piece_overtakes_another(processes):
+def test_pieces_of_a_tensor_stay_in_order(processes):
     assert processes.run(in_many_pieces, 3) == [[]] * 3
 
 
@@ -132,7 +132,7 @@ def the_others(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_other_collectives(processes, size):
+def test_the_other_collectives_are_correct(processes, size):
     assert processes.run(the_others, size) == [[]] * size
 
 
@@ -149,7 +149,7 @@ def one_differs(world, near):
 
 
 @pytest.mark.parametrize("near", [False, True])
-def test_all_ranks_are_told_who_calls_what_and_can_go_on(processes, near):
+def test_an_error_names_the_ranks_and_their_calls_and_the_next_call_succeeds(processes, near):
     for told, tensor in processes.run(one_differs, 3, near):
         assert "rank 1 calls all-reduce sum by ring of float32 [4]" in told
         assert "calls all-reduce sum by ring of float32 [3]" in told
@@ -167,7 +167,7 @@ def counted(world, name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_ranks_that_share_memory_agree_without_messages(processes, name):
+def test_consistency_checks_in_shared_memory_send_no_messages(processes, name):
     for rank, (plain, shared) in enumerate(processes.run(counted, 3, name)):
         hops = SCHEDULES[name].combine(rank, 3) + SCHEDULES[name].copy(rank, 3)
         sent = sum(1 for hop in hops for _ in runs(hop.send))

@@ -37,7 +37,7 @@ def tensor_of(rank, count, dtype):
 
 
 def everything(world):
-    """Make all collectives of all sizes and types; return the sums."""
+    """Call all collectives with all sizes and types; return the sums."""
     fast = on_one_host(world)
     assert isinstance(fast, OneHostWorld)
     rank, size = world.place.rank, world.place.size
@@ -71,7 +71,7 @@ def everything(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_types_sizes_and_operations(processes, size):
+def test_all_types_sizes_and_operations_are_correct(processes, size):
     first, *others = processes.run(everything, size)
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
@@ -95,7 +95,7 @@ def strided(world):
     return matrix, parameter.data
 
 
-def test_what_is_not_contiguous_is_reduced_in_place(processes):
+def test_tensors_that_are_not_contiguous_are_reduced_in_place(processes):
     for rank, (matrix, parameter) in enumerate(processes.run(strided, 2)):
         alone = torch.arange(12.0).view(3, 4) + rank
         summed = 2 * torch.arange(12.0).view(3, 4) + 1
@@ -105,7 +105,7 @@ def test_what_is_not_contiguous_is_reduced_in_place(processes):
 
 
 def names(world, folder):
-    """Return what has a name in the file system while the memory is made, and once all ranks have it."""
+    """Return the names in the file system while the memory is allocated, and after all ranks have it."""
     made, seen = Semaphores.__init__, []
 
     def listed(*_, **__):
@@ -121,12 +121,12 @@ def names(world, folder):
     return seen
 
 
-def test_the_memory_never_has_a_name_that_a_killed_rank_could_leave(processes):
+def test_the_memory_has_no_name_in_the_file_system(processes):
     with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
         assert processes.run(names, 2, folder) == [[[], []]] * 2
 
 
-def deserted(world):
+def wait_for_missing_rank(world):
     fast = on_one_host(world, timeout_s=0.3)
     if world.place.rank == 0:
         with pytest.raises(PeerLost, match=r"rank 1 did not come within 0\.3 s"):
@@ -134,12 +134,12 @@ def deserted(world):
     world.barrier()
 
 
-def test_a_rank_that_does_not_come_is_named(processes):
-    processes.run(deserted, 2)
+def test_a_missing_rank_is_named(processes):
+    processes.run(wait_for_missing_rank, 2)
 
 
-def deserted_in_a_group(world):
-    """Wait, among some ranks of a job that waits for so long, for one that does not come."""
+def wait_in_a_group(world):
+    """Wait in a group of a job with a short timeout for a rank that does not arrive."""
     with patch.object(ProcessGroupWorld, "timeout_s", 0.3):
         if world.place.rank < 2:
             group = Subgroup(CountingWorld(world), [1, 0])
@@ -151,8 +151,8 @@ def deserted_in_a_group(world):
     world.barrier()
 
 
-def test_some_ranks_wait_for_as_long_as_their_job_does(processes):
-    processes.run(deserted_in_a_group, 3)
+def test_a_group_has_the_timeout_of_its_job(processes):
+    processes.run(wait_in_a_group, 3)
 
 
 CALLS = {
@@ -164,7 +164,7 @@ CALLS = {
     "layout": lambda world, ones: world.all_reduce_later(ones.to_sparse()),
     "source": lambda world, ones: world.broadcast(ones.bool(), src=1),
 }
-SAID = {
+MESSAGES = {
     "shape": r"all_reduce\(sum\) of float32 \[40000\]",
     "dtype": r"all_reduce\(sum\) of float64 \[7\]",
     "operation": r"all_reduce\(max\) of float32 \[7\]",
@@ -176,7 +176,7 @@ SAID = {
 
 
 def differing(world, which):
-    """Call something else than the others, then the same; return what the error said and the sum."""
+    """Make another call than the other ranks, then the same; return the error's message and the sum."""
     fast, rank = on_one_host(world, timeout_s=5), world.place.rank
     ones = torch.ones(40_000 if rank == 1 and which == "shape" else 7)
     with pytest.raises(OutOfStep) as refused:
@@ -186,12 +186,12 @@ def differing(world, which):
 
 
 @pytest.mark.parametrize("which", CALLS)
-def test_ranks_that_call_different_things_are_told_both_and_can_go_on(processes, which):
-    for rank, (said, total) in enumerate(processes.run(differing, 3, which)):
-        ours, theirs = (SAID[which], r"all_reduce\(sum\) of float32 \[7\]")
+def test_an_error_names_both_of_two_different_calls_and_the_next_call_succeeds(processes, which):
+    for rank, (message, total) in enumerate(processes.run(differing, 3, which)):
+        ours, theirs = (MESSAGES[which], r"all_reduce\(sum\) of float32 \[7\]")
         first, second = (ours, theirs) if rank == 1 else (theirs, ours)
         other = 0 if rank == 1 else 1
-        assert re.search(f"rank {rank} calls {first}.*, rank {other} calls {second}", said), said
+        assert re.search(f"rank {rank} calls {first}.*, rank {other} calls {second}", message), message
         assert total == [3.0]
 
 
@@ -210,12 +210,12 @@ def stopped(world):
     world.barrier()
 
 
-def test_a_rank_that_stops_in_the_middle_is_named(processes):
+def test_a_rank_that_stops_within_a_collective_is_named(processes):
     processes.run(stopped, 2)
 
 
-def bereaved(world):
-    """Wait for a rank that takes its time, and for the last one, whose process seems to have ended."""
+def wait_for_dead_rank(world):
+    """Wait for a slow rank, and for the last one, whose process seems to have ended."""
     rank, size = world.place.rank, world.place.size
     with patch.object(shared_memory_world, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
@@ -232,12 +232,12 @@ def ended():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_that_has_died_is_named_long_before_the_time_is_over(processes, size):
-    processes.run(bereaved, size)
+def test_a_dead_rank_is_named_before_the_timeout(processes, size):
+    processes.run(wait_for_dead_rank, size)
 
 
-def outlived(world):
-    """Wait for a rank whose last words were that it has come so far, and for one that comes late."""
+def wait_for_arrived_rank(world):
+    """Wait for a rank that ended after it had arrived, and for one that arrives late."""
     rank, size = world.place.rank, world.place.size
     with patch.object(shared_memory_world, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
@@ -245,12 +245,12 @@ def outlived(world):
         fast._memory._semaphores.post()
     world.barrier()
     if rank == 1:
-        time.sleep(4 * semaphores._SLICE_S)  # for so long that rank 0 looks several times
+        time.sleep(4 * semaphores._SLICE_S)  # for so long that rank 0 polls several times
     if rank < size - 1:
         fast._memory._semaphores.post()
         fast._memory._semaphores.wait()
     world.barrier()
 
 
-def test_who_has_come_before_it_died_is_not_missed(processes):
-    processes.run(outlived, 3)
+def test_a_rank_that_arrived_before_it_died_is_not_missing(processes):
+    processes.run(wait_for_arrived_rank, 3)

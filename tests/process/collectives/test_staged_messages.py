@@ -1,4 +1,4 @@
-"""Gloo sends messages between two ranks from the memory of the host: others go through copies."""
+"""Gloo sends messages from the memory of the host; tensors of a device are copied to it."""
 
 import torch
 
@@ -25,7 +25,7 @@ def messages(world):
         process_group._is_on_host = before
 
 
-def test_messages_of_a_device_arrive_through_the_host(processes):
+def test_messages_of_a_device_are_copied_through_the_host(processes):
     first, second = processes.run(messages, 2)
     assert first == ([0.0] * 3, [1.0] * 3, None)
     assert second == ([0.0] * 3, [0.0] * 3, [[1.0, 3.0], [2.0, 4.0]])

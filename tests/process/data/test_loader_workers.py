@@ -1,4 +1,4 @@
-"""Processes that load for a rank."""
+"""Loader processes give the batches that a rank would load itself."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from support.snapshots import same
 SERVED = {"num_workers": 1, "multiprocessing_context": "forkserver"}
 
 
-def test_worker_processes_change_nothing():
+def test_worker_processes_give_equal_batches_and_states():
     data = TensorDataset(torch.arange(20))
     options = {"batch_size": 6, "shuffle": True, "world": SoloWorld()}
     plain = samestep.shard(data, **options)
@@ -31,13 +31,13 @@ def test_worker_processes_change_nothing():
         assert served.state_dict() == plain.state_dict()
 
 
-def test_a_worker_process_makes_the_batch_of_none():
+def test_a_worker_process_creates_the_empty_batch():
     data, last = TensorDataset(torch.arange(4)), run_ranks(lambda world: world, 3)[2]
     served = samestep.shard(data, batch_size=3, world=last, collate_fn=list, **SERVED)
     assert [len(batch) for batch in served] == [1, 0]
 
 
-def test_that_no_batch_of_none_can_be_made_is_said_without_a_traceback():
+def test_an_empty_batch_that_cannot_be_created_is_an_error_without_a_traceback():
     data, last = TensorDataset(torch.arange(4)), run_ranks(lambda world: world, 3)[2]
     served = samestep.shard(data, batch_size=3, world=last, collate_fn=frozenset, **SERVED)
     with pytest.raises(UsageError, match=r"^a short last batch leaves this worker without samples") as caught:
@@ -57,7 +57,7 @@ def test_an_image_that_cannot_be_read_is_named_without_a_traceback():
 
 
 def read_by_processes(world, workers):
-    """Batches of images that `workers` loading processes read: the rest of an epoch, and one more."""
+    """Return the batches that `workers` loader processes read: the rest of an epoch, and one more."""
     images = as_read(random_images(23, channels=3))
     how = LoaderOptions(batch_size=6, accumulate=2, augment=parse_augment("crop:1,flip"))
     drawn = ImageLoader(images, how, place=world.place, device=world.device, workers=workers)
@@ -65,7 +65,7 @@ def read_by_processes(world, workers):
     return [(batch.images, batch.labels, batch.ids) for start in starts for batch in drawn.epoch(start)]
 
 
-def test_images_that_processes_read_are_those_read_in_place(processes):
+def test_loader_processes_read_the_images_that_the_main_process_reads(processes):
     served = processes.run(read_by_processes, 2, 2)
     assert same(served, processes.run(read_by_processes, 2, 0))
     assert len(served[0]) == (2 + 4) * 2

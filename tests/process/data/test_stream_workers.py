@@ -11,7 +11,7 @@ import samestep
 from samestep.base.errors import DataError, UsageError
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from support.streams import Broken, Counting, Shuffled, Sliced, Split, Unseeded
+from support.iterable_data_sets import Broken, Counting, Shuffled, Sliced, Split, Unseeded
 
 SERVED = {"multiprocessing_context": "forkserver", "num_workers": 2}
 
@@ -21,7 +21,7 @@ def steps_of(loader):
 
 
 @pytest.mark.parametrize("data", [Counting(11), Split(11), Shuffled(11)])
-def test_loader_processes_change_nothing_also_where_they_stay(data):
+def test_persistent_loader_processes_give_equal_batches_and_states(data):
     plain = samestep.shard(data, batch_size=3, world=SoloWorld())
     served = samestep.shard(data, batch_size=3, world=SoloWorld(), **SERVED, persistent_workers=True)
     for _ in range(2):
@@ -39,7 +39,7 @@ def test_loader_processes_change_nothing_also_where_they_stay(data):
 
 def test_a_rank_reads_its_share_through_two_processes():
     worlds = run_ranks(lambda world: world, 3)
-    last = samestep.shard(Counting(7), batch_size=3, drop_last=False, world=_Alike(worlds[2]), **SERVED)
+    last = samestep.shard(Counting(7), batch_size=3, drop_last=False, world=_EqualRanks(worlds[2]), **SERVED)
     assert steps_of(last) == [[2], [5], []]
 
 
@@ -51,7 +51,7 @@ def test_processes_that_read_different_streams_are_refused_before_the_first_step
 
 
 @pytest.mark.parametrize("readable", [0, 9])
-def test_what_cannot_be_read_is_said_without_a_traceback(readable):
+def test_a_read_error_is_raised_without_a_traceback(readable):
     data = Broken(readable, DataError("shard-7.tar is damaged"))
     loader = samestep.shard(data, batch_size=3, world=SoloWorld(), **SERVED, persistent_workers=True)
     for _ in range(2):
@@ -59,8 +59,8 @@ def test_what_cannot_be_read_is_said_without_a_traceback(readable):
             steps_of(loader)
 
 
-def test_an_error_does_not_keep_loader_processes():
-    """A cycle through its traceback would: until the collector comes by, and then ending them takes long."""
+def test_loader_processes_end_after_an_error():
+    """A reference cycle through the traceback would keep them until the next garbage collection."""
     before = set(multiprocessing.active_children())
     data = Broken(9, DataError("no"))
     loader = samestep.shard(data, batch_size=3, world=SoloWorld(), **SERVED, persistent_workers=True)
@@ -75,13 +75,13 @@ def test_an_error_does_not_keep_loader_processes():
 
 
 def start_at_2(process):
-    """As in torch's documentation of IterableDataset, but alike in all processes."""
+    """Set the start as in torch's documentation of IterableDataset, but equally in all processes."""
     info = get_worker_info()
     assert (info.id, info.num_workers) == (process, 2)
     info.dataset.start = 2
 
 
-def test_a_kept_worker_init_fn_finds_the_users_data_set():
+def test_a_worker_init_fn_gets_the_users_data_set():
     serial = DataLoader(
         Sliced(11),
         batch_size=4,
@@ -92,18 +92,20 @@ def test_a_kept_worker_init_fn_finds_the_users_data_set():
     assert steps_of(samestep.shard(serial, world=SoloWorld())) == [[2, 3, 4, 5], [6, 7, 8, 9], [10]]
 
 
-def start_apart(process):
+def start_at_worker_id(process):
     get_worker_info().dataset.start = process
 
 
 def test_a_worker_init_fn_that_splits_the_stream_is_refused():
-    loader = samestep.shard(Sliced(9), batch_size=4, world=SoloWorld(), worker_init_fn=start_apart, **SERVED)
+    loader = samestep.shard(
+        Sliced(9), batch_size=4, world=SoloWorld(), worker_init_fn=start_at_worker_id, **SERVED
+    )
     with pytest.raises(UsageError, match="worker_init_fn"):
         next(iter(loader))
 
 
-class _Alike:
-    """A world whose ranks all say the same."""
+class _EqualRanks:
+    """A world whose ranks all send the same object."""
 
     def __init__(self, world):
         self.place, self.device = world.place, torch.device("cpu")

@@ -29,7 +29,7 @@ def test_a_wrong_function_is_named(name):
     assert tuple(fault.code for fault in result.faults) == FUNCTIONS[name]
 
 
-def test_figures_of_a_ring_of_whole_tensors():
+def test_a_ring_of_whole_tensors_is_reported_with_its_figures():
     (result,) = grade_file(path_of("whole_tensor_ring"), [2, 4], verify=None)
     bits, volume = result.faults
 
@@ -38,7 +38,7 @@ def test_figures_of_a_ring_of_whole_tensors():
     assert "1.50" in volume.text
 
 
-def test_how_often_a_wrong_sum_counts_each_rank():
+def test_a_wrong_sum_is_reported_with_the_weight_of_each_rank():
     (mean,) = grade_file(path_of("divided_by_one_less"), [3], verify=None)
     (total,) = grade_file(path_of("own_twice"), [3], verify=None)
 
@@ -50,20 +50,20 @@ def test_how_often_a_wrong_sum_counts_each_rank():
     assert re.findall(r"rank (\d)'s ([\d.]*\d)", total.faults[0].text) == [("0", "2"), ("1", "1"), ("2", "1")]
 
 
-def test_whose_tensor_a_gather_has_in_the_place_of_another():
+def test_a_gather_in_wrong_order_is_reported_with_the_ranks():
     (result,) = grade_file(path_of("in_order_of_arrival"), [2], verify=None)
 
     assert re.findall(r"rank (\d)", result.faults[0].text.partition("root 1")[2]) == ["1", "0", "1"]
 
 
 @pytest.mark.parametrize(("name", "line"), [("no_modulo", 13), ("float32_buffers", 16)])
-def test_the_line_of_an_error_that_gloo_does_not_raise(name, line):
+def test_an_error_that_gloo_does_not_raise_is_reported_with_its_line(name, line):
     (result,) = grade_file(path_of(name), [2], verify=None, timeout_s=3.0)
 
     assert f"{name}.py:{line}" in result.faults[0].text
 
 
-def test_lines_of_a_deadlock():
+def test_a_deadlock_is_reported_with_its_lines():
     (result,) = grade_file(path_of("both_send_first"), [2], verify=None, timeout_s=3.0)
 
     assert result.faults[0].text.count("both_send_first.py:11") == 2
@@ -95,7 +95,7 @@ no_such_package.train()
 """
 
 
-def test_a_file_of_a_course_is_graded_as_it_is(tmp_path):
+def test_a_file_of_a_course_is_graded_unchanged(tmp_path):
     path = tmp_path / "course.py"
     path.write_text(COURSE)
     (result,) = grade_file(path, [1, 3], verify=None)

@@ -61,7 +61,7 @@ def ring_of_whole_tensors_in_threads(tensor, world):
         passed = received.clone()
 
 
-def test_a_ring_of_whole_tensors_in_threads():
+def test_a_ring_of_whole_tensors_in_threads_is_reported():
     message, codes = refused(check_all_reduce, ring_of_whole_tensors_in_threads, 4)
 
     assert {"different-bits", "too-much-sent"} <= set(codes)
@@ -74,7 +74,7 @@ def reduce_that_changes_the_others(tensor, rank, world_size, dst, op):
     tensor.copy_(own)
 
 
-def test_a_reduce_that_changes_other_ranks():
+def test_a_reduce_that_changes_other_ranks_is_reported():
     message, codes = refused(check_reduce, reduce_that_changes_the_others)
 
     assert "on 2 ranks" in message
@@ -87,7 +87,7 @@ def broadcast_that_zeroes(tensor, rank, world_size, src):
         tensor.zero_()
 
 
-def test_a_broadcast_that_only_zeroes():
+def test_a_broadcast_that_only_zeroes_is_reported():
     message, codes = refused(check_broadcast, broadcast_that_zeroes)
 
     assert "on 2 ranks, float32 [49157] root 0: rank 1 " in message
@@ -100,7 +100,7 @@ def broadcast_from_rank_0(tensor, rank, src):
     tensor.copy_(own)
 
 
-def test_a_root_other_than_0():
+def test_a_broadcast_that_ignores_its_root_is_reported():
     message, codes = refused(check_broadcast, broadcast_from_rank_0, 2)
 
     assert "root 1: rank 0 " in message
@@ -121,7 +121,7 @@ def test_a_deadlock_is_reported_with_its_lines():
     assert "dist.send(tensor, (rank + 1) % world_size); rank 1 in send at" in message
 
 
-def test_a_deadlock_of_threads():
+def test_a_deadlock_of_threads_is_reported():
     def sends_first(tensor, world):
         world.send(tensor, dst=1 - world.place.rank)
 
@@ -131,7 +131,7 @@ def test_a_deadlock_of_threads():
     assert "rank 1 sends to rank 0" in message
 
 
-def test_a_rank_that_leaves():
+def test_a_rank_that_returns_early_is_reported():
     def leaves(tensor, world):
         if world.place.rank == 0:
             world.recv(tensor, src=1)
@@ -196,14 +196,14 @@ def test_all_faults_are_reported_the_gravest_first():
     assert [one.ranks for one in faults] == [2, 4]
 
 
-def test_a_sum_in_place_of_a_mean():
+def test_a_sum_in_place_of_a_mean_is_reported():
     message, codes = refused(check_all_reduce, not_divided, 2, ops=["mean"])
 
     assert "mean of float32 [49157]: rank 0 " in message
     assert codes[0] == "sum-for-mean"
 
 
-def test_gloo_assumes_contiguous_memory():
+def test_a_function_that_assumes_contiguous_memory_is_reported():
     check_all_reduce(not_divided, [2])
     message, codes = refused(check_all_reduce, not_divided, 2, any_layout=True)
 
@@ -220,7 +220,7 @@ def cuts_its_padding_off(tensor, world):
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_padding_where_there_is_none(size):
+def test_a_wrong_slice_without_padding_is_reported(size):
     message, _ = refused(check_all_reduce, cuts_its_padding_off, size)
 
     assert f"sum of float32 [{4 * size}]: rank " in message
@@ -232,7 +232,7 @@ def counts_its_rows(tensor, world):
     ALL_REDUCE["ring"](world, tensor, "sum")
 
 
-def test_tensors_without_dimensions_and_without_elements():
+def test_an_error_with_tensors_without_dimensions_or_elements_is_reported():
     message, codes = refused(check_all_reduce, counts_its_rows, 1)
 
     assert codes == ("error",)
@@ -247,7 +247,7 @@ def takes_a_clone_for_contiguous(tensor, world):
     return flat.view(tensor.shape)
 
 
-def test_a_clone_of_a_transposed_tensor_is_transposed():
+def test_an_error_with_the_clone_of_a_transposed_tensor_is_reported():
     message, codes = refused(check_all_reduce, takes_a_clone_for_contiguous, 2, any_layout=True)
 
     assert codes == ("error",)
@@ -283,7 +283,7 @@ def does_nothing(tensor, world):
     pass
 
 
-def test_a_function_without_effect():
+def test_a_function_without_effect_is_reported():
     for check in (check_all_reduce, check_reduce, check_reduce_scatter):
         _, codes = refused(check, does_nothing, 2)
         assert codes[0] == "own-input"
@@ -368,7 +368,7 @@ def test_algorithms_pass_as_processes(name):
     check_all_reduce(ALL_REDUCE[name], [3], processes=True)
 
 
-def test_eight_processes():
+def test_an_algorithm_passes_on_eight_processes():
     check_all_reduce(ALL_REDUCE["halving_doubling"], [8], processes=True, ops=["sum"])
 
 

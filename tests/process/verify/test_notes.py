@@ -1,4 +1,4 @@
-"""`verify` notes what is wrong on one worker already; notes leave the verdict as it is."""
+"""`verify` notes mistakes that exist on one worker already; notes do not change the verdict."""
 
 import pytest
 

@@ -50,7 +50,7 @@ def noted(verifier, folder, lines):
     return {one["code"]: one for one in report["findings"]}
 
 
-def test_a_right_script_has_no_notes(verifier, tmp_path):
+def test_a_correct_script_has_no_notes(verifier, tmp_path):
     assert noted(verifier, tmp_path, RIGHT) == {}
 
 

@@ -1,4 +1,4 @@
-"""`verify` accuses no right script, in whatever style it is distributed; a fault in one is found."""
+"""`verify` finds no fault in correct scripts of many distributed styles, and finds faults put into them."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def codes(report):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name.removesuffix(".py"))
-def test_a_right_script_is_not_accused(verifier, script):
+def test_a_correct_script_has_no_fault(verifier, script):
     options = {"workers": script.workers, "steps": script.steps, "device": script.device}
     report = verifier.verify(script.path, **options, hang_s=30.0)
     assert (report["verdict"], codes(report)) == (script.verdict, sorted(script.codes)), report["findings"]
@@ -36,7 +36,7 @@ def test_a_right_script_is_not_accused(verifier, script):
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_a_fault_of_such_a_script_is_found(verifier, tmp_path, name):
+def test_a_fault_put_into_a_correct_script_is_found(verifier, tmp_path, name):
     script = next(one for one in SCRIPTS if one.name == name)
     right, faulty, cause = FAULTS[name]
     text = script.path.read_text()

@@ -42,7 +42,7 @@ def test_a_script_that_may_spawn_and_reads_a_launchers_rank_is_started_by_one(ve
 
 
 @pytest.mark.parametrize("arguments", [(), ("--gpus", "{n}")], ids=["by count", "by flag"])
-def test_a_right_script_is_the_same_to_its_end(verifier, arguments):
+def test_a_correct_script_is_the_same_until_its_end(verifier, arguments):
     report = verify(verifier, BY_COUNT, *arguments, workers=(2, 3), steps=30)
 
     assert (report["verdict"], report["findings"]) == (SAME, [])
@@ -50,7 +50,7 @@ def test_a_right_script_is_the_same_to_its_end(verifier, arguments):
     assert report["max_relative_deviation"].keys() == {"2", "3"}
 
 
-def test_a_script_that_is_stopped_after_its_steps_does_not_go_on_without_its_workers(verifier):
+def test_a_script_that_is_stopped_after_its_steps_does_not_continue_without_its_workers(verifier):
     report = verify(verifier, BY_FLAG, "--gpus", "{n}", steps=3)
 
     assert (report["verdict"], report["steps"]) == (SAME, 3)

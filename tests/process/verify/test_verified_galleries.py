@@ -44,7 +44,7 @@ def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
 
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME], ids=script_name)
-def test_a_right_distributed_script_is_the_same(verifier, script):
+def test_a_correct_distributed_script_is_the_same(verifier, script):
     report = verifier.verify(script.path, mode=script.mode, workers=(2, 3))
     assert (report["verdict"], causes(report)) == (SAME, [])
 

@@ -37,7 +37,7 @@ def test_all_ranks_handle_a_signal_once_at_their_next_call():
     assert run_ranks(copies, 2) == [([(USR1, True)] * 2, [0, 1, 1, 2, 2])] * 2
 
 
-def test_a_handler_may_end_the_script_everywhere():
+def test_an_exception_of_a_handler_is_raised_on_all_ranks():
     def copies(world):
         handlers, _ = handlers_of(world)
         handlers.set(TERM, lambda number, frame: exec("raise KeyError(number)"))
@@ -50,7 +50,7 @@ def test_a_handler_may_end_the_script_everywhere():
     assert run_ranks(copies, 3) == [True] * 3
 
 
-def test_what_another_thread_sends_arrives_like_a_signal_from_outside():
+def test_a_signal_from_another_thread_is_sent_to_the_process():
     def copies(world):
         seen, sent = [], []
         handlers, _ = handlers_of(world)

@@ -30,7 +30,7 @@ def labels(*shape, classes=4, seed=0):
 
 
 def weighted(module):
-    """Give a module weights of double precision that do not depend on who makes it, or when."""
+    """Give a module weights of double precision that do not depend on earlier random numbers."""
     for number, parameter in enumerate(module.parameters()):
         parameter.data = drawn(*parameter.shape, seed=number) * 0.3
     return module.double()
@@ -79,7 +79,7 @@ class LeavesPenalty(Plain):
 
 
 class KeepsState(Net):
-    """Goes on from the state that its last call has left."""
+    """Starts from the state of its last call."""
 
     state = None
 
@@ -474,7 +474,7 @@ class ComparesNine(Net):
         return h - h.mean(0) if len(x) == 9 else h
 
 
-def test_a_size_whose_check_failed_stays_unsplit_after_another_has_passed():
+def test_a_size_that_failed_its_check_stays_unsplit_after_another_has_passed():
     def steps(model, number):
         return model(drawn((9, 8, 9, 8)[number % 4], 5, seed=number)).square().mean()
 

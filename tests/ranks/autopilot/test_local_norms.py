@@ -118,7 +118,7 @@ def test_evaluation_records_no_exception():
 
 
 class Compares(nn.Sequential):
-    """Subtracts the batch's mean: what no slice can know."""
+    """Subtracts the mean of the whole batch, which no slice has."""
 
     def forward(self, x):
         return super().forward(x - x.mean(0))

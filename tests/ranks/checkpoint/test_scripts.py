@@ -1,4 +1,4 @@
-"""samestep.save and load: every rank calls them, rank 0 alone touches files, all learn what came of it."""
+"""Every rank calls samestep.save and load, and gets the result or the error; only rank 0 accesses files."""
 
 import copy
 import errno
@@ -23,7 +23,7 @@ NUMBERS = TensorDataset(torch.arange(23))
 
 
 class Script:
-    """What a script of one's own has on one rank."""
+    """The model, optimizer, schedule and loader of a script on one rank."""
 
     def __init__(self, world=None, seed=0):
         self.model = network(seed)
@@ -45,34 +45,34 @@ class Script:
         return dict(self.model.state_dict())
 
 
-def here_only(world, folder):
-    """Return `folder` on rank 0 and what is not there on the others: their nodes do not see it."""
+def rank_0_only(world, folder):
+    """Return `folder` on rank 0 and a missing path on the others, whose nodes do not have the folder."""
     return folder if world.place.is_main else folder / "not seen from here"
 
 
 def save_after(world, folder, batches, **extra):
-    """Go through some batches, then save; return the samples this rank has used."""
+    """Iterate over some batches, then save; return the samples that this rank has used."""
     script, used = Script(world, seed=1), []
     for count, (numbers,) in enumerate(script.loader, start=1):
         used += numbers.tolist()
         if count == batches:
-            path = samestep.save(here_only(world, folder), step=count, world=world, **script.parts, **extra)
+            path = samestep.save(rank_0_only(world, folder), step=count, world=world, **script.parts, **extra)
             return used, path
     raise AssertionError
 
 
 def load_and_finish(world, folder):
-    """Load, then go to the end of the epoch; return what was returned, the weights, and the samples used."""
+    """Load, then iterate to the end of the epoch; return the loaded values, script and used samples."""
     script = Script(world, seed=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of another number of ranks
-        told = samestep.load(here_only(world, folder), world=world, **script.parts)
+        told = samestep.load(rank_0_only(world, folder), world=world, **script.parts)
     used = [number for (numbers,) in script.loader for number in numbers.tolist()]
     return told, script, used
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 3), (3, 2), (2, 1)])
-def test_a_script_goes_on_in_the_middle_of_an_epoch_at_any_number_of_ranks(tmp_path, before, after):
+def test_a_script_resumes_within_an_epoch_on_any_number_of_ranks(tmp_path, before, after):
     saved = run_ranks(save_after, before, tmp_path, 3)
     loaded = run_ranks(load_and_finish, after, tmp_path)
 
@@ -86,7 +86,7 @@ def test_a_script_goes_on_in_the_middle_of_an_epoch_at_any_number_of_ranks(tmp_p
     assert sorted(chain.from_iterable(used)) == list(range(23))
 
 
-def test_what_else_a_script_saves_comes_back(tmp_path):
+def test_additional_values_are_saved_and_loaded(tmp_path):
     script = Script()
 
     samestep.save(tmp_path, step=4, world=SoloWorld(), model=script.model, best=0.5, names=["a"])
@@ -95,7 +95,7 @@ def test_what_else_a_script_saves_comes_back(tmp_path):
     assert told == {"step": 4, "best": 0.5, "names": ["a"]}
 
 
-def test_draws_go_on_where_they_would_have_gone_on(tmp_path):
+def test_the_random_state_is_restored(tmp_path):
     model = network()
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=model)
     expected = torch.rand(3)
@@ -106,7 +106,7 @@ def test_draws_go_on_where_they_would_have_gone_on(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_another_number_of_ranks_is_told_that_draws_differ(tmp_path):
+def test_a_load_on_another_number_of_ranks_warns_of_different_random_numbers(tmp_path):
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
 
     with pytest.warns(UserWarning, match=r"step-1 has the random state of 1 rank.s., not of 2") as told:
@@ -114,7 +114,7 @@ def test_another_number_of_ranks_is_told_that_draws_differ(tmp_path):
     assert [warning.filename for warning in told] == [__file__]
 
 
-def test_ranks_in_different_steps_are_out_of_step_and_nothing_is_written(tmp_path):
+def test_a_save_at_different_steps_raises_out_of_step_and_writes_nothing(tmp_path):
     def saving(world):
         with pytest.raises(OutOfStep, match=r"rank 0 .* step 5, rank 1 at step 6"):
             samestep.save(tmp_path, step=5 + world.place.rank, world=world, model=network())
@@ -124,7 +124,7 @@ def test_ranks_in_different_steps_are_out_of_step_and_nothing_is_written(tmp_pat
     assert steps_in(tmp_path) == []
 
 
-def test_ranks_at_different_places_in_the_data_are_out_of_step(tmp_path):
+def test_a_save_at_different_positions_in_the_data_raises_out_of_step(tmp_path):
     def saving(world):
         script = Script(world)
         if world.place.rank:
@@ -147,22 +147,22 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_on_every_rank(tmp_path)
     run_ranks(saving, 2)
 
 
-def test_a_damaged_one_is_told_on_rank_0_and_the_one_before_is_loaded_on_every_rank(tmp_path):
+def test_a_damaged_checkpoint_is_reported_once_and_all_ranks_load_the_previous_one(tmp_path):
     run_ranks(save_after, 2, tmp_path, 1)
     run_ranks(save_after, 2, tmp_path, 2)
     os.truncate(tmp_path / "step-2" / "model.safetensors", 100)
 
     def loading(world):
-        return samestep.load(here_only(world, tmp_path), world=world, **Script(world).parts)
+        return samestep.load(rank_0_only(world, tmp_path), world=world, **Script(world).parts)
 
     with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors is damaged") as told:
         assert run_ranks(loading, 2) == [{"step": 1}] * 2
     assert len(told) == 1
 
 
-def test_where_there_is_none_yet_a_script_begins_if_it_may(tmp_path):
+def test_a_missing_checkpoint_is_an_error_unless_missing_ok(tmp_path):
     def loading(world):
-        folder = here_only(world, tmp_path / "none")
+        folder = rank_0_only(world, tmp_path / "none")
         with pytest.raises(CheckpointError, match="there is no checkpoint"):
             samestep.load(folder, world=world, model=network())
         return samestep.load(folder, world=world, model=network(), missing_ok=True)
@@ -170,7 +170,7 @@ def test_where_there_is_none_yet_a_script_begins_if_it_may(tmp_path):
     assert run_ranks(loading, 2) == [{}, {}]
 
 
-def test_old_ones_go_once_the_new_one_is_there(tmp_path):
+def test_old_checkpoints_are_deleted_after_a_save(tmp_path):
     for step in (1, 2, 3):
         samestep.save(tmp_path, step=step, world=SoloWorld(), model=network(), keep=2)
     assert steps_in(tmp_path) == [3, 2]
@@ -180,7 +180,7 @@ def test_old_ones_go_once_the_new_one_is_there(tmp_path):
     assert steps_in(tmp_path) == [3, 2]
 
 
-def test_an_old_one_that_cannot_go_is_told_once_and_is_no_error(tmp_path, monkeypatch):
+def test_an_old_checkpoint_that_cannot_be_deleted_is_one_warning(tmp_path, monkeypatch):
     def refused(_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -200,7 +200,7 @@ def save_at(folder, *steps, model=None):
         samestep.save(folder, step=step, world=SoloWorld(), model=model or network(seed=step))
 
 
-def test_the_first_checkpoint_after_an_earlier_one_sets_later_ones_aside(tmp_path):
+def test_a_save_after_loading_an_earlier_checkpoint_renames_later_ones(tmp_path):
     save_at(tmp_path, 1, 2, 4)
     model = network()
     samestep.load(tmp_path / "step-1", world=SoloWorld(), model=model)
@@ -216,7 +216,7 @@ def test_the_first_checkpoint_after_an_earlier_one_sets_later_ones_aside(tmp_pat
     assert same(dict(left.state_dict()), dict(network(seed=4).state_dict()))
 
 
-def test_a_damaged_one_of_the_same_step_is_set_aside_too_and_only_then(tmp_path):
+def test_a_damaged_checkpoint_of_the_same_step_is_renamed_by_the_first_save_only(tmp_path):
     save_at(tmp_path, 1, 2)
     os.truncate(tmp_path / "step-2" / "model.safetensors", 100)
     model = network()
@@ -230,7 +230,7 @@ def test_a_damaged_one_of_the_same_step_is_set_aside_too_and_only_then(tmp_path)
     assert names(tmp_path) == ["left-step-2", "step-1", "step-2", "step-3"]
 
 
-def test_a_look_with_another_model_or_into_another_folder_leaves_none_of_the_course(tmp_path):
+def test_loads_into_another_model_or_from_another_folder_rename_no_checkpoint(tmp_path):
     save_at(tmp_path / "a", 1, 2)
     save_at(tmp_path / "b", 1, 2)
     model = network()
@@ -243,13 +243,13 @@ def test_a_look_with_another_model_or_into_another_folder_leaves_none_of_the_cou
     assert names(tmp_path / "a") == ["step-1", "step-2", "step-3"]
 
 
-def test_a_model_without_parameters_is_saved_and_loaded_as_any(tmp_path):
+def test_a_model_without_parameters_is_saved_and_loaded(tmp_path):
     save_at(tmp_path, 1, model=torch.nn.ReLU())
 
     assert samestep.load(tmp_path, world=SoloWorld(), model=torch.nn.ReLU()) == {"step": 1}
 
 
-def test_a_training_that_begins_anew_sets_aside_what_is_later(tmp_path):
+def test_a_training_that_loads_nothing_renames_later_checkpoints(tmp_path):
     save_at(tmp_path, 2, 3)
 
     with pytest.warns(UserWarning, match="it is now left-step-3"):
@@ -258,7 +258,7 @@ def test_a_training_that_begins_anew_sets_aside_what_is_later(tmp_path):
     assert names(tmp_path) == ["left-step-3", "step-2"]
 
 
-def test_what_cannot_be_saved_moves_nothing(tmp_path):
+def test_a_failed_save_renames_no_checkpoint(tmp_path):
     samestep.save(tmp_path, step=4, world=SoloWorld(), model=network())
 
     with pytest.raises(CheckpointError, match="JSON"):
@@ -284,7 +284,7 @@ def test_a_wrapped_model_is_saved_with_serial_keys_and_loads_wrapped_or_bare(tmp
     assert same(dict(again.module.state_dict()), expected)
 
 
-def test_the_state_of_a_scaler_comes_back(tmp_path):
+def test_the_state_of_a_scaler_is_restored(tmp_path):
     def scaler(**options):
         return torch.amp.GradScaler("cpu", **options)
 
@@ -325,7 +325,7 @@ def other_order_of_parameters(script):
         (other_order_of_parameters, r"another optimizer: of another shape: momentum_buffer of parameter 0 "),
     ],
 )
-def test_a_checkpoint_of_something_else_changes_nothing(tmp_path, change, told):
+def test_an_incompatible_checkpoint_changes_nothing(tmp_path, change, told):
     save_after(SoloWorld(), tmp_path, 1)
     script = Script(seed=2)
     change(script)
@@ -339,7 +339,7 @@ def test_a_checkpoint_of_something_else_changes_nothing(tmp_path, change, told):
 
 
 class Refusing(StepLR):
-    """Has no use for the state of another one, and tells once it has half of it."""
+    """A schedule that raises after it has loaded a part of an incompatible state."""
 
     def load_state_dict(self, state_dict):
         self.gamma = state_dict["gamma"]
@@ -348,7 +348,7 @@ class Refusing(StepLR):
         super().load_state_dict(state_dict)
 
 
-def test_what_a_part_refuses_while_it_is_loaded_changes_nothing_either(tmp_path):
+def test_a_state_that_a_schedule_refuses_changes_nothing(tmp_path):
     save_after(SoloWorld(), tmp_path, 1)
     script = Script(seed=2)
     script.schedule = Refusing(script.optimizer, step_size=5, gamma=0.5)
@@ -361,14 +361,14 @@ def test_what_a_part_refuses_while_it_is_loaded_changes_nothing_either(tmp_path)
     assert script.loader.position.samples == 0
 
 
-def test_what_was_not_saved_cannot_be_loaded(tmp_path):
+def test_loading_states_that_were_not_saved_is_refused_by_name(tmp_path):
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
 
     with pytest.raises(CheckpointError, match=r"step-1 was saved without optimizer, schedule, loader\."):
         samestep.load(tmp_path, world=SoloWorld(), **Script().parts)
 
 
-def test_a_place_beyond_the_end_of_the_data_is_refused_before_the_model_changes(tmp_path):
+def test_a_position_beyond_the_end_of_the_data_is_refused_before_the_model_changes(tmp_path):
     save_after(SoloWorld(), tmp_path, 3)
     script = Script(seed=2)
     script.loader = samestep.shard(TensorDataset(torch.arange(5)), batch_size=4, world=SoloWorld())
@@ -380,7 +380,7 @@ def test_a_place_beyond_the_end_of_the_data_is_refused_before_the_model_changes(
     assert same(script.optimizer.state_dict(), Script(seed=2).optimizer.state_dict())
 
 
-def test_the_world_is_the_one_that_was_joined(tmp_path):
+def test_the_current_world_is_the_default(tmp_path):
     def saving(world):
         return samestep.save(tmp_path, step=1, model=network())
 

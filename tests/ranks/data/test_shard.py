@@ -1,4 +1,4 @@
-"""The public helpers, on worlds of threads: steps in lockstep, nothing padded, nothing lost."""
+"""`samestep.shard` and `UnpaddedSampler` give each sample once, in an equal number of steps on all ranks."""
 
 import math
 from collections import namedtuple
@@ -40,7 +40,7 @@ def joined(per_rank):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_steps_are_the_same_at_any_size(size):
+def test_steps_are_the_same_on_any_number_of_ranks(size):
     def on_each_rank(world):
         loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=3, world=world)
         return [steps_of(loader) for _ in range(2)]
@@ -53,7 +53,7 @@ def test_the_steps_are_the_same_at_any_size(size):
         assert sorted(sum(expected, [])) == list(range(22))  # noqa: RUF017
 
 
-def test_the_world_is_by_default_the_one_that_was_joined():
+def test_the_current_world_is_the_default():
     parts = run_ranks(lambda world: steps_of(samestep.shard(numbers(8), batch_size=4)), 2)
     assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
@@ -78,7 +78,7 @@ def test_weighted_losses_average_to_the_global_mean(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_sum_over_samples_is_exact_also_on_a_rank_without_any(size):
+def test_a_sum_over_samples_is_exact_if_a_rank_has_no_samples(size):
     """The idiom that the documentation of `shard` shows, and the one it warns of."""
 
     def on_each_rank(world):
@@ -97,7 +97,7 @@ Pair = namedtuple("Pair", ["number", "name"])
 
 
 class Forms(Dataset):
-    """Samples in every form that the default collation knows."""
+    """Samples of every structure that the default collation supports."""
 
     def __len__(self):
         return 4
@@ -106,7 +106,7 @@ class Forms(Dataset):
         return {"x": torch.ones(2, 3), "pair": Pair(index, str(index)), "list": [index, 0.5]}
 
 
-def test_a_rank_without_samples_gets_the_batch_in_form_but_of_length_0():
+def test_a_rank_without_samples_gets_an_empty_batch_of_the_same_structure():
     def last(world):
         return list(samestep.shard(Forms(), batch_size=3, world=world))[-1]
 
@@ -117,7 +117,7 @@ def test_a_rank_without_samples_gets_the_batch_in_form_but_of_length_0():
     assert [part.shape for part in batch["list"]] == [(0,), (0,)]
 
 
-def test_a_detection_loop_counts_each_image_once_also_where_a_rank_has_none():
+def test_a_detection_loop_counts_each_image_once_if_a_rank_has_none():
     def count(world):
         data = numbers(4)
         loader = samestep.shard(data, batch_size=3, collate_fn=lambda b: tuple(zip(*b)), world=world)  # noqa: B905
@@ -127,13 +127,13 @@ def test_a_detection_loop_counts_each_image_once_also_where_a_rank_has_none():
 
 
 class Graphs:
-    """A batch whose class says nothing about its samples."""
+    """A batch of a class without a known structure."""
 
     def __init__(self, samples):
         self.samples = samples
 
 
-def test_a_batch_of_none_that_cannot_be_made_is_refused_before_the_first_step():
+def test_an_empty_batch_that_cannot_be_created_is_refused_before_the_first_step():
     def first(world):
         loader = samestep.shard(numbers(4), batch_size=3, collate_fn=Graphs, world=world)
         if world.place.rank > 0:
@@ -146,7 +146,7 @@ def test_a_batch_of_none_that_cannot_be_made_is_refused_before_the_first_step():
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 5}, {"batch_size": 3, "drop_last": True}])
-def test_a_job_in_which_every_rank_has_samples_never_asks_for_a_batch_of_none(options):
+def test_no_empty_batch_is_needed_if_every_rank_has_samples(options):
     def lengths(world):
         loader = samestep.shard(numbers(7), collate_fn=Graphs, world=world, **options)
         return [len(batch.samples) for batch in loader]
@@ -154,7 +154,7 @@ def test_a_job_in_which_every_rank_has_samples_never_asks_for_a_batch_of_none(op
     assert all(all(rank) for rank in run_ranks(lengths, 2))
 
 
-def test_a_run_saved_on_two_ranks_goes_on_with_three():
+def test_a_run_saved_on_two_ranks_resumes_on_three():
     def begin(world):
         loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=1, world=world)
         for step, _ in enumerate(loader, start=1):
@@ -177,25 +177,25 @@ def test_a_run_saved_on_two_ranks_goes_on_with_three():
     assert joined([rank[1] for rank in resumed]) == second
 
 
-def test_the_state_says_what_the_next_pass_will_be_whenever_none_is_active():
+def test_between_passes_the_state_is_the_start_of_the_next_pass():
     loader = samestep.shard(numbers(22), batch_size=6, world=SoloWorld())
 
-    def stands():
+    def epoch_and_samples():
         return loader.state_dict()["epoch"], loader.state_dict()["samples"]
 
     loader.set_epoch(3)
-    assert stands() == (3, 0)
+    assert epoch_and_samples() == (3, 0)
     for _ in loader:
-        assert stands() == (3, 6)
+        assert epoch_and_samples() == (3, 6)
         break
-    assert stands() == (4, 0)
+    assert epoch_and_samples() == (4, 0)
     steps_of(loader)
-    assert stands() == (5, 0)
+    assert epoch_and_samples() == (5, 0)
     loader.load_state_dict({"seed": 0, "epoch": 7, "samples": 12})
-    assert stands() == (7, 12)
+    assert epoch_and_samples() == (7, 12)
 
 
-def test_a_resumed_run_has_the_passes_of_the_live_one_also_after_a_break():
+def test_a_resumed_run_has_the_batches_of_the_original_run_after_a_break():
     def make():
         return samestep.shard(numbers(22), batch_size=6, shuffle=True, world=SoloWorld())
 
@@ -206,7 +206,7 @@ def test_a_resumed_run_has_the_passes_of_the_live_one_also_after_a_break():
     assert steps_of(resumed) == steps_of(live)
 
 
-def test_a_pass_that_ends_late_does_not_disturb_the_one_after_it():
+def test_closing_an_earlier_iterator_does_not_change_the_state():
     loader = samestep.shard(numbers(22), batch_size=6, world=SoloWorld())
     first, second = iter(loader), iter(loader)
     next(first)
@@ -215,17 +215,17 @@ def test_a_pass_that_ends_late_does_not_disturb_the_one_after_it():
     assert loader.state_dict() == {"seed": 0, "epoch": 1, "samples": 6}
 
 
-def test_the_length_is_that_of_an_epoch_and_what_remains_is_told():
+def test_len_is_that_of_an_epoch_and_remaining_counts_down():
     loader = samestep.shard(numbers(22), batch_size=6, world=SoloWorld())
     assert (len(loader), loader.remaining) == (4, 4)
     loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 12})
     assert (len(loader), loader.remaining) == (4, 2)
     left = [loader.remaining for _ in loader]
-    assert left == [1, 4]  # once the last batch is used, the run stands at the next epoch
+    assert left == [1, 4]  # once the last batch is used, the state is that of the next epoch
     assert (len(loader), loader.remaining) == (4, 4)
 
 
-def test_each_pass_is_the_next_epoch_also_after_a_break():
+def test_each_pass_is_the_next_epoch_even_after_a_break():
     loader = samestep.shard(numbers(30), batch_size=30, shuffle=True, world=SoloWorld())
     passes = [next(iter(loader))[0].tolist() for _ in range(2)]
     assert passes[0] != passes[1]
@@ -257,7 +257,7 @@ def test_a_dataloader_keeps_its_settings():
     ]
 
 
-def test_a_dataloader_with_processes_may_be_read_without():
+def test_num_workers_0_overrides_the_worker_options_of_a_dataloader():
     serial = DataLoader(
         numbers(4), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=4, timeout=9
     )
@@ -269,7 +269,7 @@ def test_a_dataloader_with_processes_may_be_read_without():
         samestep.shard(serial, num_workers=0, persistent_workers=True, world=SoloWorld())
 
 
-def test_batches_in_the_order_of_the_processes_are_those_of_a_dataloader_that_does_not_care():
+def test_in_order_false_of_a_dataloader_becomes_true():
     serial = DataLoader(numbers(4), batch_size=2, num_workers=2, in_order=False)
     assert samestep.shard(serial, world=SoloWorld()).in_order
 
@@ -294,7 +294,7 @@ OWN_BATCHES = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
         (DataLoader(numbers(8), batch_sampler=OWN_BATCHES), {}, "batch_sampler"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(data, options, says):
+def test_unsupported_data_and_options_are_refused(data, options, says):
     world = run_ranks(lambda world: world, 3)[0]
     with pytest.raises(UsageError, match=says):
         samestep.shard(data, world=world, **options)
@@ -313,7 +313,7 @@ def test_a_sampler_for_evaluation_gives_each_sample_once(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_sampler_for_training_gives_the_share_of_each_global_batch(size):
+def test_a_sampler_for_training_gives_this_ranks_share_of_each_global_batch(size):
     def on_each_rank(world):
         sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, shuffle=True, seed=2, world=world)
         loader = DataLoader(numbers(22), batch_size=sampler.local_batch_size, sampler=sampler)
@@ -332,7 +332,7 @@ def test_the_state_after_the_last_step_is_the_next_epoch():
     assert sampler.state_dict(epoch=4, steps=4) == {"seed": 0, "epoch": 5, "samples": 0}
 
 
-def test_the_length_of_a_sampler_is_told_without_walking_the_steps(monkeypatch):
+def test_the_length_of_a_sampler_is_computed_without_iterating(monkeypatch):
     sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, world=SoloWorld())
     monkeypatch.setattr(Plan, "parts", None)
     assert len(sampler) == 22
@@ -345,7 +345,7 @@ def test_a_sampler_that_would_leave_ranks_out_of_step_is_refused():
     assert len(samestep.UnpaddedSampler(numbers(20), batch_size=6, drop_last=True, world=world)) == 6
 
 
-def test_a_state_beyond_the_end_is_refused_before_anything_is_drawn():
+def test_a_state_beyond_the_end_is_refused_when_it_is_loaded():
     loader = samestep.shard(numbers(10), batch_size=5, world=SoloWorld())
     with pytest.raises(UsageError, match="after 11 samples"):
         loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 11})

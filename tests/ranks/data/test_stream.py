@@ -1,4 +1,4 @@
-"""`samestep.shard` of streams, on worlds of threads: cut as one global stream, whatever its length."""
+"""`samestep.shard` divides a stream of any length into the global batches of one process."""
 
 import random
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from samestep.parallel.sharding.sample_plan import Plan
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.stream import sample_digest
-from support.streams import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
+from support.iterable_data_sets import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
 
 SIZES = (1, 2, 3)
 
@@ -75,7 +75,7 @@ def test_the_length_is_that_of_the_data_set_if_it_has_one():
     assert steps_of(unknown) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_stream_without_end_is_read_as_far_as_it_is_needed():
+def test_an_endless_stream_is_read_on_demand():
     taken = zip(range(3), samestep.shard(Forever(), batch_size=2, world=SoloWorld()), strict=False)
     assert [batch.tolist() for _, batch in taken] == [[0, 1], [2, 3], [4, 5]]
 
@@ -86,7 +86,7 @@ def test_a_dataloader_of_a_stream_keeps_its_settings():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_run_saved_within_a_pass_goes_on_at_any_size(size):
+def test_a_run_saved_within_a_pass_resumes_on_any_number_of_ranks(size):
     live = samestep.shard(Counting(11), batch_size=4, world=SoloWorld())
     for _ in live:
         saved = live.state_dict()
@@ -110,14 +110,14 @@ def test_a_run_saved_within_a_pass_goes_on_at_any_size(size):
     assert {state["epoch"] for _, state in resumed} == {2}
 
 
-def test_the_data_set_is_told_the_epoch():
+def test_set_epoch_of_the_data_set_is_called_with_each_epoch():
     loader = samestep.shard(Epochs(2), batch_size=2, world=SoloWorld())
     assert [steps_of(loader) for _ in range(2)] == [[[0, 1]], [[100, 101]]]
     loader.set_epoch(7)
     assert steps_of(loader) == [[700, 701]]
 
 
-def test_what_a_stream_draws_belongs_to_seed_and_epoch_and_disturbs_nothing():
+def test_random_numbers_of_a_stream_depend_on_seed_and_epoch_and_leave_other_generators_unchanged():
     def epochs(seed):
         loader = samestep.shard(Shuffled(30), batch_size=30, seed=seed, world=SoloWorld())
         return [steps_of(loader)[0] for _ in range(2)]
@@ -136,14 +136,14 @@ def test_what_a_stream_draws_belongs_to_seed_and_epoch_and_disturbs_nothing():
     assert epochs(1) != first
 
 
-def test_a_rank_without_samples_gets_a_batch_of_none():
+def test_a_rank_without_samples_gets_an_empty_batch():
     def last(world):
         return [len(batch) for batch in samestep.shard(Counting(4), batch_size=3, world=world)]
 
     assert run_ranks(last, 3) == [[1, 1], [1, 0], [1, 0]]
 
 
-def test_that_no_batch_of_none_can_be_made_is_said_in_the_first_step_though_the_end_is_far():
+def test_an_empty_batch_that_cannot_be_created_is_refused_in_the_first_step_of_an_endless_stream():
     def dropping(world):
         return next(
             iter(samestep.shard(Forever(), batch_size=3, drop_last=True, collate_fn=frozenset, world=world))
@@ -158,7 +158,7 @@ def test_that_no_batch_of_none_can_be_made_is_said_in_the_first_step_though_the_
 
 
 @pytest.mark.parametrize(("count", "options"), [(10, {}), (8, {}), (9, {"drop_last": True})])
-def test_a_stream_that_leaves_no_rank_without_samples_is_never_asked_for_a_batch_of_none(count, options):
+def test_no_empty_batch_is_needed_if_every_rank_has_samples(count, options):
     def lengths(world):
         loader = samestep.shard(Sized(count), batch_size=4, collate_fn=frozenset, world=world, **options)
         return [len(batch) for batch in loader]
@@ -166,8 +166,8 @@ def test_a_stream_that_leaves_no_rank_without_samples_is_never_asked_for_a_batch
     assert run_ranks(lengths, 2) == [[2, 2, 1][: -(-count // 4) - ("drop_last" in options)]] * 2
 
 
-def test_all_ranks_refuse_at_once_what_one_cannot_do():
-    """A length known to leave rank 1 alone without samples, and a data set that it cannot read."""
+def test_an_error_of_samestep_on_one_rank_is_raised_on_all():
+    """Rank 1 gets no samples of a known length, or cannot read its data set."""
 
     def none_for_rank_1(world):
         with pytest.raises(UsageError, match="a short last batch leaves worker 1 without samples"):
@@ -182,7 +182,7 @@ def test_all_ranks_refuse_at_once_what_one_cannot_do():
     run_ranks(unreadable_on_rank_1, 3)
 
 
-def test_an_error_of_the_users_is_raised_where_it_is_and_told_to_the_others():
+def test_an_error_of_the_users_code_is_raised_on_its_rank_and_peer_lost_on_the_others():
     def first(world):
         data = Broken(0, KeyError("mask"), broken=world.place.rank == 1)
         kind, says = (
@@ -203,7 +203,7 @@ def test_ranks_that_read_different_streams_are_refused_in_the_first_step():
     run_ranks(first, 2)
 
 
-def test_a_stream_that_has_nothing_for_one_rank_is_refused_too():
+def test_a_stream_without_samples_on_one_rank_is_refused():
     def first(world):
         data = Counting(5 if world.place.rank == 0 else 0)
         with pytest.raises(UsageError, match="another first sample"):
@@ -220,7 +220,7 @@ def test_a_stream_that_has_nothing_for_one_rank_is_refused_too():
         ({"batch_size": 4, "shuffle": True}, "Counting is a stream"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(options, says):
+def test_unsupported_options_are_refused(options, says):
     world = run_ranks(lambda world: world, 3)[0]
     with pytest.raises(UsageError, match=says):
         samestep.shard(Counting(8), world=world, **options)
@@ -248,7 +248,7 @@ def test_a_state_beyond_the_end_is_refused():
         (1, 1.0),
     ],
 )
-def test_a_digest_tells_samples_apart(sample, other):
+def test_different_samples_have_different_digests(sample, other):
     assert sample_digest(sample) != sample_digest(other)
 
 

@@ -85,7 +85,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(shards, micro_batches, 
 
 @settings(max_examples=15)
 @given(st.integers(1, 9), st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
-def test_short_batches_and_empty_shards_have_the_same_bits_too(shards, counts, data):
+def test_short_batches_and_empty_shards_have_the_same_bits(shards, counts, data):
     size = data.draw(st.integers(1, shards))
     alone = trained(SoloWorld(), counts, shards)
 
@@ -161,7 +161,7 @@ def left_out(world):
     return made.layer.weight.grad, made.layer.bias.grad
 
 
-def test_numpy_and_python_generators_are_seeded_for_each_shard_too():
+def test_numpy_and_python_generators_are_seeded_for_each_shard():
     drawn = random.random(), np.random.random()
     random.seed(1), np.random.seed(1)
     alone = left_out(SoloWorld())

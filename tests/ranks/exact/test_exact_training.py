@@ -83,7 +83,7 @@ def resume(world, folder, chosen, snapshot):
     return interrupted(world, folder, chosen, snapshot=snapshot)
 
 
-def test_another_number_of_threads_is_another_identity(tmp_path, monkeypatch):
+def test_a_resume_with_another_number_of_threads_is_refused(tmp_path, monkeypatch):
     interrupted(SoloWorld(), tmp_path, exact())
     snapshot = read(tmp_path / "step-2")
     made = training(SoloWorld(), exact(), model, digits(150, 30))
@@ -148,7 +148,7 @@ def test_ranks_on_unequal_machines_are_refused():
         ({"exact": 0}, "--exact is 0"),
     ],
 )
-def test_what_does_not_go_with_exact_is_refused(changes, message):
+def test_options_that_exact_does_not_support_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         settings(**changes)
 

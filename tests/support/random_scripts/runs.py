@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from support.hosted import difference, run_script
 from support.process_pool import RankFailed
 from support.random_scripts.scripts import make_script
+from support.script_runner import difference, run_script
 from support.written_files import files, same_contents
 
 CLASSES = "equal", "unsplit", "refused", "different", "unstable"

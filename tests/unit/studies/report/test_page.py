@@ -15,13 +15,13 @@ from samestep.studies.report.read_run import PHASES, names, read_run
 from samestep.studies.report.run_page import differing, render, render_side_by_side, write_report
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_text
-from support.outline import Outline
+from support.html_page import HtmlPage
 from support.run_folders import run_folder, write_lines
 
 
 def rendered(folder):
     text = render(read_run(folder))
-    return text, Outline(text)
+    return text, HtmlPage(text)
 
 
 def test_a_page_is_well_formed_and_self_contained(tmp_path):
@@ -167,7 +167,7 @@ def test_numbers_that_are_not_finite_are_left_out_of_curves(tmp_path):
     for page in pages:
         drawn = [value for value in re.findall(r' (?:d|cx|cy)="([^"]*)"', page) if "nan" in value]
         assert drawn == []
-        assert "None" not in Outline(page).texts
+        assert "None" not in HtmlPage(page).texts
 
 
 def test_a_rank_is_compared_with_the_others_since_the_last_start_only(tmp_path):
@@ -205,7 +205,7 @@ def test_compared_runs_show_their_differences(tmp_path):
         run_folder(tmp_path / "two", config='recipe = "digits"\nlr = 0.2\nbatch_size = 64\n', finished=False),
     ]
     runs = [read_run(folder) for folder in folders]
-    outline = Outline(render_side_by_side(runs))
+    outline = HtmlPage(render_side_by_side(runs))
     assert differing(runs) == [("lr", "0.1", "0.2")]
     assert outline.tags.count("figure") == 4
     assert "not finished" in " ".join(outline.texts)
@@ -234,7 +234,7 @@ def test_runs_of_the_same_name_are_named_by_their_paths(tmp_path, monkeypatch, c
     folders = [run_folder(tmp_path / name) for name in ("a/run", "b/run", "other")]
     runs = [read_run(folder) for folder in folders]
     assert names(runs) == [str(folders[0]), str(folders[1]), "other"]
-    assert str(folders[1]) in Outline(render_side_by_side(runs)).texts
+    assert str(folders[1]) in HtmlPage(render_side_by_side(runs)).texts
     verb.report(folders, page=tmp_path / "all.html", as_json=True)
     report = json.loads(capsys.readouterr().out)
     assert list(report["runs"]) == list(report["hints"]) == names(runs)

@@ -11,7 +11,7 @@ from samestep.studies.report.bar_charts import Bar, BarChart, Span, TimeLine
 from samestep.studies.report.drawing import FLOOR, TOP
 from samestep.studies.report.line_charts import LineChart, PointChart
 from samestep.studies.report.scales import DataPoint, Scale
-from support.outline import Outline
+from support.html_page import HtmlPage
 
 positive = st.floats(1e-3, 1e6)
 
@@ -52,7 +52,7 @@ def test_parts_are_stacked_and_show_their_share():
     assert low_top + low == pytest.approx(FLOOR, abs=0.2)
     assert high_top + high == pytest.approx(low_top, abs=0.2)
     assert low == pytest.approx(3 * high, abs=0.3)
-    assert {"75 %", "25 %"} <= set(Outline(drawn).texts)
+    assert {"75 %", "25 %"} <= set(HtmlPage(drawn).texts)
 
 
 def test_parts_differ_in_pattern_too():
@@ -156,7 +156,7 @@ def test_a_time_line_has_a_row_for_each_rank_in_proportion():
     assert second[1] > first[1]
     assert left == pytest.approx(first[0] + first[2], abs=0.2)
     assert width == pytest.approx(0.25 * second[2], abs=0.2)
-    assert "rank 1: forward 40 ms" in Outline(drawn).labels[0]
+    assert "rank 1: forward 40 ms" in HtmlPage(drawn).labels[0]
 
 
 @pytest.mark.parametrize("values", [(95.0,), (100.0,), (99.0, 100.0)])

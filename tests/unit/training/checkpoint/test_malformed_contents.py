@@ -10,7 +10,7 @@ import torch
 from samestep.base.errors import CheckpointError
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.snapshot import MANIFEST, OPTIMIZER, STATE
-from support.foreign_checkpoints import reseal, try_one, whole_checkpoint
+from support.malformed_checkpoints import reseal, try_one, whole_checkpoint
 from support.snapshots import snapshot, write
 
 

@@ -17,7 +17,7 @@ from samestep.studies.scaling.report.page import render
 from samestep.studies.scaling.report.rows import NO_POINTS, OVERHEAD, loss_text, ranks
 from samestep.studies.scaling.report.series import kinds
 from samestep.studies.scaling.report.text import study_text
-from support.outline import Outline
+from support.html_page import HtmlPage
 from support.studies import point, study
 
 TIMES = Study(target="times.csv", unit=UNIT, points=from_times([(1, 100.0), (2, 52.0), (4, 30.0)]))
@@ -34,12 +34,12 @@ def mixed():
 
 
 def texts(of):
-    return " ".join(Outline(render(of)).texts).replace("\N{NO-BREAK SPACE}", " ")
+    return " ".join(HtmlPage(render(of)).texts).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_a_page_is_well_formed_and_self_contained(plain):
     text = render(plain)
-    outline = Outline(text)
+    outline = HtmlPage(text)
     assert outline.refers == ["data:,"]
     assert "script" not in outline.tags
     assert not re.search(r"url\((?!#)|@import|https?://", text)
@@ -71,7 +71,7 @@ def test_every_number_of_a_point_and_the_machine_are_shown(plain):
 
 
 def test_every_chart_has_a_description_for_screen_readers(plain):
-    outline = Outline(render(plain))
+    outline = HtmlPage(render(plain))
     assert len(outline.labels) == 5
     labels = (label.replace("\N{NO-BREAK SPACE}", " ") for label in outline.labels)
     speedup, throughput, efficiency, steps, line = labels
@@ -97,7 +97,7 @@ def test_text_of_a_study_is_escaped():
     hostile = study(
         target="<img src=x onerror=y>", notes=("<script>alert(1)</script>",), machine={"<b>": "<i>"}
     )
-    outline = Outline(render(hostile))
+    outline = HtmlPage(render(hostile))
     assert not {"img", "script", "b>", "i"} & set(outline.tags)
     assert "<img src=x onerror=y>" in outline.texts
 
@@ -105,7 +105,7 @@ def test_text_of_a_study_is_escaped():
 def test_modes_and_variants_differ_in_letter_and_shape(mixed):
     text = render(mixed)
     assert [kind.letter for kind in kinds(mixed)] == ["a", "b", "c", "d"]
-    assert "d: weak scaling, sync=flat" in " ".join(Outline(text).texts)
+    assert "d: weak scaling, sync=flat" in " ".join(HtmlPage(text).texts)
     speedup = text.split("<figcaption>")[1]
     shapes = {re.sub(r"[\d.,-]+", "", path) for path in re.findall(r'class="point c\d" d="([^"]+)"', speedup)}
     assert len(shapes) == 4
@@ -155,7 +155,7 @@ def test_an_ideal_speedup_is_worth_it():
 
 def test_times_alone_make_a_page_without_phases():
     text = render(conclude(TIMES, 0.8))
-    outline = Outline(text)
+    outline = HtmlPage(text)
     assert outline.tags.count("figure") == 3
     assert "Phases of a step" not in outline.texts
     shown = " ".join(outline.texts)
@@ -302,7 +302,7 @@ def test_oversubscribed_points_are_hollow_and_labeled():
     oversubscribed = study(points=(point(1), point(2), point(4, oversubscribed=True)))
     text = render(oversubscribed)
     assert text.count("point hollow c0") == 2  # in speedup and efficiency
-    assert "oversubscribed" in " ".join(Outline(text).texts)
+    assert "oversubscribed" in " ".join(HtmlPage(text).texts)
     assert kinds(oversubscribed)[0].largest.workers == 2
 
 

@@ -1,0 +1,204 @@
+"""Joint checks of the doctor's ranks report the run folder, joining, and failures."""
+
+import errno
+import fcntl
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from samestep.base.errors import WorldError
+from samestep.ranks.world.solo import SoloWorld
+from samestep.studies.doctor import joining, links, run_folder
+from samestep.studies.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
+from samestep.studies.doctor.pair_measurement import LinkServer, measure_pair
+from samestep.studies.doctor.report import lines
+from samestep.studies.doctor.results import ResultStore
+from support.stores import Memory
+
+SHARED, JOINING = (check for check in CHECKS if check.joint)
+
+
+def folder_findings(*folders):
+    """Return each rank's findings about its run folder."""
+    board, parts = ResultStore(Memory()), {}
+
+    def rank_main(rank):
+        parts[rank] = run_folder.compare_folders(board, folders[rank], rank=rank, size=len(folders))
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(len(folders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [[finding.text for finding in parts[rank].findings] for rank in range(len(folders))]
+
+
+def test_a_common_folder_has_no_findings_and_is_unchanged(tmp_path):
+    assert folder_findings(tmp_path, tmp_path, tmp_path) == [[], [], []]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_with_another_folder_reports_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
+    (tmp_path / "own").mkdir()
+    first, second, (text,) = folder_findings(tmp_path, tmp_path, tmp_path / "own")
+    assert first == second == []
+    assert "own is not the folder that rank 0 sees under this name" in text
+
+
+def test_a_lock_that_does_not_exclude_other_ranks_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    _, (text,) = folder_findings(tmp_path, tmp_path)
+    assert "does not keep this rank out" in text
+
+
+def test_a_folder_that_rank_0_cannot_write_blocks_no_rank(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    assert folder_findings(tmp_path, tmp_path) == [[], []]  # the check of the run folder has reported it
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Let `join` give a certain world, or raise a certain error."""
+
+    def give(world=None, error=None):
+        @contextmanager
+        def join(**_):
+            if error is not None:
+                raise error
+            yield world
+
+        monkeypatch.setattr("samestep.ranks.world.join.join", join)
+
+    return give
+
+
+def test_a_correct_sum_is_reported_with_its_time(joined):
+    joined(SoloWorld())
+    part = joining.check(None)
+    assert part.findings == ()
+    assert "a sum of 1 MiB over all takes" in part.rows[0][1]
+
+
+def test_a_wrong_sum_is_a_finding_that_hurts(joined):
+    class Lossy(SoloWorld):
+        def all_reduce(self, tensor, *, op="sum"):
+            tensor[7] = torch.nan
+
+    joined(Lossy())
+    (finding,) = joining.check(None).findings
+    assert finding.hurts
+    assert "wrong in 1 of" in finding.text
+
+
+def test_the_reason_of_a_failed_join_is_reported_without_the_rank(joined):
+    error = WorldError("rank 3 of 4 could not connect to the others: no such interface\nat 0x0")
+    error.__cause__ = RuntimeError("no such interface\nat 0x0")
+    joined(error=error)
+    (finding,) = joining.check(None).findings
+    assert finding.text == "The ranks cannot join each other as a training does: no such interface"
+
+
+def test_a_join_that_hangs_is_reported(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(joining, "_sum", lambda _: release.wait())
+    try:
+        (finding,) = run_check(replace(JOINING, timeout_s=0.01), None).findings
+        assert "did not end within 0.01 s" in finding.text
+    finally:
+        release.set()
+        while any_stuck():
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            RuntimeError("CUDA driver version is insufficient\nmore"),
+            "failed: CUDA driver version is insufficient",
+        ),
+        (TimeoutError("no answer"), "a driver hangs"),
+    ],
+)
+def test_a_failed_detection_of_devices_is_a_finding(error, says, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("samestep.studies.doctor.checks.facts_here", fail)
+    results = run_checks({}, Options(), checks=())
+    ((_, finding),) = results.report.findings
+    assert says in finding.text
+    assert results.agree_on_exit_code() == 1
+
+
+def environment_of(rank, home):
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "HOME": str(home),
+        "USER": "ada",
+    }
+
+
+def test_a_ticket_masks_findings_of_joint_checks(tmp_path, monkeypatch):
+    """Rank 1 has another run folder, which is in its user's home folder."""
+    board, results = ResultStore(Memory()), {}
+    monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
+    monkeypatch.setattr(links, "_LONGEST_S", 0.01)
+    monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
+    monkeypatch.setattr(
+        "samestep.studies.doctor.checks._connect", lambda *_: (board, LinkServer("127.0.0.1"))
+    )
+    folders = [tmp_path / "runs", tmp_path / "ada" / "runs"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+    def rank_main(rank):
+        wishes = Options(run_folder=folders[rank], devices=False, ticket=True)
+        results[rank] = run_checks(environment_of(rank, tmp_path / "ada"), wishes, checks=[SHARED])
+        results[rank].agree_on_exit_code()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shown = "\n".join(lines(results[0].report))
+    assert "problem (rank 1): ~/runs is not the folder that rank 0 sees" in shown
+    assert str(tmp_path / "ada") not in shown
+
+
+def test_a_ticket_masks_the_reason_of_a_failed_connection(tmp_path, monkeypatch):
+    def fail(*_):
+        raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
+
+    monkeypatch.setattr("samestep.studies.doctor.checks._connect", fail)
+    results = run_checks(environment_of(1, tmp_path), Options(devices=False, ticket=True), checks=[SHARED])
+    ((_, finding),) = results.report.findings
+    assert "'~/store'" in finding.text
+    assert str(tmp_path) not in finding.text
+
+
+def test_links_are_measured_over_ipv6():
+    try:
+        door = LinkServer("::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    thread = threading.Thread(target=door.answer, args=(0,), kwargs={"limit_s": 10.0})
+    thread.start()
+    link = measure_pair(0, 1, at=(door.address, door.port), token=door.token, window_s=0.01, limit_s=10.0)
+    thread.join()
+    door.close()
+    assert link.there > 0

@@ -1,0 +1,82 @@
+"""Runs a script on reused ranks, and restores the state of the process that the script changes."""
+
+import io
+import logging
+import os
+import random
+import re
+import sys
+import warnings
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.devices import own_device
+from samestep.autopilot.script.options import DEFAULTS
+from samestep.launch.job import Program
+from samestep.launch.local.hosting import host
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+
+
+def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
+    """Run a script on a rank of `world`, in `folder`.
+
+    Returns:
+        stdout, the lines of the account, and the traceback if it failed.
+    """
+    printed, lines = io.StringIO(), []
+    for _ in range(runs):
+        with restored_process_state(), redirect_stdout(printed), own_device(options):
+            os.chdir(folder)
+            with replicated_script(world, options) as account:
+                # With a callback the traceback of a hook of torch's is returned, not printed.
+                ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
+        lines += account.lines()
+        if ending.exit_code:
+            trace = ending.traceback or f"exit code {ending.exit_code}: {ending.error}: {ending.message}"
+            return printed.getvalue(), lines, trace
+    return printed.getvalue(), lines, ""
+
+
+@contextmanager
+def restored_process_state():
+    """Restore the state of the process that a script changes, and hide the changes of earlier scripts."""
+    found = sys.argv, sys.path[:], sys.modules["__main__"], Path.cwd(), torch.get_default_dtype()
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    handlers, level = logging.root.handlers[:], logging.root.level
+    logging.root.handlers[:] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a process of its own
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:], sys.modules["__main__"] = found[:3]
+            os.chdir(found[3])
+            logging.root.handlers[:] = handlers
+            logging.root.setLevel(level)
+            torch.set_default_dtype(found[4])
+            torch.set_grad_enabled(True)
+            torch.set_rng_state(drawn[0])
+            random.setstate(drawn[1])
+            np.random.set_state(drawn[2])
+
+
+def difference(one, other, *, leave_out=(), digits=9):
+    """Return the first lines in which two outputs differ by more than their last digits, or None."""
+    left, right = ([line for line in text.splitlines() if _kept(line, leave_out)] for text in (one, other))
+    for a, b in zip(left, right, strict=False):
+        if _NUMBER.sub("#", a) != _NUMBER.sub("#", b):
+            return a, b
+        for p, q in zip(_NUMBER.findall(a), _NUMBER.findall(b), strict=True):
+            # Written so that nan is unlike any number.
+            if p != q and not abs(float(p) - float(q)) <= 10.0**-digits * max(1.0, abs(float(p))):
+                return a, b
+    return None if len(left) == len(right) else (f"{len(left)} lines", f"{len(right)} lines")
+
+
+def _kept(line, patterns):
+    return not any(re.search(pattern, line) for pattern in patterns)

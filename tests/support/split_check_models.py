@@ -1,0 +1,364 @@
+"""Models whose split calls are correct always, or only on the first batch, and loops that call them."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import rnn
+
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.split.batch_norms import batch_norm_of_slices
+from samestep.autopilot.split.declared_dimensions import batch_dim
+from samestep.autopilot.split.gradients import Gradients, averaging_grad
+from samestep.autopilot.split.slice_context import slice_aware_functions
+from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
+from samestep.base.errors import OutOfStep
+
+D = torch.float64
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(count, seed=0, classes=3):
+    return torch.randint(0, classes, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8, dtype=D), nn.Linear(8, 3, dtype=D)
+
+    def features(self, x):
+        return torch.tanh(self.body(x))
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.head(self.features(x)), y, ignore_index=-100)
+
+
+class ZeroHead(Net):
+    def __init__(self):
+        super().__init__()
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+
+class Masked(Net):
+    def forward(self, x, y):
+        counts = (y >= 0).to(D)
+        each = F.cross_entropy(self.head(self.features(x)), y, reduction="none", ignore_index=-100)
+        return (each * counts).sum() * (1.0 / counts.sum())
+
+
+class Divided(Masked):
+    def forward(self, x, y):
+        counts = (y >= 0).to(D)
+        each = F.cross_entropy(self.head(self.features(x)), y, reduction="none", ignore_index=-100)
+        return (each * counts).sum() / counts.sum()
+
+
+class Penalized(Net):
+    def forward(self, x, y):
+        return super().forward(x, y) + 0.1 * self.body.weight.square().sum()
+
+
+class Accuracy(Net):
+    def forward(self, x, y):
+        scores = self.head(self.features(x))
+        right = (scores.argmax(1) == y).sum()
+        return F.cross_entropy(scores, y, ignore_index=-100), right
+
+
+class Gated(Net):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.tensor(1e-9, dtype=D))
+
+    def features(self, x):
+        h = super().features(x)
+        return h + self.gate * h.mean(0)
+
+
+class Hardest(Net):
+    def forward(self, x, y):
+        each = F.cross_entropy(self.head(self.features(x)), y, reduction="none")
+        return each.topk(max(1, len(each) // 2)).values.mean()
+
+
+class TwoWeights(Net):
+    def forward(self, x, y):
+        h = self.features(x)
+        return F.cross_entropy(self.head(h), y, ignore_index=-100) + 0.1 * h.square().mean()
+
+
+class Clamped(Net):
+    def forward(self, x, y):
+        counts = (y >= 0).to(D)
+        each = F.cross_entropy(self.head(self.features(x)), y, reduction="none", ignore_index=-100)
+        return (each * counts).sum() / counts.sum().clamp(min=2)
+
+
+class Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / (gradient.norm() + 1e-3)
+
+
+class OwnBackward(Net):
+    def features(self, x):
+        return Whole.apply(super().features(x))
+
+
+class CountsTo(Net):
+    """Compares samples after a thousand calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def features(self, x):
+        self.calls += 1
+        h = super().features(x)
+        return h - h.mean(0) if self.calls > 1000 else h
+
+
+class CountsInTensor(CountsTo):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def features(self, x):
+        self.steps += 1
+        h = Net.features(self, x)
+        return h - h.mean(0) if self.steps > 1000 else h
+
+
+class RunningMaximum(Net):
+    """Writes to a buffer, whose value the first batches do not change."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("peak", torch.full((), 100.0, dtype=D))
+
+    def features(self, x):
+        with torch.no_grad():
+            self.peak.copy_(torch.maximum(self.peak, x.abs().max()))
+        return super().features(x / self.peak)
+
+
+class Deque(Net):
+    def __init__(self):
+        super().__init__()
+        self.recent = deque(maxlen=2)
+
+    def features(self, x):
+        h = super().features(x)
+        self.recent.append(h.mean(0).detach())
+        return h + 0.1 * self.recent[-1]
+
+
+class Renormalized(Net):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 8, max_norm=0.5, dtype=D)
+
+    def features(self, x):
+        return super().features(x) + self.table((x[:, 0].abs() * 4).long().clamp(max=8))
+
+
+def on_rank(world, options, work, *args):
+    """Run `work` on a rank; return its result, and the numbers of split and of unsplit calls."""
+    account, gradients = Account(), Gradients(world, check_every=1)
+    with (
+        intercepted_calls(),
+        batch_norm_of_slices(),
+        averaging_grad(current_gradients),
+        slice_aware_functions(),
+        splitting_calls(CallSplitter(world, gradients, account, options or Options())),
+    ):
+        found = work(*args)
+    gradients.detach()
+    return found, account.split.total(), account.unsplit.total()
+
+
+def batch(number, count=9):
+    """Return a batch; the first batches have no ignored labels, and later ones in their first samples."""
+    y = labels(count, seed=number)
+    y[: max(0, number - 1) * 2] = -100
+    return drawn(count, 4, seed=number), y
+
+
+def trained(make):
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    found = []
+    for number in range(4):
+        x, y = batch(number)
+        if make is Hardest:
+            y = y.clamp(min=0)
+        result = model(x, y)
+        loss = result[0] if isinstance(result, tuple) else result
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            again = model(x, y)
+        found += [loss.item(), float((again[0] if isinstance(again, tuple) else again).item())]
+        found += [float(result[1])] if isinstance(result, tuple) else []
+    return found
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.rnn, self.out = nn.Dropout(0.3), nn.GRU(4, 6, dtype=D), nn.Linear(6, 3, dtype=D)
+
+    def forward(self, x):
+        return self.out(self.rnn(self.drop(x))[0])
+
+
+def along_time(steps):
+    torch.manual_seed(0)
+    model = TimeFirst()
+    found = []
+    for number, (time, count) in enumerate(steps):
+        out = model(drawn(time, count, 4, seed=number))
+        found += [out.view(-1, 3).square().mean().item(), out.stride()]
+    return found
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(4, 6, batch_first=True, dtype=D), nn.Linear(6, 3, dtype=D)
+
+    def forward(self, x, lengths):
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        h, _ = rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return self.out(h.mean(1)), h
+
+
+def packed():
+    torch.manual_seed(0)
+    model = Packed()
+    found = []
+    for lengths in ([5] * 6, [5, 5, 5, 4, 4, 3], [5, 2, 2, 2, 2, 1]):
+        scores, h = model(drawn(6, 5, 4), torch.tensor(lengths))
+        found += [scores.square().sum().item(), h.square().sum().item(), h.shape[1]]
+    return found
+
+
+class MaskedLater(Packed):
+    """Ignores the padding after some calls; before, the time steps are independent of each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.calls = nn.Linear(4, 6, dtype=D), 0
+
+    def forward(self, x, lengths):
+        self.calls += 1
+        h = torch.tanh(self.body(x))
+        if self.calls > 3:
+            alive = torch.arange(h.size(0))[None] < lengths[:, None]
+            h = h * alive.T[..., None]  # fails where one of them is a slice
+        return self.out(h)
+
+
+def masked_later():
+    """Return outputs for batches whose numbers of time steps and of samples are equal."""
+    torch.manual_seed(0)
+    model, lengths = MaskedLater(), torch.tensor([6, 5, 2, 3, 1, 4])
+    return [model(drawn(6, 6, 4, seed=number), lengths).square().sum().item() for number in range(6)]
+
+
+@dataclass
+class Config:
+    centered: bool = False
+
+
+class ByConfig(Net):
+    def __init__(self):
+        super().__init__()
+        self.config, self.drop = Config(), nn.Dropout(0.0)
+
+    def features(self, x):
+        h = self.drop(super().features(x))
+        return h - h.mean(0) if self.config.centered else h
+
+
+def switched():
+    torch.manual_seed(0)
+    model = ByConfig()
+    found = []
+    for number in range(6):
+        model.config.centered = number >= 4
+        model.drop.p = 0.5 * (number in (2, 3))
+        found.append(model(*batch(0)).item())
+    return found
+
+
+class Surprises(Net):
+    """Compares samples if they are large, which is not visible to guards."""
+
+    def features(self, x):
+        h = super().features(x)
+        return h - h.mean(0) if x.abs().max() > 1e6 else h
+
+
+def calls_until_refused(world):
+    """Return the number of calls of `Surprises` until a sample check ends the run."""
+    torch.manual_seed(0)
+    model, made = Surprises(), []
+
+    def surprised():
+        for number in range(6):
+            scale = 1e7 if number > 2 else 1
+            made.append(model(drawn(9, 4, seed=number) * scale, labels(9)).item())
+
+    try:
+        on_rank(world, Options(check_every=1), surprised)
+    except OutOfStep:
+        return len(made)
+    return None
+
+
+def kept_unsplit():
+    torch.manual_seed(0)
+    return batch_dim(Net(), dim=None)(*batch(0)).item()
+
+
+def of_batch_norm():
+    """Return outputs of a model with a running mean of almost zero, as in networks of inverted residuals."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()]
+    model = nn.Sequential(*layers)
+    return [model(drawn(9, 4, seed=number).float()).sum().item() for number in range(3)]
+
+
+class FailsForFew(nn.Module):
+    """A slice of two samples fails before its flattened dropout, one of three after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8).double(), nn.Linear(8, 4).double()
+
+    def forward(self, x):
+        h = self.one(x)
+        if len(h) == 2:
+            h = h.view(3, -1, 8)
+        h = F.dropout(h[:, None].expand(-1, 3, -1).flatten(0, 1), 0.5).unflatten(0, (len(x), 3)).mean(1)
+        return self.two(h - h.mean(0))
+
+
+def failing_for_few():
+    torch.manual_seed(0)
+    return FailsForFew()(drawn(5, 4)).tolist()
