@@ -64,6 +64,16 @@ PATTERN = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)
 HEADLESS = re.compile(r"(?:What|Where|Who|Whose|Whom|Which|How|Why|When|Of)\b(?!.*\?)")
 
 
+NAMES = re.compile(
+    r"_(?:told|tells?|telling|sa(?:ys?|id|ying)|sp(?:eaks?|oke)|hears?|heard|listens?|looks?|who|whom|whose|"
+    r"somebody|nobody|anybody|everybody|strays?|strangers?|lives|unasked|coins?|crowded|stolen|turns|board|"
+    r"meets?|met|meeting|knows?|anew|cut|leftovers?|fingerprints?|exchanges?|alike|doubts?|steered|passengers?|"
+    r"outermost|heritage|rightly|apart|cook|book|keeper|replicas)(?=_|$)"
+    r"|^test_(?:what|who|whom|whose|where|whatever|of|that|whether|which)_"
+)
+"""Words of the private language in names of tests, and beginnings that make no sentence."""
+
+
 def old_words(text):
     return PATTERN.findall(re.sub(r"`[^`\n]*`", "``", text))
 
@@ -93,3 +103,14 @@ def test_help_uses_the_terms_of_the_field(verb, capsys):
         text = capsys.readouterr().out
         assert "--help" in text
         assert old_words(text) == []
+
+
+@pytest.mark.parametrize(
+    "module", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda p: str(p.relative_to(ROOT / "tests"))
+)
+def test_names_of_tests_use_the_terms_of_the_field(module):
+    functions = (
+        node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.FunctionDef)
+    )
+
+    assert [one.name for one in functions if one.name.startswith("test_") and NAMES.search(one.name)] == []

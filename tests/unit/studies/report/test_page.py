@@ -35,7 +35,7 @@ def test_a_page_is_well_formed_and_self_contained(tmp_path):
 def test_a_flag_of_a_command_stays_on_one_line():
     cell = table([("command", "train.py -n 2 --dry-run a-b <x> -1")])
     assert re.findall('<span class="flag">(.*?)</span>', cell) == ["-n", "--dry-run"]
-    assert Outline(cell).texts[-1].endswith("a-b <x> -1")
+    assert HtmlPage(cell).texts[-1].endswith("a-b <x> -1")
 
 
 def test_text_from_files_is_escaped(tmp_path):
