@@ -166,7 +166,7 @@ class Gradients:
         new = [leaf for leaf in graph if leaf.is_leaf and not self.follows(leaf)]
         if created is not None and len(new) <= created:
             return created
-        sums = [(tuple(leaf.shape), float(leaf.detach().double().sum())) for leaf in new]
+        sums = [(tuple(leaf.shape), complex(leaf.detach().to(torch.complex128).sum())) for leaf in new]
         theirs = self._world.all_gather_objects(sums)
         weights = [
             leaf
