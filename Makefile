@@ -10,7 +10,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu oldest clean
+.PHONY: help setup train test test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu oldest newest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -25,6 +25,7 @@ help:
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
 	@echo "make oldest  tests of one process, and a training, with torch 2.6 from Debian's packages; needs root; 20 minutes"
+	@echo "make newest  the same, and tests of rank processes, with the newest torch that pip offers; an hour"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -116,6 +117,9 @@ gpu:
 
 oldest:
 	.ci/oldest
+
+newest:
+	.ci/newest
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

@@ -230,7 +230,10 @@ def _check_number(found: int, asked: int | None, *, is_alone: bool) -> None:
 
 
 def _can_fork() -> bool:
-    """Return whether forked workers can compute; a query of CUDA's driver can forbid it without a trace."""
+    """Return whether forked workers can compute; a query of CUDA's driver can forbid it without a trace.
+
+    A query that finds no GPU leaves the same mark, which then forbids nothing that workers use.
+    """
     if not (fork_is_safe() and release_compute_threads()):
         return False
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
@@ -238,7 +241,9 @@ def _can_fork() -> bool:
     pid = os.fork()
     if pid == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 - no public spelling
-    return os.waitpid(pid, 0)[1] == 0
+    if os.waitpid(pid, 0)[1] == 0:
+        return True
+    return torch._C._cuda_getDeviceCount() == 0  # noqa: SLF001 - the public one can be replaced for the script
 
 
 def _refuse_or_log(needs_fork: str) -> None:

@@ -28,7 +28,7 @@ def test_a_process_with_an_open_driver_is_not_forked(monkeypatch):
     assert not fork_is_safe()
 
 
-def test_a_process_whose_autograd_has_threads_is_not_forked(tmp_path, monkeypatch):
+def test_a_process_with_threads_of_autograd_is_not_forked(tmp_path, monkeypatch):
     """As torch's build with CUDA starts them on a machine without GPUs, in a compilation."""
     for number, name in enumerate(("python", "pt_autograd_0")):
         (tmp_path / str(number)).mkdir()

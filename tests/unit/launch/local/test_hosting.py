@@ -27,7 +27,7 @@ def test_any_other_exit_value_is_printed_and_is_a_failure():
     ("error", "is_from_outside"),
     [(ValueError(), False), (UsageError(), True), (WorldError(), True), (KeyboardInterrupt(), True)],
 )
-def test_what_does_not_come_from_the_program_itself(error, is_from_outside):
+def test_errors_of_samestep_and_interrupts_come_from_outside_the_program(error, is_from_outside):
     assert ending_of(error).is_from_outside == is_from_outside
     assert not exited(SystemExit(1)).is_from_outside
 
