@@ -102,8 +102,7 @@ def leave(exit_code: int) -> NoReturn:
         with suppress(BaseException):
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
         with suppress(BaseException):
-            if is_hosting():
-                release_program()
+            release_program()
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()
@@ -115,8 +114,10 @@ def release_program() -> None:
     """Release the program's globals, which closes its files and calls `__del__`, and flush all other files.
 
     The order is that of the interpreter: first the names that begin with one underscore. Globals that a
-    thread uses stay, since the thread goes on.
+    thread uses stay, since the thread goes on. Nothing happens in a process without a hosted program.
     """
+    if not is_hosting():
+        return
     with suppress(Exception):  # the streams may be the program's own
         sys.stdout.flush()
     names = {} if _has_threads() else sys.modules["__main__"].__dict__

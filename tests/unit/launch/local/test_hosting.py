@@ -134,6 +134,7 @@ def test_globals_are_released_and_files_flushed(monkeypatch, tmp_path):
         file.write("text")
     program.public, program._private = Finalized(order, "public"), Finalized(order, "private")
     monkeypatch.setitem(sys.modules, "__main__", program)
+    monkeypatch.setattr(hosting, "_hosted", ["train.py"])
 
     release_program()
 
@@ -146,6 +147,7 @@ def test_globals_that_a_thread_uses_stay(monkeypatch):
     program, go = ModuleType("__main__"), threading.Event()
     program.value = 1
     monkeypatch.setitem(sys.modules, "__main__", program)
+    monkeypatch.setattr(hosting, "_hosted", ["train.py"])
     thread = threading.Thread(target=lambda: go.wait())
     thread.start()
     try:
@@ -169,3 +171,14 @@ def test_the_programs_folder_is_searched_first_unless_python_leaves_it_out(
     hosting._main_module(Program(target=str(tmp_path / "train.py")))
 
     assert sys.path == [first.format(tmp_path)]
+
+
+def test_nothing_is_released_without_a_hosted_program(monkeypatch):
+    program = ModuleType("__main__")
+    program.value = 1
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    monkeypatch.setattr(hosting, "_hosted", [])
+
+    release_program()
+
+    assert program.value == 1
