@@ -320,8 +320,8 @@ def test_two_launchers_on_one_host_are_two_nodes(script, backend):
     ended = [finish(one) for one in both]
 
     assert [one.code for one in ended] == [0, 0], "\n".join(one.err for one in ended)
-    everyone = sorted((json.loads(one.out) for one in ended), key=lambda one: one["rank"])
-    assert everyone == [{"rank": 0, "node": 0, "total": 2.0}, {"rank": 1, "node": 1, "total": 2.0}]
+    reports = sorted((json.loads(one.out) for one in ended), key=lambda one: one["rank"])
+    assert reports == [{"rank": 0, "node": 0, "total": 2.0}, {"rank": 1, "node": 1, "total": 2.0}]
 
 
 def free_port():

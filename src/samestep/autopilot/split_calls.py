@@ -184,7 +184,7 @@ class CallSplitter:
         plan = known.plans.get(signature)
         if plan is None or not known.sizes[signature].may_be_split(given):
             return self._unsplit(call, known.reasons.get(signature, FAILED))
-        is_new = self._options.check_every != 0 and self._signatures.is_counted_anew(module, plain)
+        is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         return self._by_plan(call, plan, is_new=is_new)
 
     def _outputs(self, call: _Call, check: EquivalenceCheck, verdict: Verdict) -> Any:

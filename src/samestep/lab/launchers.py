@@ -24,8 +24,12 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     study = study_of(setup, "-n", str(setup.workers), "--compare", compared, steps=steps, repeats=repeats)
     points = {one["variant"].removeprefix("launcher="): one for one in study["points"]}
     rows = [(name, interval_of(one), str(one["threads"] or "-")) for name, one in points.items()]
-    crowded = any(one["oversubscribed"] for one in points.values())
-    answer = [_too_many(setup.workers)] if crowded else [*study["verdict"]["comparisons"], *study["notes"]]
+    is_oversubscribed = any(one["oversubscribed"] for one in points.values())
+    answer = (
+        [_too_many(setup.workers)]
+        if is_oversubscribed
+        else [*study["verdict"]["comparisons"], *study["notes"]]
+    )
     left_out = "" if "srun" in names else " srun is left out, since this is no Slurm allocation."
     return Outcome(
         tables=[Table(head=("launcher", "samples/s (95 % interval)", "threads of a worker"), rows=rows)],

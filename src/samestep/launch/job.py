@@ -36,7 +36,7 @@ class Std:
     (3, 2, 0)
     """
 
-    everyone: int = 0
+    every_rank: int = 0
     by_local_rank: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -44,7 +44,7 @@ class Std:
         """Parse ``3`` (all local ranks) or ``0:1,1:3`` (some)."""
         try:
             if ":" not in text:
-                return cls(everyone=_stream_bits(text))
+                return cls(every_rank=_stream_bits(text))
             pairs = (pair.split(":") for pair in text.split(","))
             return cls(by_local_rank={int(rank): _stream_bits(bits) for rank, bits in pairs})
         except ValueError:
@@ -55,12 +55,12 @@ class Std:
 
     def of(self, local_rank: int) -> int:
         """Return the bits of one local rank."""
-        return self.by_local_rank.get(local_rank, self.everyone)
+        return self.by_local_rank.get(local_rank, self.every_rank)
 
     @property
     def is_empty(self) -> bool:
         """Whether no stream is selected."""
-        return not (self.everyone or any(self.by_local_rank.values()))
+        return not (self.every_rank or any(self.by_local_rank.values()))
 
 
 def _stream_bits(text: str) -> int:

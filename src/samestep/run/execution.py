@@ -22,7 +22,7 @@ from samestep.launch.local.child import Report, ReportPipe, Start
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, host, leave
 from samestep.launch.local.local_backend import Restarts, place_variables
-from samestep.launch.local.programs import become, entry_of, has_met
+from samestep.launch.local.programs import become, entry_of, has_common_group
 from samestep.launch.local.supervisor import Outcome
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
 from samestep.launch.source.classify import ScriptKind
@@ -232,7 +232,7 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
             prepare_groups()
         ending = monitor(decision)(partial(wrapper(decision), lambda: host(program)), _failure_writer())
     write_stderr(ending.traceback)
-    if ending.exit_code == 0 and decision.must_join and not has_met(place.size):
+    if ending.exit_code == 0 and decision.must_join and not has_common_group(place.size):
         log(f"error: {SILENT_COPIES.format(size=place.size)}")
         leave(1)
     leave(ending.exit_code)

@@ -21,7 +21,7 @@ from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.base.place import Place
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
-from samestep.launch.local.programs import Around, Watch, has_met
+from samestep.launch.local.programs import Around, Watch, has_common_group
 from samestep.launch.source.launcher_variables import VariableRead
 from samestep.launchers.detect import detect
 from samestep.observe.clock.step_clock import ScriptClock
@@ -230,7 +230,7 @@ def _fault(size: int) -> str:
     group = dist.group.WORLD
     if group is not None and group.size() != size:
         return f"the script's process group has {group.size()} of {size} ranks"
-    if group is None and not has_met(size):
+    if group is None and not has_common_group(size):
         return f"{CHECKED_STEP} steps were taken, and the {size} ranks have no process group"
     return ""
 

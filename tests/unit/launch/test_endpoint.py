@@ -9,7 +9,7 @@ from torch.distributed import DistNetworkError
 from samestep.base.errors import UsageError
 from samestep.launch.job import Nodes
 from samestep.launch.nodes.launchers_store import open_launchers_store
-from samestep.launch.nodes.nodes_backend import _not_met, _opened_store
+from samestep.launch.nodes.nodes_backend import _no_rendezvous, _opened_store
 from samestep.launch.plan import endpoint
 
 NODES = Nodes(count=2, endpoint="node0:1234")
@@ -84,7 +84,9 @@ def test_the_node_that_serves_does_not_wait_for_others(free, more):
 
 
 def test_the_message_leaves_out_the_frames_of_torch():
-    message = _not_met(DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), NODES)
+    message = _no_rendezvous(
+        DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), NODES
+    )
 
     assert "timed out after 5 ms" in message
     assert "x.cpp" not in message

@@ -28,7 +28,7 @@ def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
     """Let the program of the block run on the CPU; it sees `gpus` GPUs, or one for each rank of its node."""
     hooks: dict[Hook, Make] = {
         **dict.fromkeys(declarations.GLOO_GROUPS, wrapping(_over_gloo)),
-        declarations.DEVICES_OF_BARRIER: wrapping(_met),
+        declarations.DEVICES_OF_BARRIER: wrapping(_barrier_without_devices),
         declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
         declarations.NORMS_OF_DDP: instead(lambda *_: None),
         declarations.SYNCHRONIZED_NORM: wrapping(_normalized),
@@ -52,7 +52,7 @@ def _wrapped_model(original: Callable[..., None], ddp: Any, module: Any, *args: 
     original(ddp, module, *([None] * len(args[:2])), *args[2:], **named)
 
 
-def _met(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _barrier_without_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wait at a barrier, whose third argument is a list of devices."""
     kwargs.pop("device_ids", None)
     return original(*args[:2], **kwargs)

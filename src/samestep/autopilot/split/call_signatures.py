@@ -106,7 +106,7 @@ class CallSignatures:
         """
         return all(name == _BATCHES for _, name in self._modules[module].changing)
 
-    def is_counted_anew(self, module: nn.Module, plain: Attributes) -> bool:
+    def counts_to_new_interval(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether an attribute that calls change comes to a constant, or into another interval."""
         states = self._modules[module]
         if states.intervals is None:

@@ -47,7 +47,7 @@ def entry_of(
     watch: Watch = unwatched,
     joins: bool = True,
 ) -> Entry:
-    """Return the function that each worker runs; its report's result is `has_met`.
+    """Return the function that each worker runs; its report's result is `has_common_group`.
 
     Python code runs in the forked worker if it is `hosted`; otherwise a fresh interpreter replaces it.
     `around` runs a hosted program in its contexts, and `watch` runs and watches both. A program that starts
@@ -66,7 +66,7 @@ def entry_of(
         ending = watch(
             partial(_ending, around, partial(host, program, pipe.send_provisional)), pipe.send_provisional
         )
-        return Report(ending=ending, result=has_met(start.place.size))
+        return Report(ending=ending, result=has_common_group(start.place.size))
 
     return run
 
@@ -79,7 +79,7 @@ def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
         return ending_of(error)
 
 
-def has_met(size: int) -> bool:
+def has_common_group(size: int) -> bool:
     """Return whether this process has joined all its peers; True if that cannot be determined."""
     if size == 1 or any(name in sys.modules for name in _OTHER_WAYS):
         return True

@@ -85,7 +85,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, on_round_end: Round
             return Outcome(interrupted_by=interrupt.sigval)
         except (RendezvousError, DistError, OSError) as error:
             begun = agent is not None and agent.has_begun
-            raise WorldError(_lost(nodes) if begun else _not_met(error, nodes)) from error
+            raise WorldError(_lost(nodes) if begun else _no_rendezvous(error, nodes)) from error
     return agent.outcome
 
 
@@ -104,7 +104,7 @@ def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
         ) from None
 
 
-def _not_met(error: Exception, nodes: Nodes) -> str:
+def _no_rendezvous(error: Exception, nodes: Nodes) -> str:
     """Return the message about a failed rendezvous, with the remedy."""
     reason = str(error).partition("\n")[0].rstrip(". ")  # C++ frames follow the first line
     if isinstance(error, RendezvousClosedError):
@@ -167,12 +167,12 @@ class _Agent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         restarts = spec.max_restarts - self._remaining_restarts
-        met: Any = worker_group  # torch annotates fields that the rendezvous has set as None
+        group: Any = worker_group  # torch annotates fields that the rendezvous has set as None
         this = Round(
             run_id=self._job.run_id,
             restarts=restarts,
             max_restarts=spec.max_restarts,
-            master=(met.master_addr, met.master_port),
+            master=(group.master_addr, group.master_port),
             store_is_served=spec.rdzv_handler.use_agent_store,
             role=self._job.role,
         )
@@ -182,15 +182,17 @@ class _Agent(SimpleElasticAgent):
                 size=worker.world_size,
                 local_rank=worker.local_rank,
                 local_size=spec.local_world_size,
-                node=met.group_rank,
-                nodes=met.group_world_size,
+                node=group.group_rank,
+                nodes=group.group_world_size,
                 launcher="samestep",
             )
             for worker in worker_group.workers
         ]
         self.has_begun = True
         store: Any = self._store  # torch annotates it as None
-        self._verdicts = Verdicts(store, restarts=restarts, node=met.group_rank, nodes=met.group_world_size)
+        self._verdicts = Verdicts(
+            store, restarts=restarts, node=group.group_rank, nodes=group.group_world_size
+        )
         self._place = here[0]
         self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
         own = starts(self._job, here, this, own=self._own.variables)

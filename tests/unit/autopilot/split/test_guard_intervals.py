@@ -52,7 +52,7 @@ def test_a_call_counter_is_compared_when_it_reaches_a_constant():
     for call in range(1, 50):
         plain = plain_attributes(module)
         signature = signatures.signature(module, BATCH, plain, {})
-        if call > 1 and signatures.is_counted_anew(module, plain):
+        if call > 1 and signatures.counts_to_new_interval(module, plain):
             found.append(call)
         module(torch.ones(4, 3))
         signatures.without_own_changes(module, plain, signature)

@@ -9,7 +9,7 @@ from samestep.launch.job import Program
 from samestep.launch.local import programs
 from samestep.launch.local.child import ReportPipe, Start
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import entry_of, has_met
+from samestep.launch.local.programs import entry_of, has_common_group
 
 C10D = "torch.distributed.distributed_c10d"
 
@@ -30,8 +30,8 @@ def traces(monkeypatch):
 
 def test_a_worker_without_a_trace_of_a_group_has_not_joined_its_peers(traces):
     traces(None)
-    assert not has_met(2)
-    assert has_met(1)
+    assert not has_common_group(2)
+    assert has_common_group(1)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_worker_without_a_trace_of_a_group_has_not_joined_its_peers(traces):
 )
 def test_a_worker_with_any_trace_of_a_group_has_joined_its_peers(traces, trace):
     traces(**trace)
-    assert has_met(2)
+    assert has_common_group(2)
 
 
 def test_math_kernels_are_settled_before_the_program_starts(monkeypatch):

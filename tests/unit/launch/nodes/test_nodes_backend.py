@@ -5,7 +5,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from samestep.launch.job import Nodes
-from samestep.launch.nodes.nodes_backend import _not_met
+from samestep.launch.nodes.nodes_backend import _no_rendezvous
 
 NODES = Nodes(count=2, endpoint="node0:1234")
 
@@ -24,4 +24,4 @@ NODES = Nodes(count=2, endpoint="node0:1234")
     ],
 )
 def test_the_message_distinguishes_a_failed_rendezvous_from_a_local_error(error, words):
-    assert words in _not_met(error, NODES)
+    assert words in _no_rendezvous(error, NODES)

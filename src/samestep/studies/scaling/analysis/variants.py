@@ -65,7 +65,7 @@ def _compared(group: Sequence[Point]) -> Iterator[Finding]:
 
 
 def _against(fastest: Point, rest: Sequence[Point]) -> Iterator[Finding]:
-    alike = {_name(point): why for point in rest if (why := why_alike(fastest, point))}
+    alike = {_name(point): why for point in rest if (why := reason_of_equality(fastest, point))}
     others = [(point, rate_ratio(fastest, point)) for point in rest if _name(point) not in alike]
     for why in dict.fromkeys(alike.values()):
         names = _listed([_name(fastest), *(name for name, other in alike.items() if other == why)])
@@ -121,14 +121,14 @@ def _phases(point: Point, *, together: bool) -> Mapping[str, float]:
     return seconds
 
 
-def why_alike(one: Point, other: Point) -> str:
+def reason_of_equality(one: Point, other: Point) -> str:
     """Return why two variants at one number of workers cannot differ; empty if they can, or if unknown.
 
     They cannot if they differ in variables only, and no library in their runs reads these.
 
     >>> rate = {"samples_per_second": 1.0, "speedup": 1.0, "efficiency": 0.5, "backend": "gloo"}
     >>> ring, tree = (Point(workers=2, variant=f"env:NCCL_ALGO={name}", **rate) for name in ("Ring", "Tree"))
-    >>> why_alike(ring, tree)
+    >>> reason_of_equality(ring, tree)
     'NCCL_ALGO is read by nccl, and these runs communicate over gloo'
     """
     # A space in a value begins another name.

@@ -24,7 +24,7 @@ from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.units import MOST_WORKERS
 from samestep.studies.scaling.sweep.template import filled, operators
 from samestep.studies.scaling.sweep.trial import Mode, Trial
-from samestep.studies.scaling.sweep.variants import Variant, alike_alone, compared_threads
+from samestep.studies.scaling.sweep.variants import Variant, compared_threads, variants_equal_on_one_worker
 
 T = TypeVar("T")
 
@@ -99,7 +99,10 @@ def plan(request: Request) -> list[Trial]:
     Raises:
         UsageError: a template does not fit a number of workers, or the batch cannot be constant.
     """
-    alone = {group[0].name: tuple(one.name for one in group[1:]) for group in alike_alone(request.variants)}
+    alone = {
+        group[0].name: tuple(one.name for one in group[1:])
+        for group in variants_equal_on_one_worker(request.variants)
+    }
     cases = [
         case._replace(also=alone[variant.name]) if case.workers == 1 else case
         for variant in request.variants

@@ -60,10 +60,11 @@ def variants(texts: Sequence[str], *, verb: str, flags: Collection[str]) -> tupl
     return tuple(sum(combination, start=Variant()) for combination in itertools.product(*axes))
 
 
-def alike_alone(found: Sequence[Variant]) -> list[list[Variant]]:
+def variants_equal_on_one_worker(found: Sequence[Variant]) -> list[list[Variant]]:
     """Return variants in groups that are the same run on one worker, which does not communicate.
 
-    >>> groups = alike_alone(variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"]))
+    >>> found = variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])
+    >>> groups = variants_equal_on_one_worker(found)
     >>> [[one.name for one in group] for group in groups]
     [['sync=flat env:A=1', 'sync=ddp env:A=1'], ['sync=flat env:A=2', 'sync=ddp env:A=2']]
     """
