@@ -25,7 +25,7 @@ help:
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
 	@echo "make oldest  tests of one process, and a training, with torch 2.6 from Debian's packages; needs root; 20 minutes"
-	@echo "make newest  the same, and tests of rank processes, with the newest torch that pip offers; an hour"
+	@echo "make newest  the same, and tests of rank processes, with the newest torch that pip offers"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
