@@ -91,7 +91,7 @@ class _ModuleCalls:
     reasons: dict[Signature, str] = field(default_factory=dict)
     sizes: defaultdict[Signature, CheckedSizes] = field(default_factory=lambda: defaultdict(CheckedSizes))
     operations: OperationGuard = field(default_factory=OperationGuard)
-    created: dict[int, int] = field(default_factory=dict)
+    created: dict[SplitPlan, int] = field(default_factory=dict)
     """The number of leaves that calls create from their slice, by plan."""
     followed_at: int = -1
     """The number of registered parameters when the module's parameters were followed."""
@@ -302,7 +302,7 @@ class CallSplitter:
         if plan.sides:
             graph = call_graph(module_outputs.outcome(module, outputs, plan.sides))
         created = self._modules[module].created
-        created[id(plan)] = self._gradients.follow_leaves(graph.leaves, created=created.get(id(plan)))
+        created[plan] = self._gradients.follow_leaves(graph.leaves, created=created.get(plan))
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""

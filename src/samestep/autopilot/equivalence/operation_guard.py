@@ -5,6 +5,7 @@ object of any other kind, such as an event or a storage. It then shows in the au
 the next call that computes such an operation is compared with the unsplit call.
 """
 
+from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.sharded_autograd import CallGraph
 
 
@@ -12,20 +13,21 @@ class OperationGuard:
     """The differentiable operations that the checked calls of one module have computed, by plan."""
 
     def __init__(self) -> None:
-        self._checked: dict[int, set[str]] = {}
-        self._due: set[int] = set()
+        # The plans themselves, since the `id` of a freed one may be that of a later one, on one rank only.
+        self._checked: dict[SplitPlan, set[str]] = {}
+        self._due: set[SplitPlan] = set()
 
-    def add(self, plan: object, graph: CallGraph) -> None:
+    def add(self, plan: SplitPlan, graph: CallGraph) -> None:
         """Add the operations of a call that equals the unsplit call."""
-        self._checked.setdefault(id(plan), set()).update(graph.operations)
-        self._due.discard(id(plan))
+        self._checked.setdefault(plan, set()).update(graph.operations)
+        self._due.discard(plan)
 
-    def inspect(self, plan: object, graph: CallGraph) -> None:
+    def inspect(self, plan: SplitPlan, graph: CallGraph) -> None:
         """Compare the operations of a call that was not checked with those of checked calls."""
-        known = self._checked.setdefault(id(plan), set())
+        known = self._checked.setdefault(plan, set())
         if not graph.operations <= known:
-            self._due.add(id(plan))
+            self._due.add(plan)
 
-    def is_due(self, plan: object) -> bool:
+    def is_due(self, plan: SplitPlan) -> bool:
         """Return whether the next call by this plan must be compared with the unsplit call."""
-        return id(plan) in self._due
+        return plan in self._due

@@ -139,9 +139,9 @@ class ReducedOutput:
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class SplitPlan:
-    """The way to split the calls of one signature."""
+    """The way to split the calls of one signature; each is equal to itself only."""
 
     dims: Dims
     gatherings: Mapping[Path, Gathering]
