@@ -72,4 +72,4 @@ def test_ranks_are_bound_to_different_cores_if_requested(slurm, launch):
 
     assert done.code == 0, done.err
     assert len(set(done.out.splitlines())) == 2
-    assert ", each without_binding to cores of its own" in done.err
+    assert ", each bound to cores of its own" in done.err
