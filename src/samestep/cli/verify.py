@@ -15,10 +15,10 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
+from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
-from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import option, with_flags_of

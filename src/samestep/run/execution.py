@@ -14,9 +14,9 @@ from typing import NoReturn
 from samestep.base import env
 from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
+from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share
 from samestep.base.place import Place
-from samestep.base.signals import ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.local.child import Report, ReportPipe, Start
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
