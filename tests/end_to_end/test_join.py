@@ -108,8 +108,8 @@ def test_an_unresolvable_master_is_refused_before_anything_starts(start):
         assert "no-such-host.invalid, the host of rank 0, cannot be resolved" in ended.err
 
 
-@pytest.mark.parametrize(("banner", "told"), [(None, ["cpu, gloo"]), ("0", [])])
-def test_under_samestep_run_device_and_back_end_are_printed_once(tmp_path, banner, told):
+@pytest.mark.parametrize(("banner", "printed"), [(None, ["cpu, gloo"]), ("0", [])])
+def test_under_samestep_run_device_and_back_end_are_printed_once(tmp_path, banner, printed):
     path = tmp_path / "script.py"
     path.write_text(
         "import os, samestep\n"
@@ -125,4 +125,4 @@ def test_under_samestep_run_device_and_back_end_are_printed_once(tmp_path, banne
     launcher, *ranks = ended.err.splitlines()
     assert launcher == "samestep: 2 workers on this node, 1 thread each"
     assert "joins its peers itself" in ranks[0]
-    assert ranks[1:] == [f"samestep: {line}" for line in told]
+    assert ranks[1:] == [f"samestep: {line}" for line in printed]

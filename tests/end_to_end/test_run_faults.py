@@ -405,12 +405,12 @@ SPAWNING_WITHOUT_PIDFD = """\
 def test_workers_are_awaited_without_pidfd_open(script):
     command = [sys.executable, script(SPAWNING_WITHOUT_PIDFD)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    told = ended.stdout.splitlines()
+    lines = ended.stdout.splitlines()
 
     assert ended.returncode == 0, ended.stderr
-    assert told[0] == "[0, 1]"
-    assert told[1].startswith("rank 1 of 2 ")
-    assert told[2].startswith("a worker's result of type Fussy cannot be unpickled: ValueError")
+    assert lines[0] == "[0, 1]"
+    assert lines[1].startswith("rank 1 of 2 ")
+    assert lines[2].startswith("a worker's result of type Fussy cannot be unpickled: ValueError")
 
 
 def test_a_closed_stdout_is_no_error(script):
@@ -431,16 +431,16 @@ AT_THE_TERMINAL = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys
 # Rank 0 takes its time over Ctrl-C and counts the signals; rank 1 just ends.
 INTERRUPTED = """\
     import os, signal, time, torch.distributed as dist
-    told = []
+    signals = []
     if os.environ["RANK"] == "0":
-        signal.signal(signal.SIGINT, lambda *_: told.append(1))  # whichever thread the system chooses
+        signal.signal(signal.SIGINT, lambda *_: signals.append(1))  # whichever thread the system chooses
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 1 has ended by then, which ends the others
     dist.init_process_group("gloo")
     os.write(1, b"ready\\n")
-    while not told:
+    while not signals:
         time.sleep(0.01)
     time.sleep(0.5)
-    os.write(1, b"signaled twice" if len(told) > 1 else b"signaled once")
+    os.write(1, b"signaled twice" if len(signals) > 1 else b"signaled once")
     os._exit(130)
     """
 

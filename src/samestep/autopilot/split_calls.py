@@ -196,7 +196,9 @@ class CallSplitter:
         if self._options.are_serial:
             graph, known = call_graph(verdict.outputs), self._modules[call.module]
             known.operations.add(verdict.plan, graph)
-            self._follow_leaves(call.module, verdict.plan, verdict.outputs, graph)
+            if verdict.plan.sides:
+                graph = call_graph(module_outputs.outcome(call.module, verdict.outputs, verdict.plan.sides))
+            self._follow_leaves(call.module, verdict.plan, graph)
             self._account.split[what] += 1
             return verdict.outputs
         # The check used one worker's batch norm and draws; compute again with the user's options.
@@ -271,7 +273,7 @@ class CallSplitter:
             result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
         graph = call_graph(outputs)
-        self._follow_leaves(module, plan, outputs, graph)
+        self._follow_leaves(module, plan, call_graph(value) if plan.sides else graph)
         if check is not None:
             check.compare(result, plan, split, on_all=on_all)
             operations.add(plan, graph)
@@ -297,10 +299,8 @@ class CallSplitter:
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
 
-    def _follow_leaves(self, module: nn.Module, plan: SplitPlan, outputs: Any, graph: CallGraph) -> None:
+    def _follow_leaves(self, module: nn.Module, plan: SplitPlan, graph: CallGraph) -> None:
         """Follow weights of the script that a call has used, such as one that a global names."""
-        if plan.sides:
-            graph = call_graph(module_outputs.outcome(module, outputs, plan.sides))
         created = self._modules[module].created
         created[plan] = self._gradients.follow_leaves(graph.leaves, created=created.get(plan))
 

@@ -289,9 +289,11 @@ TORCH_SEED = Hook("torch", "seed", _ALONE, _SEEDS)
 TORCH_RANDOM_SEED = Hook("torch.random", "seed", _ALONE, _SEEDS)
 
 _TIMES = "the ranks branch equally on elapsed time"
-CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 CLOCK_READS = (
-    *(Hook("time", name, _ALONE, _TIMES) for name in CLOCKS),
+    *(
+        Hook("time", name, _ALONE, _TIMES)
+        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
+    ),
     Hook("timeit", "default_timer", _ALONE, _TIMES),
 )
 FORMATTED_TIMES = tuple(

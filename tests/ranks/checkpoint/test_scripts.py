@@ -66,9 +66,9 @@ def load_and_finish(world, folder):
     script = Script(world, seed=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of another number of ranks
-        told = samestep.load(rank_0_only(world, folder), world=world, **script.parts)
+        metadata = samestep.load(rank_0_only(world, folder), world=world, **script.parts)
     used = [number for (numbers,) in script.loader for number in numbers.tolist()]
-    return told, script, used
+    return metadata, script, used
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 3), (3, 2), (2, 1)])
@@ -78,8 +78,8 @@ def test_a_script_resumes_within_an_epoch_on_any_number_of_ranks(tmp_path, befor
 
     first = Script(seed=1)
     assert {path for _, path in saved} == {tmp_path / "step-3"}
-    for told, script, _ in loaded:
-        assert told == {"step": 3}
+    for metadata, script, _ in loaded:
+        assert metadata == {"step": 3}
         assert same(script.weights, first.weights)
         assert same(script.optimizer.state_dict(), first.optimizer.state_dict())
     used = [samples for samples, _ in saved] + [samples for _, _, samples in loaded]
@@ -91,8 +91,8 @@ def test_additional_values_are_saved_and_loaded(tmp_path):
 
     samestep.save(tmp_path, step=4, world=SoloWorld(), model=script.model, best=0.5, names=["a"])
 
-    told = samestep.load(tmp_path, world=SoloWorld(), model=script.model)
-    assert told == {"step": 4, "best": 0.5, "names": ["a"]}
+    metadata = samestep.load(tmp_path, world=SoloWorld(), model=script.model)
+    assert metadata == {"step": 4, "best": 0.5, "names": ["a"]}
 
 
 def test_the_random_state_is_restored(tmp_path):
@@ -109,9 +109,9 @@ def test_the_random_state_is_restored(tmp_path):
 def test_a_load_on_another_number_of_ranks_warns_of_different_random_numbers(tmp_path):
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
 
-    with pytest.warns(UserWarning, match=r"step-1 has the random state of 1 rank.s., not of 2") as told:
+    with pytest.warns(UserWarning, match=r"step-1 has the random state of 1 rank.s., not of 2") as warned:
         run_ranks(lambda world: samestep.load(tmp_path, world=world, model=network()), 2)
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_a_save_at_different_steps_raises_out_of_step_and_writes_nothing(tmp_path):
@@ -155,9 +155,9 @@ def test_a_damaged_checkpoint_is_reported_once_and_all_ranks_load_the_previous_o
     def loading(world):
         return samestep.load(rank_0_only(world, tmp_path), world=world, **Script(world).parts)
 
-    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors is damaged") as told:
+    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors is damaged") as warned:
         assert run_ranks(loading, 2) == [{"step": 1}] * 2
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 def test_a_missing_checkpoint_is_an_error_unless_missing_ok(tmp_path):
@@ -190,9 +190,9 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_one_warning(tmp_path, monke
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
     monkeypatch.setattr("samestep.training.checkpoint.retention.delete", refused)
 
-    with pytest.warns(UserWarning, match=r"cannot be deleted: step-1 \(Permission denied\)") as told:
+    with pytest.warns(UserWarning, match=r"cannot be deleted: step-1 \(Permission denied\)") as warned:
         assert run_ranks(saving, 2) == [tmp_path / "step-2"] * 2
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def save_at(folder, *steps, model=None):
@@ -206,10 +206,10 @@ def test_a_save_after_loading_an_earlier_checkpoint_renames_later_ones(tmp_path)
     samestep.load(tmp_path / "step-1", world=SoloWorld(), model=model)
     assert names(tmp_path) == ["step-1", "step-2", "step-4"]  # it may only want to look
 
-    with pytest.warns(UserWarning, match=r"it is now left-step-\d") as told:
+    with pytest.warns(UserWarning, match=r"it is now left-step-\d") as warned:
         save_at(tmp_path, 3, model=torch.compile(model, backend="eager"))
 
-    assert [warning.filename for warning in told] == [__file__] * 2
+    assert [warning.filename for warning in warned] == [__file__] * 2
     assert names(tmp_path) == ["left-step-2", "left-step-4", "step-1", "step-3"]
     left = network()
     assert samestep.load(tmp_path / "left-step-4", world=SoloWorld(), model=left) == {"step": 4}
@@ -317,7 +317,7 @@ def other_order_of_parameters(script):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (other_model, r"step-1 belongs to another model: missing: weight, bias; unexpected: "),
         (other_optimizer, r"step-1 belongs to another optimizer: groups of \[4\] .* \[1\]"),
@@ -325,13 +325,13 @@ def other_order_of_parameters(script):
         (other_order_of_parameters, r"another optimizer: of another shape: momentum_buffer of parameter 0 "),
     ],
 )
-def test_an_incompatible_checkpoint_changes_nothing(tmp_path, change, told):
+def test_an_incompatible_checkpoint_changes_nothing(tmp_path, change, message):
     save_after(SoloWorld(), tmp_path, 1)
     script = Script(seed=2)
     change(script)
     before = copy.deepcopy((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()))
 
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         samestep.load(tmp_path, world=SoloWorld(), **script.parts)
 
     assert same((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()), before)

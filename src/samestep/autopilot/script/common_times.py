@@ -10,11 +10,11 @@ import os
 import sys
 import threading
 import time
-import timeit
+import timeit  # noqa: F401 - one of the modules with clocks
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -55,8 +55,8 @@ class CommonTimes:
         self._reads: Counter[str] = Counter()
         """The number of reads since the last model call, by function and line."""
         self._missed: Counter[str] = Counter()
-        self._user_files: dict[str, bool] = {}
-        self._hidden_files: dict[str, bool] = {}
+        # Of this script: a later one of the same process may have other files of the user.
+        self._is_user, self._hides = cache(is_user_code), cache(_hides)
 
     def advance(self) -> None:
         """Begin the reads after the next model call; all ranks call this at the same point."""
@@ -110,18 +110,11 @@ class CommonTimes:
             frame = frame.f_back
         return None
 
-    def _is_user(self, file: str) -> bool:
-        found = self._user_files.get(file)
-        if found is None:
-            found = self._user_files[file] = is_user_code(file)
-        return found
 
-    def _hides(self, file: str) -> bool:
-        found = self._hidden_files.get(file)
-        if found is None:
-            is_internal = is_internal_code(file) and not file.endswith(_DECORATORS)
-            found = self._hidden_files[file] = is_internal or library_of(file) in _DOWNLOADS
-        return found
+def _hides(file: str) -> bool:
+    """Return whether functions that a file calls may run different numbers of times on the ranks."""
+    is_internal = is_internal_code(file) and not file.endswith(_DECORATORS)
+    return is_internal or library_of(file) in _DOWNLOADS
 
 
 @contextmanager
@@ -134,8 +127,7 @@ def common_times(world: World) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     clocks: dict[str, Callable[[], float]] = {
-        **{name: getattr(time, name) for name in declarations.CLOCKS},
-        "default_timer": timeit.default_timer,
+        hook.attribute: getattr(sys.modules[hook.owner], hook.attribute) for hook in declarations.CLOCK_READS
     }
     main = world.broadcast_object({name: clock() for name, clock in clocks.items()})
     offsets = {name: main[name] - clock() for name, clock in clocks.items()}

@@ -4,17 +4,17 @@ Rank 0 publishes and does not wait; a read in shared memory takes some microseco
 """
 
 import mmap
-import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import blake2b
-from itertools import count
 from typing import Protocol, TypeVar
 from zlib import crc32
+
+from samestep.base.polling import polls
 
 T = TypeVar("T", int, float)
 _CALLS = "calls"  # the key of the number of model calls that rank 0 has begun
@@ -24,8 +24,6 @@ _PATIENCE_S = 60.0
 """Seconds that a rank waits for a time of rank 0."""
 _KEPT_CALLS = 256
 """Model calls after which rank 0 deletes a time."""
-_YIELDS, _PAUSE_S = 2000, 0.0002
-"""Polls before a rank sleeps between them, and the seconds of a sleep."""
 _HEADER = 64
 _RECORDS = 4096
 _RECORD, _CHECKED = struct.Struct("<q8s8sI4x"), 24
@@ -78,7 +76,7 @@ class TimesInMemory:
     def get(self, key: str, like: T, calls: int) -> T | None:
         """Wait for a time of rank 0, of the type of `like`; return None if rank 0 no longer publishes it."""
         digest, layout = _digest(key), "<q" if isinstance(like, int) else "<d"
-        for _ in _polls():
+        for _ in polls(_PATIENCE_S, least_s=0.0):
             is_last = int.from_bytes(self._memory[:8], "little") > calls or self._is_stuck()
             self._receive()
             found = self._pending.pop(digest, None)
@@ -157,19 +155,6 @@ class TimesInStore:
                 if int(self._store.get(_CALLS)) > calls or self._is_stuck() or time.monotonic() > end:
                     break
         return None
-
-
-def _polls() -> Iterator[None]:
-    """Yield at once, then with a yield of the core, then after sleeps, until `_PATIENCE_S` have passed."""
-    end = time.monotonic() + _PATIENCE_S
-    for number in count():
-        yield
-        if number < _YIELDS:
-            os.sched_yield()
-        elif time.monotonic() < end:
-            time.sleep(_PAUSE_S)
-        else:
-            return
 
 
 def _digest(key: str) -> bytes:

@@ -119,7 +119,7 @@ _ADVICE: Mapping[int, str] = {
     signal.SIGBUS: "Native code used missing memory: /dev/shm is full, or a mapped file was cut.",
     signal.SIGXCPU: "The worker has used the CPU time that it may use (ulimit -t).",
 }
-"""What to do by signal; without an entry it is `_SENT`."""
+"""The advice by signal; `_SENT` for all others."""
 _MISMATCH = (
     "Gloo aborts a process that receives more data than it expects. Make all ranks call the same collectives "
     "in the same order, with tensors of the same shape and type."
