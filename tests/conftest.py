@@ -20,24 +20,34 @@ torch.set_num_threads(1)
 # Ranks that are threads may call one of torch's functions for the first time all at once.
 settle_math_kernels()
 
+KEPT = ("rank ", "verifier", "fuzzed")
+"""Names of the processes that live as long as the test session start so."""
+
 
 @pytest.fixture(autouse=True)
 def leaves_no_trace():
-    """Fail a test that leaks environment variables, threads or a process group; random numbers are its own.
+    """Fail a test that leaks environment variables, threads, processes or a process group.
 
-    They do not depend on which tests, and modules of tests, came before.
+    Each test has its own random numbers.
+
+    Nothing of this depends on which tests, and modules of tests, came before.
     """
     environment, threads = dict(os.environ), set(threading.enumerate())
     torch.manual_seed(0)
     random.seed(0)
+    children = set(multiprocessing.active_children())
     grad_mode = torch.is_grad_enabled()
     backward, dtype = torch.autograd.backward, torch.get_default_dtype()
     yield
     close_all()
     left = [thread.name for thread in threading.enumerate() if thread not in threads and not _kept(thread)]
+    new = [child.name for child in multiprocessing.active_children() if child not in children]
+    running = [name for name in new if not name.startswith(KEPT)]
 
     assert _user_set(os.environ) == _user_set(environment), "the test changed the environment"
     assert not left, f"the test left threads behind: {left}"
+    # One that was forked has all pipes of this process: ranks of the pool would not see theirs closed.
+    assert not running, f"the test left processes behind: {running}"
     assert not dist.is_initialized(), "the test left a process group behind"
     assert torch.is_grad_enabled() == grad_mode, "the test left grad mode switched"
     assert torch.get_default_dtype() == dtype, "the test left another default dtype"

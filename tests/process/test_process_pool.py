@@ -4,10 +4,12 @@ import os
 import signal
 import threading
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from support import process_pool
 from support.process_pool import ProcessPool, RankFailed
 
 
@@ -114,3 +116,15 @@ def test_the_call_after_an_interrupted_one_returns_its_own_result(own_pool):
         signal.signal(signal.SIGUSR2, before)
 
     assert own_pool.run(answer_later, 2, 0.0, "third") == ["third", "third"]
+
+
+def test_ranks_end_even_if_a_forked_process_has_their_pipes(own_pool):
+    own_pool.run(sum_of_ranks, 2, 1)
+    ranks = own_pool._ranks[2]
+    copies = [os.dup(pipe.fileno()) for _, pipe in ranks]
+    with patch.object(process_pool, "_kill"):
+        own_pool.close()
+
+    assert [process.exitcode for process, _ in ranks] == [0, 0]
+    for copy in copies:
+        os.close(copy)

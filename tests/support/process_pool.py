@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -61,6 +62,9 @@ def fork_server():
     return multiprocessing.get_context("forkserver")
 
 
+_END = b"end"
+
+
 class RankFailed(AssertionError):
     """A rank raised, died, or did not answer; the message has the rank and its error."""
 
@@ -97,11 +101,15 @@ class ProcessPool:
 
     def close(self):
         """End all ranks."""
-        for size in list(self._ranks):
-            for process, pipe in self._ranks.pop(size):
-                pipe.close()  # a rank ends when its pipe is closed
-                process.join(5)
-                _kill(process)
+        ranks = [rank for size in list(self._ranks) for rank in self._ranks.pop(size)]
+        for _, pipe in ranks:
+            with suppress(OSError):  # of a rank that has died
+                pipe.send_bytes(_END)  # also if a forked process still has this end of the pipe
+            pipe.close()
+        deadline = time.monotonic() + 5.0
+        for process, _ in ranks:
+            process.join(max(0.0, deadline - time.monotonic()))
+            _kill(process)
 
     def _start(self, size):
         port = _free_port()
@@ -183,7 +191,7 @@ def _free_port():
 
 
 def _serve(pipe: Connection, rank, size, port, timeout_s):
-    """Run one rank: join, then answer calls until the other end is closed."""
+    """Run one rank: join, then answer calls until the pool is closed."""
     import torch
     import torch.distributed as dist
 
@@ -205,9 +213,12 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
     world = ProcessGroupWorld(place, torch.device("cpu"))
     while True:
         try:
-            fn, args = pickle.loads(pipe.recv_bytes())
+            message = pipe.recv_bytes()
         except (EOFError, ConnectionError):
-            os._exit(0)  # the session is over; the interpreter would take 0.4 s to end
+            message = _END
+        if message == _END:
+            os._exit(0)  # the interpreter would take 0.4 s to end
+        fn, args = pickle.loads(message)
         pipe.send_bytes(_answer(fn, world, args))
 
 

@@ -1,5 +1,6 @@
 """Loader processes give the batches that a rank would load itself."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -45,15 +46,22 @@ def test_an_empty_batch_that_cannot_be_created_is_an_error_without_a_traceback()
     assert "Traceback" not in str(caught.value)
 
 
-def test_an_image_that_cannot_be_read_is_named_without_a_traceback():
+def read_unreadable(world):
+    """Return the error of a loader process that cannot read its image."""
     images = as_read(random_images(8, channels=3))
     other = replace(images, shape=(1, 8, 8))
-    drawn = ImageLoader(
-        other, LoaderOptions(batch_size=4), place=Place(), device=torch.device("cpu"), workers=1
-    )
-    with pytest.raises(DataError, match=r"^random train: image \d is torch.uint8") as caught:
+    drawn = ImageLoader(other, LoaderOptions(batch_size=4), place=Place(), device=world.device, workers=1)
+    try:
         next(drawn.epoch(Position()))
-    assert "Traceback" not in str(caught.value)
+    except DataError as error:
+        return str(error)
+
+
+def test_an_image_that_cannot_be_read_is_named_without_a_traceback(processes):
+    (told,) = processes.run(read_unreadable, 1)
+
+    assert re.match(r"random train: image \d is torch.uint8", told)
+    assert "Traceback" not in told
 
 
 def read_by_processes(world, workers):
