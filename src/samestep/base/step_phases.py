@@ -8,3 +8,12 @@ ALL = (DATA, TO_DEVICE, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, OTHER)
 
 OF_LOOP = (DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER)
 """The phases that the loop of a recipe measures."""
+
+
+def phase_text(phase: str) -> str:
+    """Return the name of a phase in a sentence or a table.
+
+    >>> phase_text("exposed_sync"), phase_text("to_device")
+    ('exposed communication', 'to device')
+    """
+    return "exposed communication" if phase == EXCHANGE else phase.replace("_", " ")

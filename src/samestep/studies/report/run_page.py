@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import __version__
+from samestep.base.step_phases import phase_text
 from samestep.base.units import bytes_text
 from samestep.studies.report.drawing import PARTS
 from samestep.studies.report.line_charts import LineChart, Lines
@@ -66,7 +67,7 @@ def _phases(run: Run) -> str:
     if not whole:
         return ""
     rows = [
-        (name.replace("_", " "), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}")
+        (phase_text(name), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}")
         for name in PHASES
     ]
     return table([*rows, ("a step", f"{whole * 1e3:.3g} ms", "100%")], head=("median of", "time", "share"))
@@ -188,7 +189,7 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
 def times(run: Run) -> list[LineChart]:
     """Return the charts of a run's phases over the steps, and of its speed by rank."""
     phases = {
-        name.replace("_", " "): thin(run.steps["step"], _milliseconds(run.steps[name]), most=_WINDOWS)
+        phase_text(name): thin(run.steps["step"], _milliseconds(run.steps[name]), most=_WINDOWS)
         for name in PHASES
     }
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
@@ -205,7 +206,7 @@ def times(run: Run) -> list[LineChart]:
             y="ms per step",
             lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
             stacked=True,
-            colors={name.replace("_", " "): PARTS[name][0] for name in PHASES},
+            colors={phase_text(name): PARTS[name][0] for name in PHASES},
             note="On rank 0.",
         ),
         chart(

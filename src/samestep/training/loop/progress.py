@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from samestep.base.step_phases import OF_LOOP
+from samestep.base.step_phases import OF_LOOP, phase_text
 from samestep.training.loop.evaluate import Score
 from samestep.training.output.step_journal import Window
 
@@ -129,7 +129,7 @@ class _RankSums:
         """Samples per second, time of a step and the shares of its phases, as text."""
         total_s = sum(self._seconds.values())
         parts = ", ".join(
-            f"{name.replace('_', ' ')} {seconds / total_s:.0%}" for name, seconds in self._seconds.items()
+            f"{phase_text(name)} {seconds / total_s:.0%}" for name, seconds in self._seconds.items()
         )
         step_ms = total_s / self._steps * 1e3
         return f"{self._samples / total_s:,.0f} samples/s, a step takes {step_ms:.2f} ms: {parts}"

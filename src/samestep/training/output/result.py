@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from samestep.base.step_phases import phase_text
 from samestep.base.units import counted
 
 
@@ -47,7 +48,7 @@ class Result:
         if not step_s:
             return reached
         parts = ", ".join(
-            f"{name.replace('_', ' ')} {seconds / step_s:.0%}"
+            f"{phase_text(name)} {seconds / step_s:.0%}"
             for name, seconds in sorted(self.step_s.items(), key=lambda item: -item[1])
             if seconds / step_s >= 0.005
         )

@@ -8,7 +8,6 @@ import pytest
 
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
-from samestep.base.process_identity import ancestors
 from samestep.launchers.detect import Detected, detect
 from samestep.ranks.rendezvous.endpoint import PORTS, choose, resolve
 from support.recordings import recording
@@ -72,10 +71,6 @@ def test_the_port_of_a_job_without_a_name_follows_from_its_launcher_process():
     assert direct == choose(detected, ancestors=started("4711", through=["5000", "5001"]))
     assert direct != choose(detected, ancestors=started("4712"))
     assert direct[0] == "127.0.0.1"
-
-
-def test_this_process_has_ancestors():
-    assert next(ancestors())[0].isdecimal()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_created_is_refused_with_its_flag(tmp_path):
 def test_the_summary_has_the_accuracy_and_the_shares_of_the_step_time():
     assert RESULT.summary().splitlines() == [
         "2 workers: 50.00% of the test set right (1/2) after 1 epoch, 4 steps, 2.0 s; 10 samples/s",
-        "a step takes 10.00 ms: exposed sync 40%, backward 30%, forward 20%, data 10%",
+        "a step takes 10.00 ms: exposed communication 40%, backward 30%, forward 20%, data 10%",
     ]
 
 
