@@ -67,8 +67,7 @@ def _phases(run: Run) -> str:
     if not whole:
         return ""
     rows = [
-        (phase_text(name), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}")
-        for name in PHASES
+        (phase_text(name), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}") for name in PHASES
     ]
     return table([*rows, ("a step", f"{whole * 1e3:.3g} ms", "100%")], head=("median of", "time", "share"))
 
