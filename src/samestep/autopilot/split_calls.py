@@ -91,8 +91,8 @@ class _ModuleCalls:
     reasons: dict[Signature, str] = field(default_factory=dict)
     sizes: defaultdict[Signature, CheckedSizes] = field(default_factory=lambda: defaultdict(CheckedSizes))
     operations: OperationGuard = field(default_factory=OperationGuard)
-    created: dict[SplitPlan, int] = field(default_factory=dict)
-    """The number of leaves that calls create from their slice, by plan."""
+    leaves_vary: dict[SplitPlan, bool] = field(default_factory=dict)
+    """Whether the ranks' calls have used different leaves, by plan."""
     followed_at: int = -1
     """The number of registered parameters when the module's parameters were followed."""
 
@@ -301,8 +301,8 @@ class CallSplitter:
 
     def _follow_leaves(self, module: nn.Module, plan: SplitPlan, graph: CallGraph) -> None:
         """Follow weights of the script that a call has used, such as one that a global names."""
-        created = self._modules[module].created
-        created[plan] = self._gradients.follow_leaves(graph.leaves, created=created.get(plan))
+        vary = self._modules[module].leaves_vary
+        vary[plan] = self._gradients.follow_leaves(graph.leaves, vary=vary.get(plan))
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""

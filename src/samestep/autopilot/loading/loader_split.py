@@ -43,7 +43,7 @@ class Slicing:
         self._models: WeakSet[nn.Module] = WeakSet()
         self._draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._stream = torch.get_rng_state()
-        self._created: int | None = None  # the number of leaves that the script creates from a slice
+        self._leaves_vary: bool | None = None  # whether the script creates leaves from a slice
         self.backwards = 0  # the number of backward passes from losses of slices so far
 
     def begin_pass(self) -> bool:
@@ -101,7 +101,7 @@ class Slicing:
 
     def follow_weights(self, roots: Sequence[Tensor], gradients: Gradients) -> None:
         """Average the gradients of the weights of the script, too, to which a backward leads."""
-        self._created = gradients.follow_leaves(call_graph(roots).leaves, created=self._created)
+        self._leaves_vary = gradients.follow_leaves(call_graph(roots).leaves, vary=self._leaves_vary)
 
     def weights(self, roots: Sequence[Tensor], given: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradient weights of these losses on this rank, and the losses of the whole batch."""

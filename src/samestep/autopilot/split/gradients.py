@@ -1,10 +1,13 @@
 """Averages the gradients of all tensors that split calls use, at the end of each top-level backward."""
 
 import gc
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from itertools import zip_longest
+from operator import and_
 from typing import Any
 from weakref import ref
 
@@ -153,28 +156,33 @@ class Gradients:
                 self._attach(_Group(found, sparse, overlaps))
         self._release_at = max(_FEWEST_GROUPS, 2 * len(self._groups))
 
-    def follow_leaves(self, graph: Iterable[Tensor], *, created: int | None = None) -> int:
+    def follow_leaves(self, graph: Iterable[Tensor], *, vary: bool | None = None) -> bool:
         """Follow the leaves of a split call's graph that are weights of the script but no parameters.
 
         Args:
-            graph: all leaves of the graph.
-            created: the number of leaves that each such call creates; None if it is unknown.
+            graph: all leaves of the graph that the script holds.
+            vary: whether ranks have found different leaves in such a call; None before the first one.
 
         Returns:
-            The number of leaves that the call has created from its slice: they differ between ranks.
+            Whether ranks have found different leaves: the call creates some from its slice.
         """
         new = [leaf for leaf in graph if leaf.is_leaf and not self.follows(leaf)]
-        if created is not None and len(new) <= created:
-            return created
-        sums = [(tuple(leaf.shape), complex(leaf.detach().to(torch.complex128).sum())) for leaf in new]
-        theirs = self._world.all_gather_objects(sums)
-        weights = [
-            leaf
-            for place, (leaf, own) in enumerate(zip(new, sums, strict=True))
-            if all(place < len(one) and one[place] == own for one in theirs)
-        ]
+        if vary is False and not new:
+            return False
+        keys = [(tuple(leaf.shape), complex(leaf.detach().to(torch.complex128).sum())) for leaf in new]
+        on_ranks = self._world.all_gather_objects(keys)
+        common = reduce(and_, map(Counter, on_ranks))
+        vary = bool(vary) or any(len(one) != common.total() for one in on_ranks)
+        own: defaultdict[Any, deque[Tensor]] = defaultdict(deque)
+        for key, leaf in zip(keys, new, strict=True):
+            own[key].append(leaf)
+        weights: list[Tensor] = []
+        for key in on_ranks[0]:  # in an order that all ranks know
+            if common[key]:
+                common[key] -= 1
+                weights.append(own[key].popleft())
         self.follow(weights)
-        return len(new) - len(weights)
+        return vary
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""

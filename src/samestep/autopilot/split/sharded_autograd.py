@@ -14,9 +14,10 @@ uses these functions again, so both can be differentiated twice.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -143,15 +144,23 @@ class CallGraph:
     """The autograd graph of a call's outputs, up to its inputs."""
 
     operations: frozenset[str]  # their names
-    leaves: tuple[Tensor, ...]  # tensors in which a backward accumulates gradients
+    leaves: tuple[Tensor, ...]  # tensors of the script in which a backward accumulates gradients
 
 
 def call_graph(outputs: Any) -> CallGraph:
     """Return the autograd graph of the outputs of a slice, or of the whole batch after a check.
 
     Tensors from which inputs of a split call have been computed are no leaves of it: their gradients are
-    those of the whole batch on all ranks.
+    those of the whole batch on all ranks. Nor are tensors that only the graph holds, such as an initial state
+    that the call has created: no optimizer can update them.
     """
+    kinds, found = _operations_and_leaves(outputs)
+    least = _references_of_graph()
+    held = tuple(leaf for leaf, count in zip(found, _references(found), strict=True) if count > least)
+    return CallGraph(frozenset(kind.__name__ for kind in kinds), held)
+
+
+def _operations_and_leaves(outputs: Any) -> tuple[set[type], list[Tensor]]:
     kinds: set[type] = set()
     found: list[Tensor] = []
     seen: set[Any] = set()
@@ -167,7 +176,21 @@ def call_graph(outputs: Any) -> CallGraph:
         elif kind not in _INPUTS:
             kinds.add(kind)
             waiting += [one for one, _ in node.next_functions if one is not None and one not in seen]
-    return CallGraph(frozenset(kind.__name__ for kind in kinds), tuple(found))
+    return kinds, found
+
+
+def _references(found: list[Tensor]) -> list[int]:
+    return [sys.getrefcount(found[place]) for place in range(len(found))]
+
+
+@cache
+def _references_of_graph() -> int:
+    """Return the references of a leaf that only the graph holds, which depend on torch and Python."""
+    with torch.enable_grad():
+        output = torch.zeros(1, device="cpu").requires_grad_() * 1
+    _, found = _operations_and_leaves(output)
+    (count,) = _references(found)  # while the graph exists, which has one of them
+    return count
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
