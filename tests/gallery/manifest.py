@@ -169,6 +169,7 @@ SCRIPTS = [
     Script("time_budget.py", ("latest.pt",), deterministic=False),
     Script("weights_beside.py", ("weights.pt",)),
     Script("created_leaves.py", ("states.pt",)),
+    Script("lists_of_samples.py", ("detector.pt",)),
     Script("physics_informed.py", ("net.pt",)),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

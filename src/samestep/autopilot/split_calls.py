@@ -25,13 +25,14 @@ from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.batch_norms import uses_batch_norm
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
+from samestep.autopilot.split.sample_lists import lists_of_alike
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import current_slice
@@ -207,7 +208,10 @@ class CallSplitter:
 
     def _obstacle(self, module: nn.Module, given: CallArguments) -> str | None:
         """Return the reason why this call stays unsplit without a check; None if a check decides."""
-        if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
+        size = self._world.place.size
+        if not any(max(tensor.shape[:2]) >= size for _, tensor in given.tensors()) and not any(
+            len(parts) >= size for parts in lists_of_alike(given.both).values()
+        ):
             return FEWER if given.tensors() else NO_TENSORS
         if any(is_lazy(parameter) for parameter in module.parameters()):
             return LAZY
@@ -230,7 +234,7 @@ class CallSplitter:
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         try:
-            return self._split(call, plan, BatchSplit(self._world, total), is_new=is_new)
+            return self._split(call, plan, batch_split(self._world, plan.dims, total), is_new=is_new)
         except Exception as error:
             self._account.failed.record(call.name, self._number, error)
             raise

@@ -1,7 +1,7 @@
 """Finds and replaces the tensors in a module's inputs and outputs: in tuples, dicts, dataclasses, objects."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from types import ModuleType
@@ -40,7 +40,20 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
     if isinstance(value, Tensor):
         return change(path, value)
     own = parts_of(value) if len(path) < _DEEPEST else ()
-    parts = {key: mapped(part, change, (*path, key)) for key, part in own}
+    return _with_parts(value, {key: mapped(part, change, (*path, key)) for key, part in own})
+
+
+def replaced(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
+    """Return `value` with the parts at some paths replaced; the containers around them are copied."""
+    if path in new:
+        return new[path]
+    if not any(one[: len(path)] == path for one in new):
+        return value
+    return _with_parts(value, {key: replaced(part, new, (*path, key)) for key, part in parts_of(value)})
+
+
+def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """Return a copy of a container with other parts."""
     if not parts:
         return value
     if isinstance(value, tuple):

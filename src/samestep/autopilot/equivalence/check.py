@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
-    SLICE_RAISES,
     SplitComparison,
     SplitResult,
     in_one_line,
@@ -33,10 +32,11 @@ from samestep.autopilot.equivalence.split_comparison import (
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, eagerly, largest, quiet
 from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
 from samestep.autopilot.script.call_account import FEWER
-from samestep.autopilot.split.call_plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
+from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.module_outputs import outcome
+from samestep.autopilot.split.sample_lists import LIST, Dims
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
@@ -138,12 +138,12 @@ class EquivalenceCheck:
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
         likeliest = FEWER
-        if reasons and first >= self._world.place.size:
+        of_list = next((why for why, way in zip(reasons, ways, strict=True) if LIST in way.values()), None)
+        if of_list is not None:
+            likeliest = f"its samples are in a list, and {of_list}"
+        elif reasons and first >= self._world.place.size:
             # Of the way that splits most inputs, and of these the first: other ways may split time.
             likeliest = reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
-        in_list = self._given.in_list()
-        if in_list >= self._world.place.size and likeliest.startswith((SLICE_RAISES, FEWER)):  # of images
-            likeliest = f"it is called with a list of {in_list} tensors or objects, and no list is split"
         return Verdict(None, why=likeliest)
 
     def _whole(self) -> UnsplitCall | str:

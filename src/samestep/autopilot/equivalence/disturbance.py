@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.equivalence.weight_access import disturbing
-from samestep.autopilot.split.call_plans import CallArguments, Dims
+from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.sample_lists import Dims, depth_of_list, input_of, is_split, selected
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, instead
@@ -52,8 +53,8 @@ class Disturbance:
         seed: the seed of the selected samples and of the changed values.
         lopsided: whether each slice repeats a single sample.
         counters: the value that the model's call counters are set to, one of `COUNTERS`; None leaves them.
-        empties: the place of an input, and the value that its last samples are filled with, such as an
-            ignored label; the loss may then ignore these samples.
+        empties: the path of an input, as `input_of` returns it, and the value that its last samples are
+            filled with, such as an ignored label; the loss may then ignore these samples.
         scale: the factor of floating-point samples: a value that one batch clamps, another does not.
         skipped_draws: the random numbers that are skipped before the call, which then draws others.
     """
@@ -154,20 +155,29 @@ def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturba
 
     def change(path: Path, tensor: Tensor) -> Tensor:
         value = tensor.detach()
-        if path in dims:
-            value = value.index_select(dims[path], chosen.to(tensor.device))
-            if how.inputs:
-                value = _other_values(value, own)
+        if is_split(path, dims):
+            value = (
+                value.index_select(dims[path], chosen.to(tensor.device)) if path in dims else value.clone()
+            )
+            value = _other_values(value, own) if how.inputs else value
             if how.scale != 1 and value.is_floating_point():
                 value = value * how.scale
-            if how.empties is not None and how.empties[0] == path:
-                value.narrow(dims[path], count - count // 2, count // 2).fill_(how.empties[1])
+            if how.empties is not None and how.empties[0] == input_of(path, dims):
+                _last_samples(path, value, dims, count).fill_(how.empties[1])
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
 
-    args, kwargs = mapped((given.args, dict(given.kwargs)), change)
+    args, kwargs = mapped(selected(given.both, dims, chosen.tolist()), change)
     return CallArguments(args, kwargs)
+
+
+def _last_samples(path: Path, value: Tensor, dims: Dims, count: int) -> Tensor:
+    """Return the elements of the last half of `count` samples in the input at `path`."""
+    depth = depth_of_list(path, dims)
+    if depth is None:
+        return value.narrow(dims[path], count - count // 2, count // 2)
+    return value if int(path[depth]) >= count - count // 2 else value.flatten()[:0]
 
 
 def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tensor], number: int) -> None:
@@ -193,12 +203,13 @@ def parametrizations_computed() -> Iterator[None]:
 
 def emptying(given: CallArguments, dims: Dims) -> Iterator[tuple[Path, float]]:
     """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
-    for path, tensor in given.tensors():
-        if path in dims and _is_mask(tensor):
+    inputs = {input_of(path, dims): tensor for path, tensor in given.tensors() if is_split(path, dims)}
+    for path, tensor in inputs.items():
+        if _is_mask(tensor):
             yield path, 0
-        elif path in dims and tensor.dtype == torch.int64:
+        elif tensor.dtype == torch.int64:
             yield from ((path, ignored) for ignored in _IGNORED)
-        elif path in dims and tensor.is_floating_point():
+        elif tensor.is_floating_point():
             yield from ((path, missing) for missing in _MISSING)
 
 

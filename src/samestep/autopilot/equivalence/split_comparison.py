@@ -23,9 +23,9 @@ from samestep.autopilot.script.call_account import is_user_code
 from samestep.autopilot.split.call_plans import (
     CallArguments,
     ConcatenatedOutput,
-    Dims,
     Gathering,
     ReducedOutput,
+    batch_split,
     gatherings_for,
 )
 from samestep.autopilot.split.draw_plans import DrawPlan
@@ -33,6 +33,7 @@ from samestep.autopilot.split.forward_reductions import read_reduction, watching
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
 from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
 from samestep.autopilot.split.random_draws import InferredDraws
+from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together
@@ -97,7 +98,7 @@ class SplitComparison:
         """
         total = given.total(dims)
         assert total is not None
-        split = BatchSplit(self._world, total)
+        split = batch_split(self._world, dims, total)
         draws = not run.drawn.same(whole.drawn)
         why: str | SplitResult = ""
         for inner in (False, True) if self._inner is None else (self._inner,):
@@ -141,7 +142,7 @@ class SplitComparison:
                     watching or nullcontext(),
                 ):
                     own = given.sliced(split, dims)
-                    reads.follow(tensor for path, tensor in own.tensors() if path in dims)
+                    reads.follow(own.samples(dims))
                     watched = reads if is_watched else None
                     outputs = call_slice(self._forward, self._module, own, split, draws=mode, reads=watched)
             except OtherRankFailedError:
@@ -231,8 +232,7 @@ class SplitComparison:
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
             possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
-        if not self._agreed_on([(_kind(one), _form(one, part, split)) for one in possible]):
-            return []
+        possible = self._on_all_ranks({repr((_kind(one), _form(one, part, split))): one for one in possible})
         right: list[tuple[Gathering, Tensor]] = []
         for gathering in possible:
             try:
@@ -265,14 +265,17 @@ class SplitComparison:
         self._world.all_reduce(flags, op="min")
         return [bool(one) for one in flags.tolist()]
 
-    def _agreed_on(self, value: Any) -> bool:
-        """Return whether all ranks have passed a value with the same `repr`."""
-        digest = hashlib.blake2b(repr(value).encode(), digest_size=6).digest()
+    def _on_all_ranks(self, found: Mapping[str, T]) -> list[T]:
+        """Return the values whose names all ranks have passed, in the same order on all ranks."""
+        digest = hashlib.blake2b(repr(list(found)).encode(), digest_size=6).digest()
         number = float(int.from_bytes(digest, "big"))  # exact: a double has 53 bits
         least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(least, op="min")
         lowest, negative_of_highest = least.tolist()
-        return bool(lowest == -negative_of_highest)
+        if lowest == -negative_of_highest:
+            return list(found.values())
+        first, *others = self._world.all_gather_objects(list(found))
+        return [found[name] for name in first if all(name in names for names in others)]
 
 
 def _kind(gathering: Gathering) -> Any:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.saved_arguments import SavedArguments
-from samestep.autopilot.split.call_plans import CallArguments, Dims
+from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.draw_plans import DrawRecord
 from samestep.autopilot.split.guards import Attributes, changed, python_state
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.random_draws import DrawRecorder
+from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
@@ -118,7 +119,7 @@ class ModuleRun:
         kept, versions_in = SavedArguments(own), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
         reads = SampleReads()
-        reads.follow(tensor for path, tensor in own.tensors() if path in self.dims)
+        reads.follow(own.samples(self.dims))
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,

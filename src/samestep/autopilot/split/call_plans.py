@@ -1,6 +1,6 @@
 """Describes how the calls of one signature are split: the sample dimensions, and how to gather outputs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -9,24 +9,20 @@ from torch import Tensor
 
 from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction
-from samestep.autopilot.split.loss_reduction import READINGS, Reading, Reduction, without_gradient
+from samestep.autopilot.split.loss_reduction import OF_EACH, READINGS, Reading, Reduction, without_gradient
+from samestep.autopilot.split.sample_lists import LIST, Dims, is_split, lists_in, lists_of_alike, selected
 from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
-from samestep.hooks.tensor_tree import Path, leaves, mapped, parts_of
+from samestep.hooks.tensor_tree import Path, leaves, mapped
+from samestep.ranks.world.protocol import World
 
-Dims: TypeAlias = Mapping[Path, int]
-"""The sample dimension of each input that is split."""
+_Tensors: TypeAlias = Sequence[tuple[Path, Tensor]]
 _EQUAL = 1e-6
 """Relative difference up to which an output counts as equal on all ranks."""
 _ROUNDED = 100.0
 """Absolute difference of each element up to which it does, in units of rounding: zeros may be sums."""
-
-
-_ALIKE = 4
-"""The number of parts from which a list of equal forms holds samples: fewer may be inputs of the model."""
-_DEEPEST_LIST = 4  # of the arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +152,11 @@ class SplitPlan:
     """The values that forward reads from its samples, which must be those of the equivalence check."""
 
 
+def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:
+    """Return the division of a batch whose inputs have these sample dimensions."""
+    return BatchSplit(world, total, of_list=LIST in dims.values())
+
+
 @dataclass(frozen=True, slots=True)
 class CallArguments:
     """The arguments of a module's call."""
@@ -165,42 +166,21 @@ class CallArguments:
 
     def tensors(self) -> list[tuple[Path, Tensor]]:
         """Return the dense tensors with at least one dimension, each with its place."""
-        found = leaves((self.args, dict(self.kwargs)))
+        found = leaves(self.both)
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 
-    def in_list(self) -> int:
-        """Return the number of parts with tensors in the first list among the arguments; 0 without one.
+    @property
+    def both(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the named arguments, as one structure, in which all paths begin."""
+        return self.args, dict(self.kwargs)
 
-        A tuple is a list if its parts are alike.
-        """
-        lists = [one for one in (*self.args, *self.kwargs.values()) if isinstance(one, list)]
-        if lists:
-            return sum(any(leaves([part])) for part in lists[0])
-        return len(next(iter(self.lists_of_alike()), ()))
-
-    def lists_of_alike(self) -> list[list[list[Path]]]:
-        """Return the lists and tuples of parts with tensors in the same form, as the paths in each part."""
-        found: list[list[list[Path]]] = []
-        waiting: list[tuple[Path, Any]] = [
-            ((place, key), part)
-            for place, given in enumerate((self.args, dict(self.kwargs)))
-            for key, part in parts_of(given)
-        ]
-        while waiting:
-            path, value = waiting.pop(0)
-            parts: list[tuple[Path, Any]] = [((*path, key), part) for key, part in parts_of(value)]
-            inside = [list(leaves(part, below)) for below, part in parts]
-            forms = [[(one[len(path) + 1 :], x.dim(), x.dtype) for one, x in part] for part in inside]
-            is_list = isinstance(value, (list, tuple)) and len(parts) >= _ALIKE
-            if is_list and forms[0] and forms.count(forms[0]) == len(forms):
-                found.append([[one for one, _ in part] for part in inside])
-            elif len(path) < _DEEPEST_LIST:
-                waiting += parts
-        return found
+    def samples(self, dims: Dims) -> Iterator[Tensor]:
+        """Yield the tensors that are split, and those of lists that are."""
+        return (tensor for path, tensor in self.tensors() if is_split(path, dims))
 
     def copied(self) -> "CallArguments":
         """Return the arguments with copies of all tensors."""
-        args, kwargs = mapped((self.args, dict(self.kwargs)), lambda _, tensor: tensor.detach().clone())
+        args, kwargs = mapped(self.both, lambda _, tensor: tensor.detach().clone())
         return CallArguments(args, kwargs)
 
     def same(self, other: "CallArguments") -> bool:
@@ -218,17 +198,27 @@ class CallArguments:
         return tuple((path, tensor.dim(), tensor.dtype) for path, tensor in self.tensors())
 
     def total(self, dims: Dims) -> int | None:
-        """Return the number of samples; None if the inputs do not agree on it."""
+        """Return the number of samples; None if the inputs do not agree on it.
+
+        None as well if tensors in a list of samples require gradients: a rank would have only its own.
+        """
+        lists = lists_in(self.both, dims).values()
+        if any(tensor.requires_grad for _, tensor in leaves(list(lists))):
+            return None
         sizes = {tensor.size(dims[path]) for path, tensor in self.tensors() if path in dims}
+        sizes |= set(map(len, lists))
         return sizes.pop() if len(sizes) == 1 else None
 
     def sliced(self, split: BatchSplit, dims: Dims) -> "CallArguments":
         """Return the arguments of this rank's slice."""
 
         def own(path: Path, tensor: Tensor) -> Tensor:
-            return split.sliced(tensor, dims[path]) if path in dims else split.shared(tensor)
+            if path in dims:
+                return split.sliced(tensor, dims[path])
+            return tensor if is_split(path, dims) else split.shared(tensor)
 
-        args, kwargs = mapped((self.args, dict(self.kwargs)), own)
+        places = range(split.start, split.start + split.local)
+        args, kwargs = mapped(selected(self.both, dims, places), own)
         return CallArguments(args, kwargs)
 
 
@@ -237,30 +227,52 @@ def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
 
     The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
     hidden states have a dimension of layers first. Ways that split more inputs come first: a model may match
-    an unsplit input with the samples by position. A list of images or graphs of different sizes has
-    hundreds of ways to split one of them, which are left out.
+    an unsplit input with the samples by position. The parts of a list may be the samples; the hundreds of
+    ways to split one image or graph of a list are left out.
     """
-    tensors, lists = given.tensors(), given.lists_of_alike()
-    seen: list[Dims] = []
-    for dim in (0, 1):
-        for path, tensor in tensors:
-            if tensor.dim() <= dim or tensor.size(dim) < size:
-                continue
-            total = tensor.size(dim)
-            for least in (1, 2):
-                every = {
-                    other: at for other, one in tensors if (at := _sample_dim(one, total, least)) is not None
-                }
-                seen.append({**every, path: dim})
-            seen.append({path: dim})
+    tensors, lists = given.tensors(), lists_of_alike(given.both)
+    seen = [
+        *_ways_by(0, tensors, size),
+        *_ways_by_list(tensors, lists, size),
+        *_ways_by(1, tensors, size),
+    ]
     for place, dims in enumerate(seen):
-        if dims not in seen[:place] and not any(_is_of_some(parts, dims) for parts in lists):
+        if dims not in seen[:place] and not any(_is_of_some(parts, dims) for parts in lists.values()):
             yield dims
 
 
-def _is_of_some(parts: list[list[Path]], dims: Dims) -> bool:
+def _ways_by(dim: int, tensors: _Tensors, size: int) -> Iterator[Dims]:
+    """Yield the ways in which some tensor is split along `dim`."""
+    for path, tensor in tensors:
+        if tensor.dim() <= dim or tensor.size(dim) < size:
+            continue
+        total = tensor.size(dim)
+        for least in (1, 2):
+            yield {**_dims_of_size(tensors, total, least), path: dim}
+        yield {path: dim}
+
+
+def _ways_by_list(tensors: _Tensors, lists: Mapping[Path, Sequence[_Tensors]], size: int) -> Iterator[Dims]:
+    """Yield the ways in which a list of samples is split, and other inputs with as many samples."""
+    for total in dict.fromkeys(map(len, lists.values())):
+        alike = {path: LIST for path, parts in lists.items() if len(parts) == total}
+        inside = [tensor for path in alike for part in lists[path] for _, tensor in part]
+        if total < size or any(tensor.requires_grad for tensor in inside):
+            continue
+        others = [(path, tensor) for path, tensor in tensors if not is_split(path, alike)]
+        for least in (1, 2):
+            yield {**_dims_of_size(others, total, least), **alike}
+        yield alike
+
+
+def _dims_of_size(tensors: _Tensors, total: int, least: int) -> Dims:
+    found = {path: _sample_dim(tensor, total, least) for path, tensor in tensors}
+    return {path: dim for path, dim in found.items() if dim is not None}
+
+
+def _is_of_some(parts: Sequence[_Tensors], dims: Dims) -> bool:
     """Return whether a way splits some parts of a list and not the others: these parts are samples."""
-    split = [any(path in dims for path in part) for part in parts]
+    split = [any(path in dims for path, _ in part) for part in parts]
     return any(split) and not all(split)
 
 
@@ -279,7 +291,7 @@ def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[G
     """
     if whole.shape == part.shape:
         known: list[Reduction] = []
-        for reading in READINGS:
+        for reading in (*READINGS, OF_EACH) if split.of_list else READINGS:
             found = read_reduction(part, reading)
             if found is not None and found not in known:
                 known.append(found)

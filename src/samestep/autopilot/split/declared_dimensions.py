@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from samestep.autopilot.split.call_plans import CallArguments, Dims
+from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.sample_lists import Dims
 from samestep.base.errors import UsageError
 from samestep.base.renamed import warn_renamed
 from samestep.hooks.tensor_tree import Path

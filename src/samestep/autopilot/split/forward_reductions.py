@@ -19,6 +19,7 @@ from samestep.autopilot.split.loss_reduction import (
     INDEPENDENT,
     LINEAR,
     LOSSES_OF_ELEMENTS,
+    OF_EACH,
     READINGS,
     Reading,
     Reduction,
@@ -70,7 +71,7 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         read = _READERS.get(func.overloadpacket)
         if read is not None:
-            readings = {one: read(self, func, args, kwargs, result, one) for one in READINGS}
+            readings = {one: read(self, func, args, kwargs, result, one) for one in (*READINGS, OF_EACH)}
             if any(term is not None for term in readings.values()):
                 self._found[id(value)] = value, readings
                 if self._is_computed_from_part(func, args, value):
@@ -124,7 +125,10 @@ def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: s
     return None
 
 
-def _labels(_: ForwardReductions, func: Any, args: Any, kwargs: Any, result: Any, __: Reading) -> Term:
+def _labels(_: ForwardReductions, func: Any, args: Any, kwargs: Any, result: Any, reading: Reading) -> Term:
+    if reading.each:
+        return Reduction("sum")
+
     def given(name: str) -> Any:
         return _argument(func, args, kwargs, name)
 
@@ -132,13 +136,19 @@ def _labels(_: ForwardReductions, func: Any, args: Any, kwargs: Any, result: Any
     return by_labels(given("reduction"), float(result[1]), labels)
 
 
-def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, ___: Reading) -> Term:
+def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, reading: Reading) -> Term:
+    if reading.each:
+        return Reduction("sum")
     return by_elements(_argument(func, args, kwargs, "reduction"), args[0].numel())
 
 
 def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
     inside = mode.term(args[0], reading)
     kind = "sum" if func.overloadpacket is aten.sum else "mean"
+    if reading.each and (kind == "sum" or not isinstance(inside, Reduction)):
+        return Reduction("sum")
+    if reading.each:  # of stacked losses
+        return Reduction("mean", float(args[0].numel()))
     # The operand may be made of scalars; else which of a sum and a mean is over samples is tried.
     if isinstance(inside, Reduction) and (
         inside.kind == kind or reading.inner or not mode.is_partial(args[0])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
@@ -283,7 +284,9 @@ def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
                 "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split, "
                 "because a penalty from it covers only a worker's slice. Run this script with -n 1."
             )
-        gradients.average(own)
+        if own:
+            before_collective()
+            gradients.average(own)
         return found
 
     with attached(declarations.AVERAGED_GRAD, wrapping(grad)):

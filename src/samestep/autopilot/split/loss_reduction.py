@@ -75,6 +75,9 @@ class Reading:
     # whether the inner one of two reductions is over the samples, as in `x.mean(0).sum()`; otherwise the
     # outer one is, as in `x.sum(1).mean()`
     inner: bool = False
+    # whether losses, means and sums are each of one sample, as of the images in a list; a mean or a sum over
+    # stacked ones, or their sum divided by their number, then is over the samples
+    each: bool = False
 
 
 PLAIN = Reading()
@@ -84,6 +87,8 @@ READINGS = tuple(
     for sums_independent in (False, True)
     for divided, multiplied in ((True, False), (True, True), (False, False))
 )
+OF_EACH = Reading(each=True)
+"""The reading of losses of samples in a list."""
 
 
 def added(terms: Iterable[Term], reading: Reading) -> Term:
@@ -192,7 +197,7 @@ class _Graph:
             inside = self._inputs(node, depth)
             found = INDEPENDENT if inside and all(one is INDEPENDENT for one in inside) else None
         elif (reader := _READERS.get(name)) is not None:
-            found = reader(node)
+            found = Reduction("sum") if self._reading.each else reader(node)
         return found
 
     def _inputs(self, node: Any, depth: int) -> list[Term]:
@@ -215,7 +220,9 @@ class _Graph:
         """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
         operand = next((one for one, _ in node.next_functions), None)
         is_stack = type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward")
-        if is_stack or self._reading.inner:
+        if self._reading.each and not is_stack:
+            return Reduction("sum")
+        if (is_stack and not self._reading.each) or self._reading.inner:
             inside = self.read(operand, depth - 1)
             if isinstance(inside, Reduction):
                 return inside

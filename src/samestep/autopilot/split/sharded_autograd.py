@@ -34,6 +34,8 @@ class BatchSplit:
 
     world: World
     total: int  # number of samples of the batch
+    of_list: bool = False
+    """Whether the samples are the parts of a list: ranks then may execute different numbers of operations."""
 
     @cached_property
     def counts(self) -> tuple[int, ...]:

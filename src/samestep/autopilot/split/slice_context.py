@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.context_values import bound
+from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 
@@ -103,7 +105,17 @@ def failing_together(agree: Agree) -> Iterator[None]:
 
 
 def before_collective() -> None:
-    """Raise `OtherRankFailedError` if another rank has failed; do nothing outside of `failing_together`."""
+    """Raise `OtherRankFailedError` if another rank has failed; do nothing outside of `failing_together`.
+
+    Raises:
+        UsageError: the samples are in a list, over which a forward may loop.
+    """
+    context = current_slice.get()
+    if context is not None and context.split.of_list:
+        raise UsageError(
+            "a model computes over its whole batch (batch norm, packed sequences or gradients of parameters) "
+            f"within a call whose samples are in a list. {KEEP_UNSPLIT}"
+        )
     agree = _agree.get()
     if agree is not None and not agree(True):  # noqa: FBT003
         raise OtherRankFailedError

@@ -1,10 +1,13 @@
 """The ways in which inputs may be split."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
-from samestep.autopilot.split.call_plans import CallArguments, candidates
+from samestep.autopilot.split.call_plans import CallArguments, batch_split, candidates
+from samestep.autopilot.split.sample_lists import LIST
+from samestep.base.place import Place
 
 
 @dataclass
@@ -17,15 +20,32 @@ def ways(*args):
     return list(candidates(CallArguments(args), 2))
 
 
-def test_a_list_of_samples_of_different_sizes_is_not_split_by_one_of_them():
+def test_a_list_of_samples_is_split_before_a_dimension_of_equal_size():
     graphs = [Graph(torch.ones(number, 1), torch.ones(number + 10, 3)) for number in (5, 6, 7, 8, 7)]
 
     features = {(0, 0, number, "edges"): 1 for number in range(5)}  # of equal size in all graphs
-    assert ways(graphs) == [features]
-    assert ways(tuple(graphs)) == [features]
+    assert ways(graphs) == [{(0, 0): LIST}, features]
+    assert ways(tuple(graphs)) == [{(0, 0): LIST}, features]
     assert ways([[graph.nodes, graph.edges] for graph in graphs]) == [
-        {(0, 0, number, 1): 1 for number in range(5)}
+        {(0, 0): LIST},
+        {(0, 0, number, 1): 1 for number in range(5)},
     ]
+
+
+def test_labels_and_other_lists_are_split_with_a_list_of_samples():
+    images = [torch.ones(3, size, size) for size in (8, 9, 10, 11)]
+    targets = tuple({"boxes": torch.ones(size, 4)} for size in (1, 2, 2, 1))
+
+    assert {(0, 0): LIST, (0, 1): 0, (0, 2): LIST} in ways(images, torch.ones(4), targets)
+    assert {(0, 0): LIST, (0, 1): LIST} in ways(images, targets, torch.ones(5))
+
+
+def test_a_list_is_no_list_of_samples_if_its_parts_are_few_unlike_or_require_gradients():
+    images = [torch.ones(3, size, size) for size in (8, 9, 10, 11)]
+    weights = [image.requires_grad_() for image in map(torch.clone, images)]
+    state = (torch.ones(2, 6, 4), torch.ones(2, 6, 4))  # of an LSTM
+    for given in (images[:3], [*images, torch.ones(3)], weights, state):
+        assert not any(LIST in way.values() for way in ways(given))
 
 
 def test_a_list_of_inputs_is_split_with_the_samples():
@@ -41,8 +61,14 @@ def test_other_inputs_are_split_beside_a_list():
     assert ways(torch.ones(6, 5), weights)[0] == {(0, 0): 0}
 
 
-def test_parts_of_a_list_count():
-    images = [torch.ones(3, size, size) for size in (8, 9, 10, 11)]
-    assert CallArguments((images,)).in_list() == 4
-    assert CallArguments((tuple(images),)).in_list() == 4
-    assert CallArguments(((torch.ones(2, 6, 4), torch.ones(2, 6, 4)),)).in_list() == 0  # an LSTM's state
+def test_a_slice_of_a_list_has_its_samples_and_their_labels():
+    images = [torch.full((number,), float(number)) for number in range(1, 6)]
+    given = CallArguments((images, torch.arange(5)), {"scale": torch.ones(2)})
+    dims = {(0, 0): LIST, (0, 1): 0}
+    split = batch_split(SimpleNamespace(place=Place(rank=1, size=2)), dims, given.total(dims))
+    own = given.sliced(split, dims)
+
+    assert given.total(dims) == 5
+    assert [len(image) for image in own.args[0]] == [4, 5]
+    assert own.args[1].tolist() == [3, 4]
+    assert own.kwargs["scale"] is given.kwargs["scale"]
