@@ -20,7 +20,7 @@ from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.loading.loader_split import Slicing
-from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, Account, calling_site
+from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, LONGER_SPLIT, Account, calling_site
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
@@ -33,6 +33,7 @@ from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
+from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
@@ -115,6 +116,8 @@ class CallSplitter:
         self._modules: WeakKeyDictionary[nn.Module, _ModuleCalls] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
         self._schedule = CheckSchedule(world.place.size, options.check_every)
+        may_be_unsplit = options.short_calls == "auto" and options.are_serial
+        self._short_calls = ShortCalls(world, account, enabled=may_be_unsplit)
 
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -154,6 +157,9 @@ class CallSplitter:
     def _checked_call(self, call: _Call) -> Any:
         """Execute a call by the plan of its signature; check a new signature or size before."""
         module, given = call.module, call.given
+        kind = self._short_calls.begin(module, given)
+        if kind.is_unsplit:
+            return self._short_call(call, kind)
         plain = plain_attributes(module)
         known = self._modules.setdefault(module, _ModuleCalls())
         signature = self._signatures.signature(module, given, plain, known.plans)
@@ -185,7 +191,15 @@ class CallSplitter:
         if plan is None or not known.sizes[signature].may_be_split(given):
             return self._unsplit(call, known.reasons.get(signature, FAILED))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
-        return self._by_plan(call, plan, is_new=is_new)
+        return self._by_plan(call, plan, kind, is_new=is_new)
+
+    def _short_call(self, call: _Call, kind: CallKind) -> Any:
+        """Compute a call unsplit that takes longer split."""
+        with torch.inference_mode(mode=False):
+            self._follow(call.module, call.given)
+        outputs = self._unsplit(call, LONGER_SPLIT)
+        self._short_calls.end(kind, call.module)
+        return outputs
 
     def _outputs(self, call: _Call, check: EquivalenceCheck, verdict: Verdict) -> Any:
         """Return the outputs of a call that has passed its check."""
@@ -213,7 +227,9 @@ class CallSplitter:
             return LAZY
         return observer(module)
 
-    def _by_plan(self, call: _Call, plan: SplitPlan, *, is_new: bool = False) -> Any:
+    def _by_plan(
+        self, call: _Call, plan: SplitPlan, kind: CallKind | None = None, *, is_new: bool = False
+    ) -> Any:
         """Execute a call by its plan, if there are enough samples; compare it if its counters are new."""
         total, size = call.given.total(plan.dims), self._world.place.size
         is_local = self._options.batch_norm == "local" and uses_batch_norm(call.module)
@@ -230,10 +246,13 @@ class CallSplitter:
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         try:
-            return self._split(call, plan, BatchSplit(self._world, total), is_new=is_new)
+            outputs = self._split(call, plan, BatchSplit(self._world, total), is_new=is_new)
         except Exception as error:
             self._account.failed.record(call.name, self._number, error)
             raise
+        if kind is not None:
+            self._short_calls.end(kind, call.module)
+        return outputs
 
     def _split(self, call: _Call, plan: SplitPlan, split: BatchSplit, *, is_new: bool) -> Any:
         """Return the outputs of a split call; raise `OutOfStep` if it differs from its equivalence check."""
