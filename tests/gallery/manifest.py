@@ -169,5 +169,6 @@ SCRIPTS = [
     Script("time_budget.py", ("latest.pt",), deterministic=False),
     Script("weights_beside.py", ("weights.pt",)),
     Script("physics_informed.py", ("net.pt",)),
+    Script("neural_ode.py", ("field.pt",)),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
 ]

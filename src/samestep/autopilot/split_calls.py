@@ -122,10 +122,10 @@ class CallSplitter:
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module, split if this is possible; its submodules are called as usual."""
-        if _is_inside.get() or type(module).__name__ in _WRAPPERS or _is_recomputed():
+        """Call a module that no other module calls, split if this is possible."""
+        if type(module).__name__ in _WRAPPERS or _is_recomputed():
             return forward(module, *args, **kwargs)
-        if next(module.parameters(), None) is None:
+        if module not in self._modules and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
         call = _Call(forward, module, CallArguments(args, kwargs))
@@ -151,7 +151,7 @@ class CallSplitter:
 
     def _unsplit(self, call: _Call, why: str) -> Any:
         """Compute a call on all ranks in full, and record why."""
-        self._account.note_unsplit(f"{call.name} at {calling_site()}", why)
+        self._account.note_unsplit(self._account.place_of(call.module), why)
         return call.unsplit()
 
     def _checked_call(self, call: _Call) -> Any:
@@ -159,21 +159,22 @@ class CallSplitter:
         module, given = call.module, call.given
         kind = self._short_calls.begin(module, given)
         if kind.is_unsplit:
-            return self._short_call(call, kind)
+            self._follow(module, given)
+            outputs = self._unsplit(call, LONGER_SPLIT)
+            self._short_calls.end(kind, module)
+            return outputs
         plain = plain_attributes(module)
         known = self._modules.setdefault(module, _ModuleCalls())
         signature = self._signatures.signature(module, given, plain, known.plans)
-        why = self._obstacle(module, given)
-        if why is not None:
+        if (why := self._obstacle(module, given)) is not None:
             return self._unsplit(call, why)
-        with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
-            self._follow(module, given)
+        self._follow(module, given)
         plan = known.plans.get(signature)
         total = None if plan is None else given.total(plan.dims) or 0
         sizes = known.sizes[signature]
         if sizes.are_checked(given, total, self._world.place.size):
             bypassed_modules.note_direct_forward(self._account, module)
-            what, main = f"{call.name} at {calling_site()}", self._world.place.is_main
+            what, main = self._account.place_of(module), self._world.place.is_main
             expect = partial(self._account.note_check, what, main=main)
             check = EquivalenceCheck(call.forward, module, given, self._world, expect=expect)
             verdict = check.run()
@@ -193,17 +194,9 @@ class CallSplitter:
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         return self._by_plan(call, plan, kind, is_new=is_new)
 
-    def _short_call(self, call: _Call, kind: CallKind) -> Any:
-        """Compute a call unsplit that takes longer split."""
-        with torch.inference_mode(mode=False):
-            self._follow(call.module, call.given)
-        outputs = self._unsplit(call, LONGER_SPLIT)
-        self._short_calls.end(kind, call.module)
-        return outputs
-
     def _outputs(self, call: _Call, check: EquivalenceCheck, verdict: Verdict) -> Any:
         """Return the outputs of a call that has passed its check."""
-        what = f"{call.name} at {calling_site()}"
+        what = self._account.place_of(call.module)
         assert verdict.plan is not None
         if verdict.printed:
             self._account.note_prints(what, main=self._world.place.is_main)
@@ -239,7 +232,7 @@ class CallSplitter:
             return self._unsplit(call, SMALL_SLICE)
         if not module_outputs.can_continue(call.module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
-        self._account.split[f"{call.name} at {calling_site()}"] += 1
+        self._account.split[self._account.place_of(call.module)] += 1
         self._number += 1
         if is_local:
             self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
@@ -303,17 +296,19 @@ class CallSplitter:
     def _follow(self, module: nn.Module, given: CallArguments) -> None:
         """Follow the parameters of a module; repeat this once any module has registered new ones."""
         known = self._modules.setdefault(module, _ModuleCalls())
-        if known.followed_at != _registered[0]:
-            known.followed_at = _registered[0]
-            # Global batch norm, and slices of tensors with gradients, communicate within backward.
-            communicates = (
-                self._options.batch_norm == "global"
-                and not separates_gradients(self._world)
-                and any(isinstance(one, BatchNorm) for one in module.modules())
-            )
-            communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
-            named = dict(module.named_parameters(prefix=type(module).__name__))
-            sparse = sparse_weights(module).values()
+        if known.followed_at == _registered[0]:
+            return
+        known.followed_at = _registered[0]
+        # Global batch norm, and slices of tensors with gradients, communicate within backward.
+        communicates = (
+            self._options.batch_norm == "global"
+            and not separates_gradients(self._world)
+            and any(isinstance(one, BatchNorm) for one in module.modules())
+        )
+        communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
+        named = dict(module.named_parameters(prefix=type(module).__name__))
+        sparse = sparse_weights(module).values()
+        with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._gradients.follow(
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
@@ -353,6 +348,8 @@ def intercepted_calls() -> Iterator[None]:
             if calls is None:  # another thread of the script, or a process that it has forked
                 with calling(module):
                     return original(module, *args, **kwargs)
+            if _is_inside.get():
+                return original(module, *args, **kwargs)
             return calls(original, module, args, kwargs)
 
         return call

@@ -103,7 +103,7 @@ def test_the_measurement_after_a_disturbed_one_corrects_it():
     assert decided(seconds, 3 * FIRST) == SPLIT
 
 
-def test_calls_of_each_size_are_decided_apart():
+def test_calls_of_each_size_have_their_own_decision():
     assert decided(times(4e-3, 1e-3), 2 * (FIRST + TIMED), sizes=(20, 30)) == SPLIT
     assert decided(times(4e-3, 1e-3), 2 * (FIRST + TIMED) + 2, sizes=(20, 30)) == UNSPLIT
 

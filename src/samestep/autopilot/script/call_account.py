@@ -5,11 +5,14 @@ import re
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
 import torch
+from torch import nn
 
 from samestep.autopilot.script.failed_calls import FailedCalls
 from samestep.base.folders import PACKAGE
@@ -72,6 +75,18 @@ class Account:
     """The name of another thread than the main one that has run a backward pass before any split call."""
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
+
+    is_user: Callable[[str], bool] = field(default_factory=lambda: cache(is_user_code))
+    """Whether a file is user code of this script: a later one of the same process may have other files."""
+    sites: dict[Site, str] = field(default_factory=dict)
+    """The text of each line that has called a module."""
+
+    def place_of(self, module: nn.Module) -> str:
+        """Return the class of a module that is being called, and the line that calls it."""
+        site = calling_site(self.is_user)
+        if site not in self.sites:
+            self.sites[site] = str(site)
+        return f"{type(module).__name__} at {self.sites[site]}"
 
     def note_unsplit(self, what: str, why: str) -> None:
         """Record a call that every rank computed in full, and why."""
@@ -172,14 +187,14 @@ def is_user_code(file: str) -> bool:
     return not is_internal_code(file) and not library_of(file)
 
 
-def calling_site() -> Site:
+def calling_site(is_user: Callable[[str], bool] = is_user_code) -> Site:
     """Return the line of user code that has led to this call, or else the nearest line of a library."""
     caller = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     libraries = [Site(caller.f_code.co_filename, caller.f_lineno)]
     frame: FrameType | None = caller
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_user_code(file):
+        if is_user(file):
             return Site(file, frame.f_lineno)
         if not is_internal_code(file):
             libraries.append(Site(file, frame.f_lineno))

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from samestep.autopilot.script.call_account import Account, calling_site
+from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.call_signatures import sizes_of
 from samestep.autopilot.state.reachable_state import is_compiled
@@ -107,7 +107,7 @@ class ShortCalls:
         unsplit_s, least = self._largest(own), _WITH_BACKWARD if kind.grad else _FORWARD_ALONE
         kind.is_timed, kind.is_unsplit = False, kind.split_s > least * unsplit_s
         if kind.is_unsplit:
-            what = f"{type(module).__name__} at {calling_site()}"
+            what = self._account.place_of(module)
             self._account.note_longer_split(what, unsplit_s, kind.split_s, main=is_main)
 
     def _largest(self, value: float) -> float:
