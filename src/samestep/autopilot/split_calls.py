@@ -20,7 +20,7 @@ from samestep.autopilot.equivalence.operation_guard import OperationGuard
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.loading.loader_split import Slicing
-from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, Account, calling_site
+from samestep.autopilot.script.call_account import FEWER, KEEP_UNSPLIT, LONGER_SPLIT, Account, calling_site
 from samestep.autopilot.script.failed_calls import out_of_memory_is_final
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
@@ -34,6 +34,7 @@ from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sample_lists import lists_of_alike
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
+from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
@@ -116,14 +117,16 @@ class CallSplitter:
         self._modules: WeakKeyDictionary[nn.Module, _ModuleCalls] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
         self._schedule = CheckSchedule(world.place.size, options.check_every)
+        may_be_unsplit = options.short_calls == "auto" and options.are_serial
+        self._short_calls = ShortCalls(world, account, enabled=may_be_unsplit)
 
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module, split if this is possible; its submodules are called as usual."""
-        if _is_inside.get() or type(module).__name__ in _WRAPPERS or _is_recomputed():
+        """Call a module that no other module calls, split if this is possible."""
+        if type(module).__name__ in _WRAPPERS or _is_recomputed():
             return forward(module, *args, **kwargs)
-        if next(module.parameters(), None) is None:
+        if module not in self._modules and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
         call = _Call(forward, module, CallArguments(args, kwargs))
@@ -149,26 +152,30 @@ class CallSplitter:
 
     def _unsplit(self, call: _Call, why: str) -> Any:
         """Compute a call on all ranks in full, and record why."""
-        self._account.note_unsplit(f"{call.name} at {calling_site()}", why)
+        self._account.note_unsplit(self._account.place_of(call.module), why)
         return call.unsplit()
 
     def _checked_call(self, call: _Call) -> Any:
         """Execute a call by the plan of its signature; check a new signature or size before."""
         module, given = call.module, call.given
+        kind = self._short_calls.begin(module, given)
+        if kind.is_unsplit:
+            self._follow(module, given)
+            outputs = self._unsplit(call, LONGER_SPLIT)
+            self._short_calls.end(kind, module)
+            return outputs
         plain = plain_attributes(module)
         known = self._modules.setdefault(module, _ModuleCalls())
         signature = self._signatures.signature(module, given, plain, known.plans)
-        why = self._obstacle(module, given)
-        if why is not None:
+        if (why := self._obstacle(module, given)) is not None:
             return self._unsplit(call, why)
-        with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
-            self._follow(module, given)
+        self._follow(module, given)
         plan = known.plans.get(signature)
         total = None if plan is None else given.total(plan.dims) or 0
         sizes = known.sizes[signature]
         if sizes.are_checked(given, total, self._world.place.size):
             bypassed_modules.note_direct_forward(self._account, module)
-            what, main = f"{call.name} at {calling_site()}", self._world.place.is_main
+            what, main = self._account.place_of(module), self._world.place.is_main
             expect = partial(self._account.note_check, what, main=main)
             check = EquivalenceCheck(call.forward, module, given, self._world, expect=expect)
             verdict = check.run()
@@ -186,11 +193,11 @@ class CallSplitter:
         if plan is None or not known.sizes[signature].may_be_split(given):
             return self._unsplit(call, known.reasons.get(signature, FAILED))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
-        return self._by_plan(call, plan, is_new=is_new)
+        return self._by_plan(call, plan, kind, is_new=is_new)
 
     def _outputs(self, call: _Call, check: EquivalenceCheck, verdict: Verdict) -> Any:
         """Return the outputs of a call that has passed its check."""
-        what = f"{call.name} at {calling_site()}"
+        what = self._account.place_of(call.module)
         assert verdict.plan is not None
         if verdict.printed:
             self._account.note_prints(what, main=self._world.place.is_main)
@@ -217,7 +224,9 @@ class CallSplitter:
             return LAZY
         return observer(module)
 
-    def _by_plan(self, call: _Call, plan: SplitPlan, *, is_new: bool = False) -> Any:
+    def _by_plan(
+        self, call: _Call, plan: SplitPlan, kind: CallKind | None = None, *, is_new: bool = False
+    ) -> Any:
         """Execute a call by its plan, if there are enough samples; compare it if its counters are new."""
         total, size = call.given.total(plan.dims), self._world.place.size
         is_local = self._options.batch_norm == "local" and uses_batch_norm(call.module)
@@ -227,17 +236,20 @@ class CallSplitter:
             return self._unsplit(call, SMALL_SLICE)
         if not module_outputs.can_continue(call.module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
-        self._account.split[f"{call.name} at {calling_site()}"] += 1
+        self._account.split[self._account.place_of(call.module)] += 1
         self._number += 1
         if is_local:
             self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         try:
-            return self._split(call, plan, batch_split(self._world, plan.dims, total), is_new=is_new)
+            outputs = self._split(call, plan, batch_split(self._world, plan.dims, total), is_new=is_new)
         except Exception as error:
             self._account.failed.record(call.name, self._number, error)
             raise
+        if kind is not None:
+            self._short_calls.end(kind, call.module)
+        return outputs
 
     def _split(self, call: _Call, plan: SplitPlan, split: BatchSplit, *, is_new: bool) -> Any:
         """Return the outputs of a split call; raise `OutOfStep` if it differs from its equivalence check."""
@@ -288,17 +300,19 @@ class CallSplitter:
     def _follow(self, module: nn.Module, given: CallArguments) -> None:
         """Follow the parameters of a module; repeat this once any module has registered new ones."""
         known = self._modules.setdefault(module, _ModuleCalls())
-        if known.followed_at != _registered[0]:
-            known.followed_at = _registered[0]
-            # Global batch norm, and slices of tensors with gradients, communicate within backward.
-            communicates = (
-                self._options.batch_norm == "global"
-                and not separates_gradients(self._world)
-                and any(isinstance(one, BatchNorm) for one in module.modules())
-            )
-            communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
-            named = dict(module.named_parameters(prefix=type(module).__name__))
-            sparse = sparse_weights(module).values()
+        if known.followed_at == _registered[0]:
+            return
+        known.followed_at = _registered[0]
+        # Global batch norm, and slices of tensors with gradients, communicate within backward.
+        communicates = (
+            self._options.batch_norm == "global"
+            and not separates_gradients(self._world)
+            and any(isinstance(one, BatchNorm) for one in module.modules())
+        )
+        communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
+        named = dict(module.named_parameters(prefix=type(module).__name__))
+        sparse = sparse_weights(module).values()
+        with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._gradients.follow(
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
@@ -338,6 +352,8 @@ def intercepted_calls() -> Iterator[None]:
             if calls is None:  # another thread of the script, or a process that it has forked
                 with calling(module):
                     return original(module, *args, **kwargs)
+            if _is_inside.get():
+                return original(module, *args, **kwargs)
             return calls(original, module, args, kwargs)
 
         return call

@@ -5,15 +5,18 @@ import re
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
 import torch
+from torch import nn
 
 from samestep.autopilot.script.failed_calls import FailedCalls
 from samestep.base.folders import PACKAGE
-from samestep.base.units import counted
+from samestep.base.units import counted, seconds_text
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
@@ -22,6 +25,13 @@ KEEP_UNSPLIT = "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
 """Advice for a module whose calls cannot be split."""
 FEWER = "fewer samples than workers"
 """The reason for a call that each rank computes because not every rank would get a sample."""
+LONGER_SPLIT = "it takes longer split"
+"""The reason for a call that could be split, and that each rank computes to save time."""
+TOO_SHORT = (
+    "most calls of its models are too short to be split, so several workers are at best as fast as one: run "
+    "it with -n 1, or with larger batches"
+)
+"""The advice for a script most of whose calls take longer split."""
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
@@ -55,6 +65,8 @@ class Account:
     """The status of each loader, printed by `str`, by the line that reads its batches and by its id."""
     printing: set[str] = field(default_factory=set)
     """Split modules that print when they are called."""
+    longer_split: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The last measured seconds of an unsplit and of a split call, of calls that take longer split."""
     backwards: int = 0
     """Backward passes that the script has run."""
     failed: FailedCalls = field(default_factory=FailedCalls)
@@ -63,6 +75,18 @@ class Account:
     """The name of another thread than the main one that has run a backward pass before any split call."""
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
+
+    is_user: Callable[[str], bool] = field(default_factory=lambda: cache(is_user_code))
+    """Whether a file is user code of this script: a later one of the same process may have other files."""
+    sites: dict[Site, str] = field(default_factory=dict)
+    """The text of each line that has called a module."""
+
+    def place_of(self, module: nn.Module) -> str:
+        """Return the class of a module that is being called, and the line that calls it."""
+        site = calling_site(self.is_user)
+        if site not in self.sites:
+            self.sites[site] = str(site)
+        return f"{type(module).__name__} at {self.sites[site]}"
 
     def note_unsplit(self, what: str, why: str) -> None:
         """Record a call that every rank computed in full, and why."""
@@ -84,6 +108,15 @@ class Account:
                     "slice of the batch\n"
                 )
 
+    def note_longer_split(self, what: str, unsplit_s: float, split_s: float, *, main: bool) -> None:
+        """Record that a call takes longer split than unsplit; report it once, at the first such call."""
+        if what not in self.longer_split and main:
+            sys.stderr.write(
+                f"samestep: note: a call of {what} takes {seconds_text(split_s)} split and "
+                f"{seconds_text(unsplit_s)} unsplit, so every worker computes such calls from now on\n"
+            )
+        self.longer_split[what] = unsplit_s, split_s
+
     def note_check(self, what: str, seconds: float, *, main: bool) -> None:
         """Report a check that takes long, while it is executed."""
         if main and seconds >= _LONG_S:
@@ -95,12 +128,24 @@ class Account:
         """Return the report: a line for each module, line and reason."""
         split = [f"{what}: {counted(count, 'call')} split" for what, count in self.split.items()]
         unsplit = [
-            f"{what}: {counted(count, 'call')} unsplit ({why})"
+            f"{what}: {counted(count, 'call')} unsplit ({self._reason(what, why)})"
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]
         loading = dict.fromkeys(f"{site}: {status}" for (site, _), status in self.loading.items())
-        return [*split, *unsplit, *loading, *self.exceptions]
+        return [*split, *unsplit, *loading, *self.exceptions, *self._advice()]
+
+    def _reason(self, what: str, why: str) -> str:
+        """Return the reason for unsplit calls, with the measured times of those that take longer split."""
+        if why != LONGER_SPLIT or what not in self.longer_split:
+            return why
+        unsplit, split = map(seconds_text, self.longer_split[what])
+        return f"{why}: {split} instead of {unsplit}"
+
+    def _advice(self) -> list[str]:
+        """Return the advice for a script most of whose calls take longer split."""
+        short = sum(counts[LONGER_SPLIT] for counts in self.counts.values())
+        return [TOO_SHORT] if 2 * short > self.split.total() + self.unsplit.total() else []
 
 
 def library_of(file: str) -> str:
@@ -142,14 +187,14 @@ def is_user_code(file: str) -> bool:
     return not is_internal_code(file) and not library_of(file)
 
 
-def calling_site() -> Site:
+def calling_site(is_user: Callable[[str], bool] = is_user_code) -> Site:
     """Return the line of user code that has led to this call, or else the nearest line of a library."""
     caller = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     libraries = [Site(caller.f_code.co_filename, caller.f_lineno)]
     frame: FrameType | None = caller
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_user_code(file):
+        if is_user(file):
             return Site(file, frame.f_lineno)
         if not is_internal_code(file):
             libraries.append(Site(file, frame.f_lineno))

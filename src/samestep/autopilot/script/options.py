@@ -37,6 +37,10 @@ class Options:
     split: Literal["call", "loader"] = _choice(
         "call: shard the batch in each call of a model; loader: shard it as it is loaded.", "call", "loader"
     )
+    short_calls: Literal["auto", "split"] = _choice(
+        "auto: every worker computes calls that take longer split than unsplit; split: they are split.",
+        *("auto", "split"),
+    )
     load: Literal["auto", "shared", "replicated"] = _choice(
         "shared: each worker loads its shard of a batch; replicated: the whole batch; auto: shared where "
         "that gives the same batch and is faster.",

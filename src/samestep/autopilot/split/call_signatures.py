@@ -135,7 +135,7 @@ class CheckedSizes:
 
     def are_checked(self, given: CallArguments, total: int | None, ranks: int) -> bool:
         """Return whether a call is checked: one of a new size."""
-        sizes = _sizes_of(given)
+        sizes = sizes_of(given)
         if sizes in self._known:
             return False
         if total is None:
@@ -152,13 +152,14 @@ class CheckedSizes:
 
     def fail(self, given: CallArguments) -> None:
         """Record that a call of this size has failed its check."""
-        self._known[_sizes_of(given)] = False
+        self._known[sizes_of(given)] = False
         self._has_failed = True
 
     def may_be_split(self, given: CallArguments) -> bool:
         """Return whether a call may be split; once a size has failed, only if its own size has passed."""
-        return not self._has_failed or self._known.get(_sizes_of(given), False)
+        return not self._has_failed or self._known.get(sizes_of(given), False)
 
 
-def _sizes_of(given: CallArguments) -> tuple[torch.Size, ...]:
+def sizes_of(given: CallArguments) -> tuple[torch.Size, ...]:
+    """Return the shapes of the tensors among the arguments."""
     return tuple(tensor.shape for _, tensor in given.tensors())

@@ -13,7 +13,7 @@ from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import AUTO, Measured
 from samestep.run.decision import Decision
 
-SPLIT = ("batch_norm", "split", "load", "random", "device")
+SPLIT = ("batch_norm", "split", "short_calls", "load", "random", "device")
 """The options that control how a serial script is split."""
 
 OF_ALL = ("device",)

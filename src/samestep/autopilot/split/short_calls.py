@@ -1,0 +1,121 @@
+"""Finds calls that take longer when they are split; every rank then computes them unsplit.
+
+To split a call costs comparisons, messages and the gathering of outputs. A small network that an integrator
+calls a hundred times in each step takes tens of times as long split as unsplit, and neither way changes the
+results beyond rounding. So calls of one kind are measured from the 64th on, and again each time their number
+has doubled, since other programs may have disturbed a measurement::
+
+    calls 65 to 72     split; then all ranks agree on the time of one
+    calls 73 to 80     unsplit, unless that time is long; then all ranks agree on the time of one, and decide
+    calls 81 to 128    as decided
+
+Each rank takes the median. The common time of a split call is the shortest of all ranks: the last one to
+arrive waits for no other. That of an unsplit call is the longest.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_signatures import sizes_of
+from samestep.autopilot.state.reachable_state import is_compiled
+from samestep.ranks.world.protocol import World
+
+FIRST = 64
+"""Split calls of one kind before the first measurement."""
+TIMED = 8
+"""Calls of each way in a measurement."""
+LONGEST_S = 0.05
+"""The longest split call that is compared with an unsplit one, whose activations may exceed the memory."""
+_WITH_BACKWARD, _FORWARD_ALONE = 3.0, 1.5
+"""How many times as long as unsplit a split forward has to take.
+
+An unsplit call has an unsplit backward, too, which takes about twice as long as its forward; that of a slice
+sends nothing.
+"""
+
+
+@dataclass(eq=False, slots=True)
+class CallKind:
+    """The calls of one module with gradients or without, in one mode, and with inputs of the same sizes."""
+
+    grad: bool
+    is_unsplit: bool = False
+    """Whether the next call is computed unsplit."""
+    calls: int = 0
+    """The number of calls that were split, or that could have been split."""
+    is_timed: bool = False
+    began: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    """The times of the calls in the present way, if they are timed."""
+    split_s: float = 0.0
+    """The common time of a split call in the present measurement."""
+
+
+class ShortCalls:
+    """Decides, equally on all ranks, which calls of a script are computed unsplit to save time."""
+
+    def __init__(
+        self,
+        world: World,
+        account: Account,
+        *,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._world, self._account, self._is_enabled, self._clock = world, account, enabled, clock
+        self._modules: WeakKeyDictionary[nn.Module, dict[Any, CallKind]] = WeakKeyDictionary()
+
+    def begin(self, module: nn.Module, given: CallArguments) -> CallKind:
+        """Return the kind of a call that begins; `is_unsplit` is its way."""
+        grad = torch.is_grad_enabled()
+        key = grad, module.training, sizes_of(given)
+        kind = self._modules.setdefault(module, {}).setdefault(key, CallKind(grad))
+        if kind.is_timed:
+            kind.began = self._now()
+        return kind
+
+    def end(self, kind: CallKind, module: nn.Module) -> None:
+        """Count a call that was split, or is unsplit to save time; all ranks call this equally."""
+        if not self._is_enabled:
+            return
+        if kind.is_timed:
+            kind.seconds.append(self._now() - kind.began)
+            if len(kind.seconds) == TIMED:
+                self._conclude(kind, module)
+        kind.calls += 1
+        if kind.calls >= FIRST and kind.calls.bit_count() == 1:
+            kind.is_timed, kind.is_unsplit = True, False
+
+    def _conclude(self, kind: CallKind, module: nn.Module) -> None:
+        """Agree on the time of a call in the present way; begin to time the other way, or decide."""
+        own, is_main = median(kind.seconds), self._world.place.is_main
+        kind.seconds.clear()
+        if not kind.is_unsplit:
+            kind.split_s = -self._largest(-own)
+            # Code that is compiled would be compiled again, for the whole batch.
+            kind.is_unsplit = kind.is_timed = kind.split_s <= LONGEST_S and not is_compiled(module)
+            return
+        unsplit_s, least = self._largest(own), _WITH_BACKWARD if kind.grad else _FORWARD_ALONE
+        kind.is_timed, kind.is_unsplit = False, kind.split_s > least * unsplit_s
+        if kind.is_unsplit:
+            what = self._account.place_of(module)
+            self._account.note_longer_split(what, unsplit_s, kind.split_s, main=is_main)
+
+    def _largest(self, value: float) -> float:
+        message = torch.tensor([value], dtype=torch.float64, device=self._world.device)
+        self._world.all_reduce(message, op="max")
+        return float(message)
+
+    def _now(self) -> float:
+        if self._world.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return self._clock()
