@@ -209,6 +209,7 @@ COUNTED_BACKWARD = Hook(
     "the ranks compare their numbers of backward passes",
     arguments=("tensors",),
 )
+FORWARD_BACKWARD = Hook("torch.autograd", "backward", _SPLIT, "a forward that trains is not split")
 LOGGED = Hook(
     "logging:Logger", "callHandlers", _SPLIT, "calls computed for a comparison print and log nothing"
 )

@@ -136,6 +136,7 @@ class _Add(torch.autograd.Function):
 
 _LEAF = "AccumulateGrad"
 _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
+_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls}  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,20 @@ def call_graph(outputs: Any) -> CallGraph:
             kinds.add(kind)
             waiting += [one for one, _ in node.next_functions if one is not None and one not in seen]
     return CallGraph(frozenset(kind.__name__ for kind in kinds), tuple(found))
+
+
+def uses_split_call(outputs: Any) -> bool:
+    """Return whether `outputs` were computed from those of a split call, by their autograd graph."""
+    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        if type(node) in _ALL:
+            return True
+        new = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
