@@ -35,7 +35,6 @@ from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import current_slice
-from samestep.autopilot.split.training_calls import detected_training
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.context_values import bound
 from samestep.base.errors import OutOfStep, UsageError
@@ -358,7 +357,6 @@ def intercepted_calls() -> Iterator[None]:
         stack.callback(counting.remove)
         stack.enter_context(attached_all(hooks))
         stack.enter_context(bypassed_modules.functional_calls())
-        stack.enter_context(detected_training())
         yield
 
 

@@ -101,7 +101,7 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
         return result
 
     def is_of_no_sample(self, func: Any, shape: Sequence[int]) -> bool:  # noqa: ARG002
-        """Return whether a draw of this shape is known to be the same for all slices."""
+        """Return whether a draw of this shape is known to be equal for all slices."""
         return False
 
     def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
@@ -146,7 +146,7 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
         return self._wide(shape, planned.dim, every, inner=self._plan.inner, order=order)
 
     def is_of_no_sample(self, func: Any, shape: Sequence[int]) -> bool:
-        """Return whether the equivalence check has found draws of this shape to be the same for all slices."""
+        """Return whether the equivalence check has found draws of this shape to be equal for all slices."""
         if self._plan is None:
             return False
         planned = self._plan.repeated(DrawType.of(func, shape), shape, self._split.local)
