@@ -24,6 +24,7 @@ CAUGHT = {
     "NotConnected": "the world uses its back end",
     "OtherRankFailedError": "the rank that failed raises its error",
     "StepLimitReached": "ends a recipe that is measured",
+    "TrainsError": "the call is not split",
     "UnmatchedParametersError": "parameters are compared without their names",
     "WritesFileError": "the call is not split",
     "_NotExtrapolated": "becomes UsageError",

@@ -32,6 +32,7 @@ from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.bypassed_modules import check_split, plain_weights
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_context import slice_aware_functions
+from samestep.autopilot.split.training_calls import detected_training
 from samestep.autopilot.split_calls import (
     CallSplitter,
     compute_alone,
@@ -179,7 +180,12 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
             stack.enter_context(writing_once(world, options, common))
             stop = partial(check_split, size=world.place.size)
         stack.enter_context(equal_seeds(world, options.seed))
-        for context in intercepted_calls(), batch_norm_of_slices(), slice_aware_functions():
+        for context in (
+            intercepted_calls(),
+            detected_training(),
+            batch_norm_of_slices(),
+            slice_aware_functions(),
+        ):
             stack.enter_context(context)
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None

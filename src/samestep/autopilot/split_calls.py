@@ -32,7 +32,6 @@ from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sample_lists import lists_of_alike
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward, call_slice
@@ -215,10 +214,7 @@ class CallSplitter:
 
     def _obstacle(self, module: nn.Module, given: CallArguments) -> str | None:
         """Return the reason why this call stays unsplit without a check; None if a check decides."""
-        size = self._world.place.size
-        if not any(max(tensor.shape[:2]) >= size for _, tensor in given.tensors()) and not any(
-            len(parts) >= size for parts in lists_of_alike(given.both).values()
-        ):
+        if not given.may_have_samples(self._world.place.size):
             return FEWER if given.tensors() else NO_TENSORS
         if any(is_lazy(parameter) for parameter in module.parameters()):
             return LAZY

@@ -202,13 +202,7 @@ AVERAGED_GRAD = Hook(
     "gradients of parameters are averages over the ranks",
     arguments=("outputs", "inputs"),
 )
-COUNTED_BACKWARD = Hook(
-    "torch.autograd",
-    "backward",
-    _SPLIT,
-    "the ranks compare their numbers of backward passes",
-    arguments=("tensors",),
-)
+FORWARD_BACKWARD = Hook("torch.autograd", "backward", _SPLIT, "a forward that trains is not split")
 LOGGED = Hook(
     "logging:Logger", "callHandlers", _SPLIT, "calls computed for a comparison print and log nothing"
 )
@@ -254,6 +248,13 @@ WORKER_INFO = Hook(
 )
 
 _ALONE = "serial scripts: each rank runs as if alone"
+COUNTED_BACKWARD = Hook(
+    "torch.autograd",
+    "backward",
+    _ALONE,
+    "the ranks compare their numbers of backward passes",
+    arguments=("tensors",),
+)
 EXIT = Hook("os", "_exit", _ALONE, "the ranks compare their weights before they exit", arguments=("status",))
 THREAD_ERROR = Hook("threading", "excepthook", _ALONE, "an error of samestep in a thread ends the run")
 CREATED_GROUP = tuple(

@@ -18,6 +18,7 @@ One compares the samples of a batch in `forward`, one never calls a module with 
 UNSPLIT = {
     "prints_in_forward.py": ("Writes",),
     "batch_memories.py": ("Queue", "Codebook", "Hardest"),
+    "trains_in_forward.py": ("Tent", "Criterion"),
     "kept_in_objects.py": ("Policy", "Remembered", "Lazy", "Decoded", "IntoList", "IntoMethod", "IntoRecord"),
     "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
     "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),

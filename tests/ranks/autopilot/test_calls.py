@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.equivalence.check import EquivalenceCheck
+from samestep.autopilot.equivalence.check import TRAINS, EquivalenceCheck
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
 from samestep.autopilot.script.call_account import FEWER, Account
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.slice_call import WRITES_INPUT
+from samestep.autopilot.split.training_calls import detected_training
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.errors import UsageError
 from samestep.ranks.world.thread_world import run_ranks
@@ -216,6 +217,11 @@ def with_noise_on_inputs(model, number):
     return F.cross_entropy(scores, labels(7, seed=number)) + slope.square().sum()
 
 
+def detached(model, number):
+    """Return a loss whose backward has no effect: the model has trained itself."""
+    return model(drawn(7, 5, seed=number)).sum() + 0 * model.two.bias.sum()
+
+
 def by_epoch(model, number):
     model.epoch = number // 2
     return plain(model, number)
@@ -230,6 +236,43 @@ def accuracy(model, number):
     return loss * (1 + right)
 
 
+class Adapts(Net):
+    """Trains its norm with each batch that it is called with, as test-time adaptation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer = torch.optim.Adam(self.norm.parameters(), lr=0.1)
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.norm(self.one(x))))
+        (own,) = torch.autograd.grad(scores.logsumexp(1).sum(), self.norm.weight, retain_graph=True)
+        self.norm.weight.grad = own
+        self.optimizer.step()
+        return scores.detach()
+
+
+class CallsBackward(Net):
+    """Calls backward in forward, and returns a number."""
+
+    def forward(self, x):
+        loss = self.two(self.one(x)).logsumexp(1).mean()
+        loss.backward()
+        return loss.detach()
+
+
+class SetsRate(Net):
+    """Lowers a learning rate, which it returns, with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer = torch.optim.SGD(self.one.parameters(), lr=0.5)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+
+    def forward(self, x):
+        self.schedule.step()
+        return self.two(self.one(x)) * self.optimizer.param_groups[0]["lr"]
+
+
 SPLIT = [
     (Plain, plain),
     (LossInside, loss_inside),
@@ -238,6 +281,7 @@ SPLIT = [
     (KeepsState, plain),
     (CountsCalls, plain),
     (Plain, with_noise_on_inputs),
+    (SetsRate, plain),
 ]
 UNSPLIT = [
     (ComparesSamples, lambda model, number: model(drawn(7, 5, seed=number)).mean(), NOT_GATHERED),
@@ -247,12 +291,20 @@ UNSPLIT = [
     (CountsSamples, plain, "seen"),
     (KeepsLosses, plain, "losses"),
     (ClipsWithin, plain, "hook"),
+    (Adapts, detached, TRAINS),
+    (CallsBackward, detached, TRAINS),
 ]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def patched():
     with intercepted_calls(), batch_norm_of_slices(), averaging_grad(current_gradients):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def detected():
+    with detected_training():
         yield
 
 
@@ -502,6 +554,29 @@ def test_a_penalty_on_gradients_of_parameters_is_refused():
             torch.autograd.grad(plain(model, 0), model.parameters(), create_graph=True)
 
     run_ranks(on_each_rank, 2)
+
+
+def test_a_penalty_on_gradients_of_an_unsplit_call_is_that_of_one_rank():
+    def slopes(model):
+        weights = dict(model.named_parameters())
+        scores = torch.func.functional_call(model, weights, (drawn(7, 5),))
+        return torch.autograd.grad(
+            F.cross_entropy(scores, labels(7)), list(weights.values()), create_graph=True
+        )
+
+    def on_each_rank(world):
+        model = weighted(Plain())
+        with shared(world):
+            model(drawn(7, 5))
+            sum(one.square().sum() for one in slopes(model)).backward()
+        return [one.grad for one in model.parameters()]
+
+    model = weighted(Plain())
+    model(drawn(7, 5))
+    sum(one.square().sum() for one in slopes(model)).backward()
+    for ranks in run_ranks(on_each_rank, 2):
+        for own, one in zip(ranks, model.parameters(), strict=True):
+            torch.testing.assert_close(own, one.grad, rtol=0, atol=1e-12)
 
 
 def test_evaluation_is_split_with_the_outputs_of_one_rank():

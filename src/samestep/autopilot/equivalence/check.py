@@ -38,6 +38,7 @@ from samestep.autopilot.split.guards import Attributes, changed, counters, kept_
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.sample_lists import LIST, Dims
 from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split.training_calls import TrainsError, training_nothing
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
@@ -48,6 +49,7 @@ from samestep.ranks.world.protocol import World
 LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
+TRAINS = "it calls backward or steps an optimizer when it is called"
 UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
     "torch.compile draws dropout for a slice differently than for the whole batch; without torch.compile "
@@ -100,7 +102,7 @@ class EquivalenceCheck:
         """
         if (why := self._refusal()) is not None:
             return Verdict(None, why=why)
-        with disturbance.parametrizations_computed():
+        with disturbance.parametrizations_computed(), training_nothing():
             verdict = self._verdict()
         if verdict.plan is None and (self._has_beside or self._run.has_beside):
             raise UsageError(
@@ -273,15 +275,16 @@ class EquivalenceCheck:
                 kept = changed(run.left, python_state(self._module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
             self._has_beside = self._has_beside or run.has_beside
-        except WritesFileError:
-            failure = WRITES_FILES
+        except (WritesFileError, TrainsError) as error:
+            failure = WRITES_FILES if isinstance(error, WritesFileError) else TRAINS
         except Exception as error:  # noqa: BLE001 - the model may fail on these samples; others are tried
             failure = in_one_line(error)
         if whole is None or whole.writes:
             self._weights.forget()
         if not self._comparison.agreed(not failure):
-            if not self._comparison.agreed(failure != WRITES_FILES):
-                return WRITES_FILES
+            for final in WRITES_FILES, TRAINS:
+                if not self._comparison.agreed(failure != final):
+                    return final
             return _Failed(failure or "another worker's failed")
         assert whole is not None
         if whole.writes:

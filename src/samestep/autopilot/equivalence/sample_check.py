@@ -18,6 +18,7 @@ from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split.training_calls import training_nothing
 from samestep.base.errors import OutOfStep
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, text
@@ -56,7 +57,7 @@ class SampleCheck:
         self._run = ModuleRun(forward, module, world.device)
         self._whole: UnsplitCall | None = None
         # It may differentiate within forward; the split call raises other errors.
-        with suppress(Exception), parametrizations_computed():
+        with suppress(Exception), parametrizations_computed(), training_nothing():
             self._whole = self._run.unsplit(given, records=draws)
         self._run.restore()
 

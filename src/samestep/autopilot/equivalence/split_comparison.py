@@ -46,6 +46,7 @@ from samestep.ranks.world.protocol import World
 
 T = TypeVar("T")
 SLICE_RAISES = "a slice of its batch raises"
+UNPLANNED_DRAWS = "it draws random numbers in a way that cannot be split"
 NOT_GATHERED = "cannot be gathered from those of slices"
 
 
@@ -150,9 +151,11 @@ class SplitComparison:
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 return f"{SLICE_RAISES} {in_one_line(error)}"
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)
+        unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
         if isinstance(found, str):
-            unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
             return found + unknown
+        if mode is not None and not self.agreed(not unknown):
+            return UNPLANNED_DRAWS + unknown
         if whole.reads:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = found
@@ -212,7 +215,7 @@ class SplitComparison:
         }
         state = {
             f"its buffers differ: it keeps statistics of its slice ({buffer or elsewhere})": buffer is None,
-            "it draws random numbers in a way that cannot be split": is_drawn,
+            UNPLANNED_DRAWS: is_drawn,
         }
         # A loss that every rank computes from all samples has the right mean, too.
         is_fixed = keeps and alike and all(close(part, whole.outputs[path]) for path, part in parts.items())

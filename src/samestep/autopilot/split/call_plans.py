@@ -174,6 +174,12 @@ class CallArguments:
         """The positional and the named arguments, as one structure, in which all paths begin."""
         return self.args, dict(self.kwargs)
 
+    def may_have_samples(self, count: int) -> bool:
+        """Return whether a first or second dimension, or a list, is long enough for so many samples."""
+        return any(max(tensor.shape[:2]) >= count for _, tensor in self.tensors()) or any(
+            len(parts) >= count for parts in lists_of_alike(self.both).values()
+        )
+
     def samples(self, dims: Dims) -> Iterator[Tensor]:
         """Yield the tensors that are split, and those of lists that are."""
         return (tensor for path, tensor in self.tensors() if is_split(path, dims))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from samestep.autopilot.split.sharded_autograd import uses_split_call
 from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
@@ -280,6 +281,8 @@ def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
             return found
         own = [one for one, tensor in zip(found, tensors, strict=False) if gradients.follows(tensor)]
         if own and any(one is not None and one.requires_grad for one in own):
+            if not uses_split_call(outputs):
+                return found  # each rank has computed all of it
             raise UsageError(
                 "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split, "
                 "because a penalty from it covers only a worker's slice. Run this script with -n 1."

@@ -65,7 +65,7 @@ class DrawRecorder(_DrawMode):  # type: ignore[no-untyped-call]
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        value = result[0] if isinstance(result, tuple) else result
+        value = _first(result)
         shape = tuple(value.shape) if isinstance(value, Tensor) else ()
         order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
         self.shapes.append(DrawRecord(DrawType.of(func, shape), shape, order))
@@ -94,8 +94,15 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
         before = RngState.now(device)
         result = func(*args, **kwargs)
         if not before.same(RngState.now(device)):  # attention without dropout draws no numbers
-            self.unknown.add(str(func.overloadpacket))
+            value = _first(result)
+            shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+            if not self.is_of_no_sample(func, shape):
+                self.unknown.add(str(func.overloadpacket))
         return result
+
+    def is_of_no_sample(self, func: Any, shape: Sequence[int]) -> bool:  # noqa: ARG002
+        """Return whether a draw of this shape is known to be equal for all slices."""
+        return False
 
     def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
         """Return the draw for more samples; None if no dimension is the sample dimension."""
@@ -137,6 +144,13 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
             return None
         every, order = shape[planned.dim] // local, planned.record.order
         return self._wide(shape, planned.dim, every, inner=self._plan.inner, order=order)
+
+    def is_of_no_sample(self, func: Any, shape: Sequence[int]) -> bool:
+        """Return whether the equivalence check has found draws of this shape to be equal for all slices."""
+        if self._plan is None:
+            return False
+        planned = self._plan.repeated(DrawType.of(func, shape), shape, self._split.local)
+        return planned is not None and planned.dim is None
 
     def end(self) -> None:
         """Check, after the call, that a draw that was found by its number had this number."""
@@ -194,6 +208,11 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         self.has_flattened = self.has_flattened or every > 1
         return self._wide(shape, dim, every, inner=self._inner, order=known.order)
 
+    def is_of_no_sample(self, func: Any, shape: Sequence[int]) -> bool:
+        """Return whether the unsplit call's draw has this shape, too."""
+        known = self._shapes[self.number - 1] if self.number <= len(self._shapes) else None
+        return known is not None and (known.draw, known.shape) == (DrawType.of(func, shape), tuple(shape))
+
     def plan(self) -> DrawPlan:
         """Return the sample dimensions found."""
         total = self._split.total
@@ -202,6 +221,10 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
             dim = self._dims.get(number)
             draws.append(PlannedDraw(record, dim, 1 if dim is None else record.shape[dim] // total))
         return DrawPlan(tuple(draws), self._inner)
+
+
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
 
 
 @functools.cache

@@ -139,6 +139,7 @@ class _Add(torch.autograd.Function):
 
 _LEAF = "AccumulateGrad"
 _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
+_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls}  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,20 @@ def _references_of_graph() -> int:
     _, found = _operations_and_leaves(output)
     (count,) = _references(found)  # while the graph exists, which has one of them
     return count
+
+
+def uses_split_call(outputs: Any) -> bool:
+    """Return whether `outputs` were computed from those of a split call, by their autograd graph."""
+    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        if type(node) in _ALL:
+            return True
+        new = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:

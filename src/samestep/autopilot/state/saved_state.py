@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
@@ -135,6 +137,10 @@ def _saved(value: Any) -> Iterator[Undo]:
         yield partial(_refill_array, value, value.copy())
     elif _is_generator(value):
         yield partial(_set_generator_state, value, _generator_state(value))
+    elif isinstance(value, Optimizer | LRScheduler):  # forward may set a learning rate
+        optimizer = value if isinstance(value, Optimizer) else value.optimizer
+        for fields in vars(value), *optimizer.param_groups:
+            yield partial(refill, fields, dict(fields))
     if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
         yield partial(restore_record, value, fields_of(value))
 
