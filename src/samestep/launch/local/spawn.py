@@ -34,6 +34,7 @@ from samestep.launch.local.forking import (
 )
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave
 from samestep.launch.local.local_backend import Round, places, worker_variables
+from samestep.launch.local.output_flush import withdraw
 from samestep.launch.local.workers import Workers
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task
@@ -171,6 +172,7 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
             own = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
             for fd in (own, pipe.fd):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
+            withdraw()
             os.execv(sys.executable, [sys.executable, "-c", _START.format(payload=own, pipe=pipe.fd)])  # noqa: S606
 
         yield entry
