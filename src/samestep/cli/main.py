@@ -1,8 +1,9 @@
 """Runs the ``samestep`` command: loads one verb, and turns an error into one line and an exit code."""
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from errno import ENAMETOOLONG
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,9 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_
 _COMPLETE = "_SAMESTEP_COMPLETE"
 """Variable by which a shell asks for the words that complete a command."""
 
+_COMPLETIONS = ("--install-completion", "--show-completion")
+"""Options of typer that write or print what makes a shell complete words."""
+
 _ON_ANY_SYSTEM = "report"
 """The verb that only reads and writes files; the others need Linux (fork, /proc, shared memory, affinity)."""
 _SHORT = 100
@@ -73,10 +77,11 @@ def run_command(arguments: Sequence[str]) -> int:
         common_first(getattr(command, "commands", {}))
         without_needless_types(command, _SETTINGS)
         plain_if_narrow(command)
-        code = command(list(arguments), prog_name="samestep", standalone_mode=False)
+        invoke = _write_completion if arguments and arguments[0] in _COMPLETIONS else _invoke
+        code = invoke(command, arguments)
     except typer.TyperException as error:
         option = getattr(error, "option_name", None) or ""
-        answer = answer_to(option, arguments) or _usage_text(error)
+        answer = answer_to(option, arguments) or _missing_command(error, arguments) or _usage_text(error)
         if option and verb == "verify" and "--" not in arguments:
             answer += f". An option of the script comes after --: samestep verify train.py -- {option} ..."
         return _complain(answer, hint=_help_of(verb), code=2)
@@ -93,6 +98,34 @@ def run_command(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _invoke(command: Any, arguments: Sequence[str]) -> Any:
+    return command(list(arguments), prog_name="samestep", standalone_mode=False)
+
+
+def _write_completion(command: Any, arguments: Sequence[str]) -> Any:
+    """Run one of `_COMPLETIONS`, whose text is printed if it succeeds.
+
+    Raises:
+        UsageError: the shell is unknown, or its files cannot be written.
+    """
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text), redirect_stderr(text):
+            code = _invoke(command, arguments)
+    except SystemExit:  # it has succeeded
+        print(text.getvalue(), end="")
+        raise
+    except OSError as error:
+        name = error.filename or "its file"
+        raise UsageError(f"{arguments[0]}: {name} cannot be written: {error.strerror}.") from None
+    if code:
+        raise UsageError(
+            f"{arguments[0]} does not recognize the shell that started it. Start it from bash, zsh, fish or "
+            "PowerShell."
+        )
+    return code
 
 
 def application(verb: str | None) -> typer.Typer:
@@ -182,6 +215,21 @@ def _is_about(argument: str, name: str) -> bool:
 
 def _help_of(verb: str | None) -> str:
     return f"samestep {verb} --help" if verb in VERBS else "samestep --help"
+
+
+def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> str | None:
+    """Return which command to give, if words stand where one of several is expected; None elsewhere."""
+    context: Any = getattr(error, "ctx", None)
+    commands = getattr(getattr(context, "command", None), "commands", {})
+    if not commands:
+        return None
+    if context.parent is None:
+        script = next((word for word in arguments if Path(word).is_file()), None)
+        return script and f"{script} is no command of samestep. To run it, give: samestep run {script}"
+    message = error.format_message()
+    if "Did you mean" in message:
+        return None
+    return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
 
 
 def _usage_text(error: typer.TyperException) -> str:

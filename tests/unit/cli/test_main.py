@@ -25,6 +25,28 @@ def test_an_unknown_verb_is_one_line_with_a_suggestion(capsys):
     assert "samestep --help" in line
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["train.py"], ["samestep run train.py"]),
+        (["-n", "2", "train.py"], ["samestep run train.py"]),
+        (["train", "train.py"], ["samestep run train.py", "digits"]),
+        (["submit", "train.py"], ["'train.py'", "slurm, mpi, kubernetes"]),
+        (["submit", "-n", "2", "train.py"], ["-n", "slurm, mpi, kubernetes"]),
+        (["lab", "nosuch"], ["'nosuch'", "hello"]),
+    ],
+)
+def test_words_without_their_command_are_answered_with_the_command(
+    capsys, monkeypatch, tmp_path, words, names
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    assert run_command(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [name for name in names if name not in line] == []
+
+
 def test_an_interrupted_training_logs_the_signal(capsys, monkeypatch, tmp_path):
     def interrupted(world, order):
         raise KeyboardInterrupt
