@@ -238,6 +238,33 @@ def test_spawn_returns_results_and_raises_the_first_failure(tmp_path):
     assert "Traceback" not in ended.err
 
 
+def test_fresh_workers_have_the_flags_of_the_interpreter(tmp_path):
+    file = tmp_path / "spawning.py"
+    file.write_text(
+        dedent("""\
+        import sys, threading, samestep
+
+        def flags(world):
+            return sys.flags.optimize, sys.flags.dev_mode
+
+        if __name__ == "__main__":
+            stop = threading.Event()
+            threading.Thread(target=stop.wait).start()  # this process cannot be forked
+            print(samestep.spawn(flags, 1))
+            stop.set()
+        """)
+    )
+    ended = subprocess.run(
+        [sys.executable, "-O", "-X", "dev", file],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+
+    assert ended.stdout == "[(1, True)]\n", ended.stderr
+
+
 SPAWNING = """\
     import sys, threading, torch, samestep
 

@@ -16,7 +16,7 @@ from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
 from samestep.base.interrupts import ended_by_interrupt
-from samestep.cli.help_text import common_first, flowing, plain_if_narrow, without_needless_types
+from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
@@ -134,7 +134,7 @@ def application(verb: str | None) -> typer.Typer:
     ``samestep --help`` needs their names, and importing all of them is slow.
     """
     app = typer.Typer(pretty_exceptions_enable=False, context_settings=_SETTINGS)
-    app.callback(invoke_without_command=True)(_samestep)
+    app.callback(invoke_without_command=True, help=help_of(_samestep))(_samestep)
     for name, summary in VERBS.items():
         if name == verb:
             with ended_by_interrupt():
@@ -144,7 +144,7 @@ def application(verb: str | None) -> typer.Typer:
             if isinstance(function, typer.Typer):
                 app.add_typer(function, name=name, short_help=summary)
             else:
-                text = flowing(function.__doc__)
+                text = help_of(function)
                 app.command(name, help=text, short_help=summary, context_settings=settings)(function)
         else:
             app.command(name, short_help=summary)(_not_loaded)

@@ -1,6 +1,7 @@
 """The command line as a whole: an error is one line, and an interruption is logged."""
 
 import os
+import subprocess
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_words_without_their_command_are_answered_with_the_command(
     assert run_command(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert [name for name in names if name not in line] == []
+
+
+def test_the_help_of_an_interpreter_without_docstrings_is_the_same():
+    for words in (["--help"], ["run", "--help"], ["lab", "--help"]):
+        own, without = (
+            subprocess.run(
+                [sys.executable, *flags, "-m", "samestep", *words], capture_output=True, check=True
+            )
+            for flags in ([], ["-OO"])
+        )
+        assert own.stdout == without.stdout
 
 
 def test_an_interrupted_training_logs_the_signal(capsys, monkeypatch, tmp_path):
