@@ -14,6 +14,7 @@ from samestep import __main__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.cli.main import run_command
+from samestep.cli.options import launch
 from samestep.training.recipes import run_recipe
 
 
@@ -82,6 +83,21 @@ def test_a_script_that_can_be_read_only_once_is_refused(capsys):
     finally:
         os.close(end)
         os.close(other)
+
+
+def test_a_module_that_this_package_hides_is_named(capsys, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    launch.program(str(script), module=False)
+    assert capsys.readouterr().err == ""
+
+    (tmp_path / "samestep.py").touch()
+    launch.program(str(script), module=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "samestep.py") in line
+
+    launch.program(str(tmp_path / "samestep.py"), module=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_command_line_does_not_replace_the_excepthook(capsys, monkeypatch):
