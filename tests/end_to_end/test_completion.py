@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from shellingham import ShellDetectionFailure
 
 from samestep.cli.main import VERBS, completed_words, run_command
 
@@ -55,3 +56,25 @@ def test_only_the_verb_of_a_completed_command_is_loaded():
         completed_words({"_SAMESTEP_COMPLETE": "complete_bash", "COMP_WORDS": "samestep run -"})[0] == "run"
     )
     assert completed_words({"COMP_WORDS": "samestep run -"}) == ()
+
+
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+def test_an_unknown_shell_is_one_line(option, monkeypatch, capsys):
+    def fails():
+        raise ShellDetectionFailure
+
+    monkeypatch.setattr("shellingham.detect_shell", fails)
+
+    assert run_command([option]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert option in err
+
+
+def test_a_home_that_cannot_be_written_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+
+    assert run_command(["--install-completion"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -150,6 +150,31 @@ def test_an_exception_is_printed_once_from_the_users_first_line(script):
     assert "ValueError" in told[-1]
 
 
+def test_the_others_write_what_they_have_buffered_before_they_are_stopped(script, tmp_path):
+    log = tmp_path / "log.txt"
+    prog = script(
+        f"""\
+        import time, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            store.wait(["printed"])
+            raise ValueError("alone")
+        log = open({str(log)!r}, "w")
+        log.write("in a file")
+        print("a line")
+        store.set("printed", "")
+        time.sleep(600)
+        """
+    )
+    ended = samestep("run", "-n", 2, prog)
+
+    assert ended.code == 1
+    assert ended.out == "a line\n"
+    assert log.read_text() == "in a file"
+
+
 def test_all_workers_restart_after_one_was_killed(script):
     prog = script(
         """\
@@ -211,6 +236,33 @@ def test_spawn_returns_results_and_raises_the_first_failure(tmp_path):
         "again",
     ]
     assert "Traceback" not in ended.err
+
+
+def test_fresh_workers_have_the_flags_of_the_interpreter(tmp_path):
+    file = tmp_path / "spawning.py"
+    file.write_text(
+        dedent("""\
+        import sys, threading, samestep
+
+        def flags(world):
+            return sys.flags.optimize, sys.flags.dev_mode
+
+        if __name__ == "__main__":
+            stop = threading.Event()
+            threading.Thread(target=stop.wait).start()  # this process cannot be forked
+            print(samestep.spawn(flags, 1))
+            stop.set()
+        """)
+    )
+    ended = subprocess.run(
+        [sys.executable, "-O", "-X", "dev", file],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+
+    assert ended.stdout == "[(1, True)]\n", ended.stderr
 
 
 SPAWNING = """\
@@ -306,7 +358,7 @@ def test_a_worker_inherits_no_files_and_its_forks_and_orphans_are_reaped(script,
             except FileNotFoundError:  # the listing's own
                 pass
         kinds = sorted(file.split(":")[0] for file in held)
-        assert kinds == ["/memfd", "pipe", "pipe"], f"too many: {held}"
+        assert kinds == ["/memfd", "pipe", "pipe", "pipe"], f"too many: {held}"
 
         import torch.distributed as dist
         dist.init_process_group("gloo")

@@ -1,6 +1,7 @@
 """Gives the folder of this package, and the user's cache folder; checks folders that are written to later."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from samestep.base.errors import UsageError
@@ -14,6 +15,30 @@ def user_cache() -> Path:
     import pooch
 
     return Path(pooch.os_cache("samestep"))
+
+
+def claim_folder(path: Path) -> Path:
+    """Make and return a folder that does not exist yet: `path`, or that with ``-2``, ``-3``, ... at its end.
+
+    Commands that begin in the same second choose the same name by the time. A folder that cannot be made is
+    returned as it is, because what writes to it reports that.
+    """
+    count, free = 1, path
+    try:
+        while not _makes(free):
+            count += 1
+            free = path.with_name(f"{path.name}-{count}")
+    except OSError:
+        return path
+    return free
+
+
+def _makes(folder: Path) -> bool:
+    """Make a folder, and return whether it did not exist."""
+    with suppress(FileExistsError):
+        folder.mkdir(parents=True)
+        return True
+    return False
 
 
 def refuse_unwritable_file(flag: str, file: Path | None) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samestep.base.errors import Error
+from samestep.base.errors import Error, UsageError
 from samestep.base.machine.torch_segments import free_segments
 from samestep.base.process_identity import Life, Owner, has_ended
 
@@ -43,9 +43,10 @@ def make_folder(parent: Path | None = None) -> Path:
     Its parent folder is by default the temporary directory.
 
     Raises:
+        UsageError: there is no temporary directory.
         Error: no folder can be made.
     """
-    where = Path(tempfile.gettempdir()) if parent is None else parent
+    where = temporary_directory() if parent is None else parent
     dot = "" if parent is None else "."
     path = where / f"{dot}samestep-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -59,6 +60,20 @@ def make_folder(parent: Path | None = None) -> Path:
             "TMPDIR to another folder."
         ) from error
     return path
+
+
+def temporary_directory() -> Path:
+    """Return the temporary directory.
+
+    Raises:
+        UsageError: no folder that can be one is writable.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise UsageError(
+            f"{error.strerror}. Set TMPDIR to a folder that is writable and has space."
+        ) from None
 
 
 def use_folder(path: Path) -> None:
@@ -102,7 +117,9 @@ def remove_folder(path: Path) -> None:
 
 def places() -> list[Path]:
     """Return the folders in which this user's commands make such folders."""
-    found = [Path(tempfile.gettempdir())]
+    found = []
+    with suppress(Error):
+        found.append(temporary_directory())
     with suppress(OSError):  # the working folder can be deleted
         found.append(Path.cwd())
     return list(dict.fromkeys(found))

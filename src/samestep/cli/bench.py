@@ -13,7 +13,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text, check_seconds
-from samestep.cli.help_text import flowing
+from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
 from samestep.launch.job import Job
@@ -184,9 +184,9 @@ def step(
 for _name in COLLECTIVES:
     _spelled = _name.replace("_", "-")
     _command = command_for(_name)
-    bench.command(_spelled, help=flowing(_command.__doc__), short_help=f"Measure {_spelled}.")(_command)
+    bench.command(_spelled, help=help_of(_command), short_help=f"Measure {_spelled}.")(_command)
 _summary = "Measure training steps with each gradient synchronizer."
-bench.command(help=flowing(step.__doc__), short_help=_summary)(step)
+bench.command(help=help_of(step), short_help=_summary)(step)
 
 
 def _decide(start: launch.Workers) -> Decision:

@@ -1,7 +1,11 @@
 """Prepares the texts of ``--help``: lines that flow, and the options that most users need first."""
 
-from collections.abc import Mapping, Sequence
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from shutil import get_terminal_size
+from textwrap import dedent
 from typing import Any
 
 import typer
@@ -89,10 +93,23 @@ def plain_if_narrow(command: Any) -> None:
             plain_if_narrow(below)
 
 
-def flowing(text: str | None) -> str:
-    r"""Return the text of a command in lines that a terminal of any width breaks itself.
+def help_of(function: Callable[..., Any]) -> str:
+    r"""Return the docstring of a command in lines that a terminal of any width breaks itself.
 
-    >>> flowing("A sentence.\n\n    Two\n    lines.")
+    Python with ``-OO`` removes docstrings; they are read from the source then.
+
+    >>> def command():
+    ...     "A sentence.\n\n    Two\n    lines."
+    >>> help_of(command)
     'A sentence.\n\nTwo lines.'
     """
-    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+    text = function.__doc__ or _docstring_in_source(function)
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _docstring_in_source(function: Callable[..., Any]) -> str:
+    with suppress(OSError, SyntaxError):  # there is no source, as in a frozen application
+        parsed = ast.parse(dedent(inspect.getsource(function))).body[0]
+        if isinstance(parsed, ast.FunctionDef):
+            return ast.get_docstring(parsed) or ""
+    return ""

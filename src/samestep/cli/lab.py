@@ -12,7 +12,7 @@ from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable_file
 from samestep.base.record import json_line
 from samestep.base.units import counted
-from samestep.cli.help_text import flowing
+from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, option
 from samestep.lab.exercises import EXERCISES, write_starter
@@ -146,6 +146,6 @@ def _in_words(sizes: Sequence[int]) -> str:
 
 for _one in EXPERIMENTS.values():
     _run = command_for(_one)
-    lab.command(_one.name, help=flowing(_run.__doc__), short_help=_one.question)(_run)
+    lab.command(_one.name, help=help_of(_run), short_help=_one.question)(_run)
 for _command in (start, grade):
-    lab.command(help=flowing(_command.__doc__))(_command)
+    lab.command(help=help_of(_command))(_command)

@@ -1,8 +1,9 @@
 """Runs the ``samestep`` command: loads one verb, and turns an error into one line and an exit code."""
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from errno import ENAMETOOLONG
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
 from samestep.base.interrupts import ended_by_interrupt
-from samestep.cli.help_text import common_first, flowing, plain_if_narrow, without_needless_types
+from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import answer_to, own_name
 
 VERBS: Mapping[str, str] = {
@@ -39,6 +40,9 @@ Each verb is a function, or an application of several commands, with its name in
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_name}
 _COMPLETE = "_SAMESTEP_COMPLETE"
 """Variable by which a shell asks for the words that complete a command."""
+
+_COMPLETIONS = ("--install-completion", "--show-completion")
+"""Options of typer that write or print what makes a shell complete words."""
 
 _ON_ANY_SYSTEM = "report"
 """The verb that only reads and writes files; the others need Linux (fork, /proc, shared memory, affinity)."""
@@ -73,10 +77,11 @@ def run_command(arguments: Sequence[str]) -> int:
         common_first(getattr(command, "commands", {}))
         without_needless_types(command, _SETTINGS)
         plain_if_narrow(command)
-        code = command(list(arguments), prog_name="samestep", standalone_mode=False)
+        invoke = _write_completion if arguments and arguments[0] in _COMPLETIONS else _invoke
+        code = invoke(command, arguments)
     except typer.TyperException as error:
         option = getattr(error, "option_name", None) or ""
-        answer = answer_to(option, arguments) or _usage_text(error)
+        answer = answer_to(option, arguments) or _missing_command(error, arguments) or _usage_text(error)
         if option and verb == "verify" and "--" not in arguments:
             answer += f". An option of the script comes after --: samestep verify train.py -- {option} ..."
         return _complain(answer, hint=_help_of(verb), code=2)
@@ -95,13 +100,41 @@ def run_command(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _invoke(command: Any, arguments: Sequence[str]) -> Any:
+    return command(list(arguments), prog_name="samestep", standalone_mode=False)
+
+
+def _write_completion(command: Any, arguments: Sequence[str]) -> Any:
+    """Run one of `_COMPLETIONS`, whose text is printed if it succeeds.
+
+    Raises:
+        UsageError: the shell is unknown, or its files cannot be written.
+    """
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text), redirect_stderr(text):
+            code = _invoke(command, arguments)
+    except SystemExit:  # it has succeeded
+        print(text.getvalue(), end="")
+        raise
+    except OSError as error:
+        name = error.filename or "its file"
+        raise UsageError(f"{arguments[0]}: {name} cannot be written: {error.strerror}.") from None
+    if code:
+        raise UsageError(
+            f"{arguments[0]} does not recognize the shell that started it. Start it from bash, zsh, fish or "
+            "PowerShell."
+        )
+    return code
+
+
 def application(verb: str | None) -> typer.Typer:
     """Return the application with `verb` loaded, and the other verbs only listed.
 
     ``samestep --help`` needs their names, and importing all of them is slow.
     """
     app = typer.Typer(pretty_exceptions_enable=False, context_settings=_SETTINGS)
-    app.callback(invoke_without_command=True)(_samestep)
+    app.callback(invoke_without_command=True, help=help_of(_samestep))(_samestep)
     for name, summary in VERBS.items():
         if name == verb:
             with ended_by_interrupt():
@@ -111,7 +144,7 @@ def application(verb: str | None) -> typer.Typer:
             if isinstance(function, typer.Typer):
                 app.add_typer(function, name=name, short_help=summary)
             else:
-                text = flowing(function.__doc__)
+                text = help_of(function)
                 app.command(name, help=text, short_help=summary, context_settings=settings)(function)
         else:
             app.command(name, short_help=summary)(_not_loaded)
@@ -182,6 +215,21 @@ def _is_about(argument: str, name: str) -> bool:
 
 def _help_of(verb: str | None) -> str:
     return f"samestep {verb} --help" if verb in VERBS else "samestep --help"
+
+
+def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> str | None:
+    """Return which command to give, if words stand where one of several is expected; None elsewhere."""
+    context: Any = getattr(error, "ctx", None)
+    commands = getattr(getattr(context, "command", None), "commands", {})
+    if not commands:
+        return None
+    if context.parent is None:
+        script = next((word for word in arguments if Path(word).is_file()), None)
+        return script and f"{script} is no command of samestep. To run it, give: samestep run {script}"
+    message = error.format_message()
+    if "Did you mean" in message:
+        return None
+    return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
 
 
 def _usage_text(error: typer.TyperException) -> str:

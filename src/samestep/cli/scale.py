@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -41,7 +42,7 @@ from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
 from samestep.studies.scaling.sweep.collect import Frame, source_of
-from samestep.studies.scaling.sweep.execution import default_folder, refuse_taken
+from samestep.studies.scaling.sweep.execution import default_folder, own_folder, refuse_taken
 from samestep.studies.scaling.sweep.local_runs import LocalRuns, local_runs
 from samestep.studies.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
 from samestep.studies.scaling.sweep.slurm_runs import SlurmRuns, collect
@@ -207,7 +208,10 @@ def scale(
         return 0
     if found.kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
-    return _print_study(runs.execute(frame, trials), request.folder, output)
+    with own_folder(request.folder) if out is None else nullcontext(out) as folder:
+        request = replace(request, folder=folder)
+        result = runs.execute(replace(frame, request=request), plan(request))
+    return _print_study(result, folder, output)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from samestep.base.errors import UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
-from samestep.cli.help_text import flowing
+from samestep.cli.help_text import help_of
 from samestep.cli.options import launch
 from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch, with_flags_of
 from samestep.cli.options.submission import Submission, encoded
@@ -255,7 +256,7 @@ for _command, _summary in (
     (mpi, "Start a job with Open MPI or MPICH."),
     (kubernetes, "Create a Kubernetes job."),
 ):
-    _help = flowing(_command.__doc__)
+    _help = help_of(_command)
     submit.command(help=_help, context_settings=dict(SETTINGS), short_help=_summary)(_command)
 
 
@@ -337,13 +338,22 @@ def _store(name: str, text: str, *, suffix: str) -> Path:
         UsageError: the file cannot be written.
     """
     stem = f"{slug(name)}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - local time, for readers
-    tries = (FOLDER / f"{stem}{'' if count == 1 else f'-{count}'}{suffix}" for count in range(1, 1000))
+    file, count = FOLDER / f"{stem}{suffix}", 1
     try:
         FOLDER.mkdir(exist_ok=True)
-        file = next(path for path in tries if not path.exists())
-        file.write_bytes(encoded(text))
+        while not _writes_new(file, encoded(text)):
+            count += 1
+            file = FOLDER / f"{stem}-{count}{suffix}"
     except OSError as error:
         raise UsageError(
             f"cannot write the job to {FOLDER}/: {error.strerror}. Submit it from another folder."
         ) from None
     return file
+
+
+def _writes_new(file: Path, data: bytes) -> bool:
+    """Write a file, and return whether it did not exist: another command can begin in the same second."""
+    with suppress(FileExistsError), file.open("xb") as stream:
+        stream.write(data)
+        return True
+    return False

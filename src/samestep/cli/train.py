@@ -191,11 +191,13 @@ def _start(
 ) -> int:
     """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
+        from samestep.training.recipes.resolve import own_folder
         from samestep.training.recipes.run_recipe import prepare
 
         refuse_unmeasured(decision, resolved.settings.algorithm)
         # Rank 0 writes, so its node prepares the folder.
         if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:
+            resolved = replace(resolved, out=own_folder(resolved))
             prepare(resolved)
         request = replace(request, out=None if request.resume else resolved.out)
     if decision.is_main:

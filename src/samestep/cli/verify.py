@@ -17,7 +17,7 @@ from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share, refuse_beyond_memory
-from samestep.base.owned_folders import owned_folder
+from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results
@@ -192,6 +192,7 @@ def _prepare(size: int) -> None:
         env.snapshot(), cpu_share(), local_size=size, sharing=size, launcher="samestep", asked=None
     )
     env.export(thread_variables(threads))
+    temporary_directory()  # the import needs it
     with ended_by_interrupt():
         import torch._dynamo  # the first optimizer step of each worker would load it
         import torch.distributed  # noqa: F401

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from samestep.base.errors import WorkerFailed
+from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted, seconds_text
 from samestep.lab.commands import COMMAND, json_of, parsed
 from samestep.lab.experiment import Outcome, Setup, Table
@@ -27,7 +28,7 @@ def run(setup: Setup, *, epochs: int = EPOCHS, samples: int = 1280) -> Outcome:
         *("--epochs", str(epochs), "--batch-size", str(BATCH), "--checkpoint-steps", str(CHECKPOINT_STEPS)),
         *(() if setup.data_dir is None else ("--data-dir", str(setup.data_dir))),
     ]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=temporary_directory()) as name:
         folder = Path(name)
         began = time.perf_counter()
         undisturbed = json_of([*training, "--out", str(folder / "undisturbed")])

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted, seconds_text
 from samestep.lab.commands import json_of
 from samestep.lab.experiment import Outcome, Setup, Table
@@ -25,7 +26,7 @@ def study_of(setup: Setup, *arguments: str, steps: int, repeats: int) -> dict[st
     flags = ["--steps", str(steps), "--repeats", str(repeats), "--oversubscribe"]
     if setup.data_dir is not None:
         flags += ["--data-dir", str(setup.data_dir)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=temporary_directory()) as folder:
         return json_of(["scale", setup.data, *arguments, *flags, "--out", str(Path(folder) / "study")])
 
 

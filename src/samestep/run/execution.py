@@ -16,6 +16,7 @@ from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
 from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share
+from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
 from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.local.child import Report, ReportPipe, Start
@@ -206,6 +207,7 @@ def _import_torch(*, with_compiler: bool = False) -> None:
             import torch.distributed
 
             if with_compiler:
+                temporary_directory()  # the import needs it
                 import torch._dynamo  # noqa: F401
     finally:
         gc.freeze()

@@ -1,20 +1,23 @@
 """Temporary folders are deleted when their last owner has ended; nothing else is deleted."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, replace
 
 import pytest
 
-from samestep.base.errors import Error
+from samestep.base.errors import Error, UsageError
 from samestep.base.machine import torch_segments
 from samestep.base.owned_folders import (
     DESCENDANTS,
     make_folder,
     orphans,
     owned_folder,
+    places,
     remove_dead,
     remove_folder,
     use_folder,
@@ -197,3 +200,15 @@ def test_doctor_reports_deleted_and_kept_orphans(tmp_path):
     assert (left.path, bool(left.kept)) == (str(foreign), True)
     assert {one.path for one in orphans([tmp_path])} == {foreign}
     assert not dead.exists()
+
+
+def test_a_missing_temporary_directory_is_wrong_input_and_hides_no_other_folder(monkeypatch, tmp_path):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match="TMPDIR"):
+        make_folder()
+    assert places() == [tmp_path]

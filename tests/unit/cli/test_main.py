@@ -1,6 +1,7 @@
 """The command line as a whole: an error is one line, and an interruption is logged."""
 
 import os
+import subprocess
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -13,6 +14,7 @@ from samestep import __main__
 from samestep.base import env
 from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.cli.main import run_command
+from samestep.cli.options import launch
 from samestep.training.recipes import run_recipe
 
 
@@ -23,6 +25,39 @@ def test_an_unknown_verb_is_one_line_with_a_suggestion(capsys):
     assert "'trian'" in line
     assert "'train'" in line
     assert "samestep --help" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["train.py"], ["samestep run train.py"]),
+        (["-n", "2", "train.py"], ["samestep run train.py"]),
+        (["train", "train.py"], ["samestep run train.py", "digits"]),
+        (["submit", "train.py"], ["'train.py'", "slurm, mpi, kubernetes"]),
+        (["submit", "-n", "2", "train.py"], ["-n", "slurm, mpi, kubernetes"]),
+        (["lab", "nosuch"], ["'nosuch'", "hello"]),
+    ],
+)
+def test_words_without_their_command_are_answered_with_the_command(
+    capsys, monkeypatch, tmp_path, words, names
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    assert run_command(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [name for name in names if name not in line] == []
+
+
+def test_the_help_of_an_interpreter_without_docstrings_is_the_same():
+    for words in (["--help"], ["run", "--help"], ["lab", "--help"]):
+        own, without = (
+            subprocess.run(
+                [sys.executable, *flags, "-m", "samestep", *words], capture_output=True, check=True
+            )
+            for flags in ([], ["-OO"])
+        )
+        assert own.stdout == without.stdout
 
 
 def test_an_interrupted_training_logs_the_signal(capsys, monkeypatch, tmp_path):
@@ -48,6 +83,21 @@ def test_a_script_that_can_be_read_only_once_is_refused(capsys):
     finally:
         os.close(end)
         os.close(other)
+
+
+def test_a_module_that_this_package_hides_is_named(capsys, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    launch.program(str(script), module=False)
+    assert capsys.readouterr().err == ""
+
+    (tmp_path / "samestep.py").touch()
+    launch.program(str(script), module=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "samestep.py") in line
+
+    launch.program(str(tmp_path / "samestep.py"), module=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_command_line_does_not_replace_the_excepthook(capsys, monkeypatch):

@@ -18,7 +18,7 @@ from samestep.cli.options.results import Output
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.output.result import Result
 from samestep.training.recipes.request import Request, after_failure
-from samestep.training.recipes.resolve import broadcast_resolved, resolve
+from samestep.training.recipes.resolve import broadcast_resolved, own_folder, resolve
 from support.run_folders import run_folder
 
 
@@ -196,6 +196,9 @@ class BroadcastWorld(SoloWorld):
     def broadcast_object(self, value, src=0):
         return {name: getattr(self.first, name) for name in value}
 
+    def on_main(self, fn):
+        return own_folder(self.first)
+
 
 def test_the_folder_of_a_run_is_broadcast_from_rank_0(started, tmp_path):
     ours = resolved(recipe="digits", subset=640, changes={"lr": 0.5}, resume=tmp_path / "seen here only")
@@ -296,3 +299,16 @@ def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypa
 @pytest.mark.parametrize("name", ["ema", "momentum"])
 def test_a_decay_that_is_negative_or_not_below_one_is_refused(name, value):
     assert f"--{name}" in refused(recipe="digits", changes={name: value})
+
+
+def test_two_runs_that_choose_one_folder_by_the_time_get_two(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    one = resolved()
+
+    chosen = [broadcast_resolved(one, SoloWorld()).out for _ in range(2)]
+
+    assert len(set(chosen)) == 2
+    assert all(folder.is_dir() for folder in chosen)
+    given = resolved(out=tmp_path / "given")
+    assert broadcast_resolved(given, SoloWorld()).out == tmp_path / "given"
+    assert not given.out.exists()

@@ -2,12 +2,12 @@
 
 import multiprocessing.process
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from samestep.base import env
+from samestep.base.owned_folders import temporary_directory
 
 DATABASE_SUFFIXES = ("-journal", "-wal", "-shm")
 """The suffixes of the files that SQLite creates beside a database."""
@@ -54,9 +54,9 @@ class CommonPaths:
         configured.append(sockets)
         self._beginnings: tuple[str, ...] = (
             *("/proc/", "/sys/"),
-            f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets
+            f"{temporary_directory()}/pymp-",  # where multiprocessing binds its sockets
             *(os.path.abspath(one) for one in configured if one),  # compilers read them in other programs
-            f"{tempfile.gettempdir()}/torchinductor_",
+            f"{temporary_directory()}/torchinductor_",
             os.path.expanduser("~/.triton/"),
             *more,
         )

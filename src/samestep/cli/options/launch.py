@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.base.console import be_quiet
+from samestep.base.console import be_quiet, log
 from samestep.base.errors import UsageError
+from samestep.base.folders import PACKAGE
 from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
 from samestep.launch.submit.site_defaults import SIZE_PANEL
@@ -226,7 +227,17 @@ def program(target: str, args: Sequence[str] = (), *, module: bool, no_python: b
         )
     if kind == "executable" and shutil.which(target) is None:
         raise UsageError(f"{target} is neither an executable on the PATH nor the path of one.")
+    if kind == "script":
+        _warn_of_hidden_module(Path(target))
     return Program(target=target, kind=kind, args=tuple(args))
+
+
+def _warn_of_hidden_module(script: Path) -> None:
+    """Warn of a module beside a script that has the name of this package: the script cannot import it."""
+    folder = script.resolve().parent
+    for module in (folder / "samestep.py", folder / "samestep" / "__init__.py"):
+        if module.is_file() and module != script.resolve() and str(module.parent) != PACKAGE:
+            log(f"warning: {script} imports the installed samestep, not {module}. Rename that to import it.")
 
 
 def refuse_launcher(target: str, kind: Kind) -> None:

@@ -22,6 +22,7 @@ from samestep.launch.local import forking
 from samestep.launch.local.hosting import Ending, leave
 from samestep.launch.local.orphans import Lifeline, die_with_parent, file_identity
 from samestep.launch.local.output import Stream
+from samestep.launch.local.output_flush import OutputFlush
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
 _LENGTH_BYTES = 8
@@ -135,6 +136,7 @@ class InheritedState:
     lifeline: Lifeline | None = None  # ends the processes that the worker forks, if the launcher is killed
     steps: LastSteps | None = None  # record of the worker's last step
     stacks: StackDumps | None = None  # files for the stacks of workers that a fatal signal kills
+    flush: OutputFlush | None = None  # writes the worker's buffered output before it is ended
     statuses: SharedMemoryStore | None = None  # what each worker executes
 
 
@@ -156,6 +158,8 @@ def become_worker(start: Start, entry: Entry, report_fd: int, inherited: Inherit
             inherited.steps.use_here(start.place.local_rank)
         if inherited.stacks is not None:
             inherited.stacks.use_here(start.place.local_rank)
+        if inherited.flush is not None:
+            inherited.flush.use_here(start.place.local_rank)
         if inherited.statuses is not None:
             inherited.statuses.use_here(start.place.rank)
         env.export(start.variables)

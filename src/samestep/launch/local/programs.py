@@ -13,6 +13,7 @@ from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.launch.job import Program
 from samestep.launch.local.child import Entry, Report, ReportPipe, Start
 from samestep.launch.local.hosting import Ending, ending_of, host
+from samestep.launch.local.output_flush import withdraw
 
 _OTHER_WAYS = ("mpi4py", "horovod", "ray", "jax")
 """Modules by which processes may join each other without leaving the checked traces in torch.distributed."""
@@ -103,6 +104,7 @@ def become(program: Program) -> Report:
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     command = program.command(sys.executable)
+    withdraw()
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell, as intended
     except OSError as error:

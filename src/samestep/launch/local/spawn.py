@@ -12,6 +12,7 @@ a notebook or prompt that cannot          threads of this process, on the CPU
 """
 
 import multiprocessing.spawn
+import multiprocessing.util
 import os
 import pickle
 import sys
@@ -25,6 +26,7 @@ from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import UsageError, WorkerFailed
 from samestep.base.machine.description import refuse_beyond_memory
+from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted
 from samestep.launch.local.child import Entry, Report, ReportPipe, Start
 from samestep.launch.local.forking import (
@@ -34,6 +36,7 @@ from samestep.launch.local.forking import (
 )
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave
 from samestep.launch.local.local_backend import Round, places, worker_variables
+from samestep.launch.local.output_flush import withdraw
 from samestep.launch.local.workers import Workers
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task
@@ -152,7 +155,7 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
     Raises:
         UsageError: function or arguments cannot be pickled.
     """
-    with tempfile.TemporaryFile() as payload:
+    with tempfile.TemporaryFile(dir=temporary_directory()) as payload:
         # multiprocessing passes this to a spawned child: path, argv, and how to import __main__ again.
         preparation = multiprocessing.spawn.get_preparation_data("samestep")
         del preparation["authkey"]  # a secret, which cannot be pickled
@@ -171,7 +174,10 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
             own = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
             for fd in (own, pipe.fd):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
-            os.execv(sys.executable, [sys.executable, "-c", _START.format(payload=own, pipe=pipe.fd)])  # noqa: S606
+            flags = multiprocessing.util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+            withdraw()
+            start = _START.format(payload=own, pipe=pipe.fd)
+            os.execv(sys.executable, [sys.executable, *flags, "-c", start])  # noqa: S606
 
         yield entry
 

@@ -37,13 +37,16 @@ from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
+from samestep.launch.local.output_flush import OutputFlush
 from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
 _POLL_S = 0.05
+_FLUSH_POLL_S = 0.01
 _POLITE_S = 5.0
 _CAUSE_S = 1.0  # seconds to wait for the cause of a failure that is likely a consequence
 _STATUS_S = 1.5  # seconds to wait for the statuses of the live workers after one was killed
+_FLUSH_S = 1.0  # seconds that workers may take to write their buffered output before they are ended
 _SECOND_S = 1.0  # seconds before the ending signal is sent to workers that do not get it at once
 
 
@@ -102,6 +105,7 @@ class Workers:
         self._limit: forking.Limit | None = None
         self._steps: LastSteps | None = None
         self._stacks = StackDumps()
+        self._flush: OutputFlush | None = None
         self._statuses: SharedMemoryStore | None = None
         self._folder: Path | None = None
         self._lifeline: Lifeline | None = None
@@ -140,6 +144,7 @@ class Workers:
                 stream.flush()
         self._limit = forking.raise_file_limit(len(starts))
         self._steps = LastSteps(max(1, len(starts)))
+        self._flush = OutputFlush(max(1, len(starts)))
         self._statuses = SharedMemoryStore(starts[0].place.size if starts else 1)
         with suppress(Error):  # the temporary directory is full, which must not end the workers
             self._folder = make_folder()
@@ -180,6 +185,7 @@ class Workers:
                 lifeline=self._lifeline,
                 steps=self._steps,
                 stacks=self._stacks,
+                flush=self._flush,
                 statuses=self._statuses,
             )
             try:
@@ -315,6 +321,7 @@ class Workers:
         leaving = [worker for worker in self.running if worker.has_reported]
         still = self._progress()
         deadline = time.monotonic() + grace_s
+        self._flush_output(min(time.monotonic() + _FLUSH_S, deadline), hurry)
         if first != "none":
             self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
             self.signal(signal.SIGCONT)  # a stopped process would not handle the other signal
@@ -330,6 +337,16 @@ class Workers:
         # Workers that this method has ended did not fail.
         self.failures = noted
         orphans.end_all(started, ended=pids)
+
+    def _flush_output(self, deadline: float, hurry: Callable[[], bool]) -> None:
+        """Let the workers write what they have buffered; those that do not by `deadline` lose it."""
+        if self._flush is None:
+            return
+        self._flush.request()
+        while not hurry() and (left := deadline - time.monotonic()) > 0:
+            if not any(self._flush.is_awaited(worker.start.place.local_rank) for worker in self.running):
+                return
+            self.wait(min(left, _FLUSH_POLL_S))
 
     def _progress(self) -> list[tuple[bool, bool]]:
         """Return each worker's progress towards its end: whether it has reported, and still runs."""
@@ -349,6 +366,8 @@ class Workers:
                     self._forget(stream.read)
                 stream.close()
         self._stacks.close()
+        if self._flush is not None:
+            self._flush.close()
         self._selector.close()
         forking.restore_file_limit(self._limit)
         self._limit = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
+from samestep.base.owned_folders import temporary_directory
 from samestep.base.unfinished_names import write_whole
 from samestep.base.units import counted
 from samestep.studies.report.drawing import Chart
@@ -65,7 +66,7 @@ def write_pdf(page: Path, pdf: Path) -> str:
         UsageError: the browser fails.
     """
     pdf.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(dir=temporary_directory()) as profile:
         words = [
             str(browser()),
             *HEADLESS,

@@ -122,7 +122,8 @@ def find(name: str, *, fast: bool = False) -> Recipe:
         UsageError: there is none; lists the existing ones.
     """
     if name not in RECIPES:
-        raise UsageError(f"there is no recipe {name!r}. Use one of: {', '.join(RECIPES)}.")
+        script = f" To run a script, give: samestep run {name}." if name.endswith(".py") else ""
+        raise UsageError(f"there is no recipe {name!r}. Use one of: {', '.join(RECIPES)}.{script}")
     if fast and name not in FAST:
         raise UsageError(f"{name} has no --fast form; these have: {', '.join(FAST)}.")
     return FAST[name] if fast else RECIPES[name]

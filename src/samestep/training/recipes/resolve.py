@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.base.folders import claim_folder
 from samestep.base.setting_fields import flag
 from samestep.ranks.world.protocol import World
 from samestep.training.data.augmentation import check_augment
@@ -88,6 +89,7 @@ class ResolvedConfig:
     train_set: Images
     test_set: Images
     out: Path  # the run folder
+    is_named_by_time: bool  # whether the run folder has its default name, which another run may choose too
     resume: bool  # whether the folder contains this run, which is resumed
     weights: Path | None  # A checkpoint to score; then nothing is trained and no run folder made
     label: str | None  # A sentence on how the training differs from the serial one; None if it does not
@@ -158,6 +160,7 @@ def resolve(request: Request, *, workers: int) -> ResolvedConfig:
         train_set=train_set,
         test_set=load(data, "test", data_dir=data_dir),
         out=request.resume or request.out or default_folder(name),
+        is_named_by_time=not (request.resume or request.out),
         resume=goes_on,
         weights=request.weights,
         label=label,
@@ -179,8 +182,16 @@ def broadcast_resolved(resolved: ResolvedConfig, world: World) -> ResolvedConfig
 
     Every rank resolves the request on its own host, where both can differ.
     """
-    names = ("settings", "options", "out", "resume", "label")
-    return replace(resolved, **world.broadcast_object({name: getattr(resolved, name) for name in names}))
+    out = world.on_main(lambda: own_folder(resolved))
+    names = ("settings", "options", "resume", "label")
+    parts = world.broadcast_object({name: getattr(resolved, name) for name in names})
+    return replace(resolved, out=out, **parts)
+
+
+def own_folder(resolved: ResolvedConfig) -> Path:
+    """Return the run folder; one with the default name is made, so that no other run chooses it."""
+    is_claimed = resolved.is_named_by_time and resolved.weights is None
+    return claim_folder(resolved.out) if is_claimed else resolved.out
 
 
 def default_folder(recipe: str) -> Path:

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from statistics import fmean
 
 from samestep.base.console import inform, log, progress_bar
 from samestep.base.errors import INTERRUPTED, UsageError
-from samestep.base.folders import refuse_unwritable
+from samestep.base.folders import claim_folder, refuse_unwritable
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.launch.submit.shell import slug
@@ -29,6 +29,17 @@ def default_folder(target: str) -> Path:
     """Return the default folder of a study."""
     name = slug(Path(target).name.removesuffix(".py"))
     return FOLDER / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder that no other study has, see `claim_folder`; remove it if it is empty at the end."""
+    missing = [path for path in folder.parents if not path.exists()]
+    claimed = claim_folder(folder)
+    try:
+        yield claimed
+    finally:
+        _remove_empty([claimed, *missing])
 
 
 def refuse_taken(folder: Path) -> None:
@@ -62,9 +73,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # rmdir fails at the first folder that is not empty
-            for path in made:
-                path.rmdir()
+        _remove_empty(made)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    with suppress(OSError):  # rmdir fails at the first folder that is not empty
+        for path in folders:
+            path.rmdir()
 
 
 def _unusable(folder: Path, error: OSError) -> UsageError:
