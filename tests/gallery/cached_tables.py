@@ -52,4 +52,3 @@ for epoch in range(3):
         loss.backward()
         optimizer.step()
     print(f"epoch {epoch}: {loss.item():.5f} scale {model.first_scale().item():.6f}")
-torch.save(model.state_dict(), "encoder.pt")
