@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -31,6 +31,8 @@ from samestep.autopilot.state.reachable_state import (
 from samestep.hooks.tensor_tree import leaves
 
 Undo: TypeAlias = Callable[[], object]
+_CACHED: Any = type(lru_cache(len))
+"""The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
 SideOutput: TypeAlias = tuple[str, str]
 """An attribute to which a module assigns tensors: the name of the submodule, and that of the attribute."""
 
@@ -137,12 +139,26 @@ def _saved(value: Any) -> Iterator[Undo]:
         yield partial(_refill_array, value, value.copy())
     elif _is_generator(value):
         yield partial(_set_generator_state, value, _generator_state(value))
+    elif isinstance(value, _CACHED):
+        yield partial(_forget, value, value.cache_info().misses)
     elif isinstance(value, Optimizer | LRScheduler):  # forward may set a learning rate
         optimizer = value if isinstance(value, Optimizer) else value.optimizer
         for fields in vars(value), *optimizer.param_groups:
             yield partial(refill, fields, dict(fields))
     if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
         yield partial(restore_record, value, fields_of(value))
+        for one in [*vars(type(value)).values()]:
+            if isinstance(one, _CACHED):
+                yield from _saved(one)
+
+
+def _forget(function: Any, misses: int) -> None:
+    """Clear a function's cache if results have been added, which may be of other weights and precision.
+
+    Results cannot be removed one by one.
+    """
+    if function.cache_info().misses != misses:
+        function.cache_clear()
 
 
 def _reset(owner: Any, name: str, value: Any) -> None:
