@@ -136,7 +136,7 @@ class SplitComparison:
         with watching_reductions(when=watches) as watching:
             try:
                 with (
-                    failing_together(self.agreed),
+                    failing_together(self.agreed_on_each),
                     eagerly(self._module, when=precise is not None),
                     nullcontext() if precise is None else quiet(),
                     precise or nullcontext(),
@@ -146,8 +146,8 @@ class SplitComparison:
                     reads.follow(own.samples(dims))
                     watched = reads if is_watched else None
                     outputs = call_slice(self._forward, self._module, own, split, draws=mode, reads=watched)
-            except OtherRankFailedError:
-                return "another worker's slice failed"
+            except OtherRankFailedError as error:
+                return str(error)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 return f"{SLICE_RAISES} {in_one_line(error)}"
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)

@@ -19,7 +19,8 @@ from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 
-Agree = Callable[[bool], bool]
+Agree = Callable[..., list[bool]]
+"""Returns for each of its arguments whether all ranks have passed True."""
 _agree: ContextVar[Agree | None] = ContextVar("samestep_agree", default=None)
 
 
@@ -86,7 +87,7 @@ def slice_aware_functions() -> Iterator[None]:
 
 
 class OtherRankFailedError(Exception):
-    """The slice of another rank has raised an error."""
+    """The slice of another rank has raised an error, or is not in the same collective."""
 
 
 @contextmanager
@@ -98,14 +99,16 @@ def failing_together(agree: Agree) -> Iterator[None]:
         except OtherRankFailedError:
             raise
         except Exception:
-            agree(False)  # noqa: FBT003 - its only argument
+            agree(False, False, False)  # noqa: FBT003 - its only arguments
             raise
         else:
-            before_collective()
+            _agree_on(is_end=True)
 
 
 def before_collective() -> None:
-    """Raise `OtherRankFailedError` if another rank has failed; do nothing outside of `failing_together`.
+    """Raise `OtherRankFailedError` if another rank has failed, or is at the end of its slice.
+
+    Outside of `failing_together` this does nothing.
 
     Raises:
         UsageError: the samples are in a list, over which a forward may loop.
@@ -116,6 +119,16 @@ def before_collective() -> None:
             "a model computes over its whole batch (batch norm, packed sequences or gradients of parameters) "
             f"within a call whose samples are in a list. {KEEP_UNSPLIT}"
         )
+    _agree_on(is_end=False)
+
+
+def _agree_on(*, is_end: bool) -> None:
+    """Raise an error if another rank has failed, or if some ranks are at the end of their slices only."""
     agree = _agree.get()
-    if agree is not None and not agree(True):  # noqa: FBT003
-        raise OtherRankFailedError
+    if agree is None:
+        return
+    has_failed_none, are_at_end, are_within = agree(True, is_end, not is_end)  # noqa: FBT003
+    if not has_failed_none:
+        raise OtherRankFailedError("another worker's slice failed")
+    if not are_at_end and not are_within:
+        raise OtherRankFailedError("its slices communicate different numbers of times")
