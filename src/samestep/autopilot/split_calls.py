@@ -172,7 +172,7 @@ class CallSplitter:
         plan = known.plans.get(signature)
         total = None if plan is None else given.total(plan.dims) or 0
         sizes = known.sizes[signature]
-        if sizes.are_checked(given, total, self._world.place.size):
+        if sizes.are_checked(given, total, self._world.place.size, {} if plan is None else plan.dims):
             bypassed_modules.note_direct_forward(self._account, module)
             what, main = self._account.place_of(module), self._world.place.is_main
             expect = partial(self._account.note_check, what, main=main)

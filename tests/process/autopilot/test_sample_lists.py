@@ -99,6 +99,13 @@ class Lists(Net):
         return [self.head(self.pooled(part)) for part in parts]
 
 
+class PaddedMean(Net):
+    """A mean over padded points, which depends on the largest sample of the batch."""
+
+    def forward(self, parts):
+        return self.body(rnn.pad_sequence(parts, batch_first=True)).mean(1)
+
+
 def batch(number):
     points = [2 + (number * 5 + place * 3) % 4 for place in range(SIZES[number])]
     parts = [drawn(count, 4, seed=17 * number + place) for place, count in enumerate(points)]
@@ -158,3 +165,18 @@ def test_lists_of_samples_that_depend_on_each_other_are_unsplit(processes, make,
     for found, split, unsplit in processes.run(on_rank, size, None, trained, make):
         assert found == pytest.approx(serial, rel=0, abs=1e-12)
         assert (split, unsplit) == (0, 2 * len(SIZES))
+
+
+def scores_of_padded():
+    torch.manual_seed(0)
+    model = PaddedMean()
+    with torch.no_grad():
+        sizes = [[count] * 4 for count in (1, 2, 3, 4)] + [[1, 1, 2, 3]]
+        return [model([drawn(count, 4, seed=count) for count in one]).tolist() for one in sizes]
+
+
+def test_a_list_of_samples_of_unequal_sizes_is_checked_after_many_of_equal_sizes(processes):
+    serial = scores_of_padded()
+    for found, split, unsplit in processes.run(on_rank, 2, None, scores_of_padded):
+        assert torch.allclose(torch.tensor(found), torch.tensor(serial))
+        assert (split, unsplit) == (4, 1)

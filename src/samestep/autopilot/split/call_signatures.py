@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from torch import nn
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.guard_intervals import GuardIntervals, numbers_in
 from samestep.autopilot.split.guards import Attributes, changed, plain_arguments, plain_attributes, without
+from samestep.autopilot.split.sample_lists import Dims, unequal_sizes
 from samestep.autopilot.state.reachable_state import Key, constants_of
 
 Signature: TypeAlias = tuple[Any, ...]
@@ -124,7 +126,8 @@ class CheckedSizes:
     """Records which sizes of the calls of one signature are checked, and which have failed.
 
     A model may branch on a size, dimensions of equal size may be confused, and a slice of one sample has
-    dimensions that others do not have. So each size is checked, and a failed one stays unsplit.
+    dimensions that others do not have. It may pad the parts of a list to the largest one, so the first call
+    whose slices then differ is checked. So each size is checked, and a failed one stays unsplit.
     """
 
     def __init__(self) -> None:
@@ -132,8 +135,12 @@ class CheckedSizes:
         """For each size of a call, whether it has been checked and has not failed."""
         self._has_failed = False
         self._has_single = False  # whether a size with a slice of one sample has been checked
+        self._unequal: set[Any] = set()
+        """The sizes that differed between slices of lists in the calls so far; see `unequal_sizes`."""
 
-    def are_checked(self, given: CallArguments, total: int | None, ranks: int) -> bool:
+    def are_checked(
+        self, given: CallArguments, total: int | None, ranks: int, dims: Dims = MappingProxyType({})
+    ) -> bool:
         """Return whether a call is checked: one of a new size."""
         sizes = sizes_of(given)
         if sizes in self._known:
@@ -145,8 +152,12 @@ class CheckedSizes:
             return False
         is_first_single = total is not None and total < 2 * ranks and not self._has_single
         self._has_single |= is_first_single
+        unequal = unequal_sizes(given.both, dims, ranks)
+        is_first_unequal = not unequal <= self._unequal
+        self._unequal |= unequal
+        is_first = is_first_single or is_first_unequal
         count = len(self._known) + 1
-        checked = total is None or is_first_single or count <= MOST_SPLIT_SIZES or count.bit_count() == 1
+        checked = total is None or is_first or count <= MOST_SPLIT_SIZES or count.bit_count() == 1
         self._known[sizes] = checked
         return checked
 

@@ -1,11 +1,13 @@
 """Finds and slices lists whose parts are samples, such as images of different sizes, sets or graphs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from samestep.hooks.tensor_tree import Path, leaves, parts_of, replaced
+from samestep.parallel.sharding.share import share
 
 Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split; `LIST` for a list whose parts are samples."""
@@ -58,6 +60,27 @@ def selected(value: Any, dims: Dims, places: Iterable[int]) -> Any:
     chosen = list(places)
     lists = lists_in(value, dims).items()
     return replaced(value, {path: type(one)([one[place] for place in chosen]) for path, one in lists})
+
+
+def unequal_sizes(value: Any, dims: Dims, ranks: int) -> set[tuple[Path, int, str]]:
+    """Return the sizes that differ between the slices of lists, by input and dimension.
+
+    A forward may pad a slice to its largest part, cut it to its smallest, or have nothing to compute.
+    """
+    found: set[tuple[Path, int, str]] = set()
+    for path, parts in lists_in(value, dims).items():
+        sizes: defaultdict[tuple[Path, int], defaultdict[int, list[int]]]
+        sizes = defaultdict(lambda: defaultdict(list))
+        for rank in range(ranks):
+            for place in share(len(parts), rank, ranks):
+                for below, tensor in leaves(parts[place]):
+                    for dim, size in enumerate(tensor.shape):
+                        sizes[(*path, LIST, *below), dim][rank].append(size)
+        for where, slices in sizes.items():
+            largest, smallest = set(map(max, slices.values())), set(map(min, slices.values()))
+            kinds = {"largest": largest, "smallest": smallest, "empty": {not one for one in largest}}
+            found |= {(*where, kind) for kind, values in kinds.items() if len(values) > 1}
+    return found
 
 
 def _at(value: Any, path: Path) -> Any:

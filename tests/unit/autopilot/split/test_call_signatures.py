@@ -12,6 +12,7 @@ from samestep.autopilot.split.call_signatures import (
     CheckedSizes,
 )
 from samestep.autopilot.split.guards import plain_attributes
+from samestep.autopilot.split.sample_lists import LIST
 
 BATCH = CallArguments((torch.ones(4, 3),), {})
 
@@ -127,3 +128,16 @@ def test_a_signature_without_a_plan_is_checked_for_some_sizes_only():
     sizes = CheckedSizes()
 
     assert sum(sizes.are_checked(of(count), None, 2) for count in range(4, 20)) == MOST_FAILED_SIZES
+
+
+def test_the_first_list_whose_slices_have_other_largest_parts_is_checked():
+    sizes = CheckedSizes()
+    equal = [[count] * 4 for count in range(1, 6)]
+
+    def is_checked(counts):
+        given = CallArguments(([torch.ones(count, 2) for count in counts],))
+        return sizes.are_checked(given, 4, 2, {(0, 0): LIST})
+
+    assert [is_checked(one) for one in equal] == [True] * MOST_SPLIT_SIZES + [False]
+    assert not is_checked([1, 2, 2, 1])  # each slice has an equally small and an equally large part
+    assert is_checked([2, 2, 3, 2])
