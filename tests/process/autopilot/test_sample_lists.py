@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
+from samestep.base.errors import OutOfStep
 from support.split_check_models import drawn, labels, on_rank
 
 D = torch.float64
@@ -106,6 +107,16 @@ class PaddedMean(Net):
         return self.body(rnn.pad_sequence(parts, batch_first=True)).mean(1)
 
 
+class Breaks(Net):
+    def forward(self, parts):
+        pooled = []
+        for part in parts:
+            if (part == 60).any():
+                break
+            pooled.append(self.pooled(part))
+        return self.head(torch.stack(pooled))
+
+
 def batch(number):
     points = [2 + (number * 5 + place * 3) % 4 for place in range(SIZES[number])]
     parts = [drawn(count, 4, seed=17 * number + place) for place, count in enumerate(points)]
@@ -180,3 +191,22 @@ def test_a_list_of_samples_of_unequal_sizes_is_checked_after_many_of_equal_sizes
     for found, split, unsplit in processes.run(on_rank, 2, None, scores_of_padded):
         assert torch.allclose(torch.tensor(found), torch.tensor(serial))
         assert (split, unsplit) == (4, 1)
+
+
+def refused_calls(make):
+    """Return which calls are refused, of a script that catches the errors."""
+    model, found = make(), []
+    for number in range(4):
+        parts, _ = batch(0)  # of sizes that the first call has checked
+        if number == 2:
+            parts[1][0] = parts[-1][0] = 60  # in the slices of both ranks
+        try:
+            model(parts)
+        except OutOfStep:
+            found.append(number)
+    return found
+
+
+def test_a_branch_in_a_loop_over_samples_that_no_check_has_taken_ends_the_run(processes):
+    for refused, _, _ in processes.run(on_rank, 2, None, refused_calls, Breaks):
+        assert refused == [2, 3]

@@ -146,10 +146,15 @@ class ReadRecord:
         self._values: dict[Site, list[Any]] = {}
 
     def add(self, whole: Reads, parts: Sequence[Reads]) -> None:
-        """Add the reads of an unsplit call and of all slices, which gave the same results."""
+        """Add the reads of an unsplit call and of all slices, which gave the same results.
+
+        In a loop over samples a slice reads fewer times, so only other values count as a difference.
+        """
         for site in dict.fromkeys(site for one in (whole, *parts) for site in one):
             values = list(whole.get(site, ()))
-            if any(list(one.get(site, ())) != values for one in parts):
+            of_parts = [list(one.get(site, ())) for one in parts]
+            is_constant = len({*values, *(value for one in of_parts for value in one)}) == 1
+            if not (is_constant and all(of_parts)) and any(one != values for one in of_parts):
                 self._free.add(site)
             self._values.setdefault(site, []).extend(values)
 
