@@ -77,8 +77,10 @@ def unequal_sizes(value: Any, dims: Dims, ranks: int) -> set[tuple[Path, int, st
                     for dim, size in enumerate(tensor.shape):
                         sizes[(*path, LIST, *below), dim][rank].append(size)
         for where, slices in sizes.items():
-            largest, smallest = set(map(max, slices.values())), set(map(min, slices.values()))
-            kinds = {"largest": largest, "smallest": smallest, "empty": {not one for one in largest}}
+            largest = {max(one) for one in slices.values()}
+            smallest = {min(one) for one in slices.values()}
+            is_empty = {int(one == 0) for one in largest}
+            kinds = {"largest": largest, "smallest": smallest, "empty": is_empty}
             found |= {(*where, kind) for kind, values in kinds.items() if len(values) > 1}
     return found
 

@@ -130,7 +130,7 @@ def test_a_signature_without_a_plan_is_checked_for_some_sizes_only():
     assert sum(sizes.are_checked(of(count), None, 2) for count in range(4, 20)) == MOST_FAILED_SIZES
 
 
-def test_the_first_list_whose_slices_have_other_largest_parts_is_checked():
+def test_the_first_list_with_other_largest_parts_in_each_slice_is_checked():
     sizes = CheckedSizes()
     equal = [[count] * 4 for count in range(1, 6)]
 
