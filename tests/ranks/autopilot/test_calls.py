@@ -271,19 +271,6 @@ class CallsBackward(Net):
         return loss.detach()
 
 
-class SetsRate(Net):
-    """Lowers a learning rate, which it returns, with each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.optimizer = torch.optim.SGD(self.one.parameters(), lr=0.5)
-        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-
-    def forward(self, x):
-        self.schedule.step()
-        return self.two(self.one(x)) * self.optimizer.param_groups[0]["lr"]
-
-
 SPLIT = [
     (Plain, plain),
     (LossInside, loss_inside),
@@ -292,7 +279,6 @@ SPLIT = [
     (KeepsState, plain),
     (CountsCalls, plain),
     (Plain, with_noise_on_inputs),
-    (SetsRate, plain),
 ]
 UNSPLIT = [
     (ComparesSamples, lambda model, number: model(drawn(7, 5, seed=number)).mean(), NOT_GATHERED),

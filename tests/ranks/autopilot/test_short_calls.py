@@ -1,6 +1,7 @@
 """Calls that take longer split are computed unsplit, by a decision that is equal on all ranks."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +61,18 @@ def test_calls_that_take_longer_split_are_unsplit_and_measured_again_once_their_
         measured = [SPLIT] * TIMED + [UNSPLIT] * TIMED
         between = [UNSPLIT] * (FIRST - len(measured))
         assert found == [SPLIT] * FIRST + measured + between + measured + [UNSPLIT]
+
+
+def test_a_device_is_waited_for_before_the_clock_is_read_and_only_in_timed_calls(monkeypatch):
+    waits, module, given = [], nn.Linear(2, 2), CallArguments((torch.ones(20, 2),))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(None))
+    short = ShortCalls(SimpleNamespace(device=torch.device("meta")), Account(), clock=Clock())
+    for _ in range(FIRST):
+        short.end(short.begin(module, given), module)
+    assert waits == []
+
+    short.end(short.begin(module, given), module)
+    assert len(waits) == 2
 
 
 @pytest.mark.parametrize(
