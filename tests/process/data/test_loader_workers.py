@@ -58,10 +58,10 @@ def read_unreadable(world):
 
 
 def test_an_image_that_cannot_be_read_is_named_without_a_traceback(processes):
-    (told,) = processes.run(read_unreadable, 1)
+    (message,) = processes.run(read_unreadable, 1)
 
-    assert re.match(r"random train: image \d is torch.uint8", told)
-    assert "Traceback" not in told
+    assert re.match(r"random train: image \d is torch.uint8", message)
+    assert "Traceback" not in message
 
 
 def read_by_processes(world, workers):

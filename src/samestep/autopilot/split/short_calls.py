@@ -36,7 +36,7 @@ TIMED = 8
 LONGEST_S = 0.05
 """The longest split call that is compared with an unsplit one, whose activations may exceed the memory."""
 _WITH_BACKWARD, _FORWARD_ALONE = 3.0, 1.5
-"""How many times as long as unsplit a split forward has to take.
+"""The ratio of the times of a split and an unsplit forward, above which calls are unsplit.
 
 An unsplit call has an unsplit backward, too, which takes about twice as long as its forward; that of a slice
 sends nothing.
