@@ -7,7 +7,7 @@ import random
 import re
 import sys
 import warnings
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +18,28 @@ from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
+from support.strict_device import StrictDevice
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 
 
-def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
-    """Run a script on a rank of `world`, in `folder`.
+def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False):
+    """Run a script on a rank of `world`, in `folder`; the CPU is as strict as a CUDA device if `is_strict`.
 
     Returns:
         stdout, the lines of the account, and the traceback if it failed.
     """
-    printed, lines = io.StringIO(), []
+    printed, lines, device = io.StringIO(), [], StrictDevice()
     for _ in range(runs):
-        with restored_process_state(), redirect_stdout(printed), own_device(options):
+        strictly = device() if is_strict else nullcontext()
+        with restored_process_state(), redirect_stdout(printed), own_device(options), strictly:
             os.chdir(folder)
             with replicated_script(world, options) as account:
                 # With a callback the traceback of a hook of torch's is returned, not printed.
                 ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
         lines += account.lines()
+        if device.lost:
+            return printed.getvalue(), lines, f"the device was lost by {device.lost}"
         if ending.exit_code:
             trace = ending.traceback or f"exit code {ending.exit_code}: {ending.error}: {ending.message}"
             return printed.getvalue(), lines, trace

@@ -13,7 +13,7 @@ unsplit: every rank computes all of them, which is slower and correct.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
+from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
     SplitComparison,
@@ -93,6 +94,7 @@ class EquivalenceCheck:
         self._is_large = sum(one.numel() for one in module.parameters()) > LARGE
         self._comparison = SplitComparison(forward, module, world)
         self._weights = disturbance.DisturbedWeights(module)
+        self._uses = InputUses()
 
     def run(self) -> Verdict:
         """Check all ways; the module and the generators then are as after the split call, or as before.
@@ -116,6 +118,7 @@ class EquivalenceCheck:
     def _verdict(self) -> Verdict:
         whole: UnsplitCall | None = None
         reasons: list[str] = []
+        self._uses = self._uses_of_inputs()
         ways = list(self._ways())
         for dims in ways:
             began = monotonic()
@@ -147,6 +150,22 @@ class EquivalenceCheck:
             # Of the way that splits most inputs, and of these the first: other ways may split time.
             likeliest = reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
         return Verdict(None, why=likeliest)
+
+    def _uses_of_inputs(self) -> InputUses:
+        """Return the uses of the inputs as positions, from the call itself, whose values are in range."""
+        integers = [path for path, tensor in self._given.tensors() if is_integer(tensor)]
+        if not integers:
+            return InputUses()
+        # A model may need a graph to differentiate within its forward.
+        for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
+            trace = PositionTrace()
+            with changing_no_files():
+                run = partial(self._run.unsplit, self._given, grad=grad, trace=trace)
+                _, failure = self._comparison.attempted(run, "it failed on another worker")
+            self.restore()
+            if not failure:
+                return trace.uses
+        return InputUses(frozenset(integers))
 
     def _whole(self) -> UnsplitCall | str:
         """Return the results of the unsplit call, or the reason why it is not split."""
@@ -218,7 +237,8 @@ class EquivalenceCheck:
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             others.append(replace(how, samples=2 * how.samples + 1, seed=2))
-        others += [replace(how, empties=one) for one in disturbance.emptying(self._given, dims)]
+        empties = disturbance.emptying(self._given, dims, self._uses)
+        others += [replace(how, empties=empty) for empty in empties]
         others += [replace(how, scale=scale) for scale in disturbance.SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in disturbance.COUNTERS]
@@ -242,7 +262,7 @@ class EquivalenceCheck:
 
             def disturbed() -> CallArguments:  # double precision may exceed the memory
                 stack.enter_context(self._weights.applied(how))
-                given = disturbance.disturbed_inputs(self._given, dims, total, how)
+                given = disturbance.disturbed_inputs(self._given, dims, total, how, self._uses)
                 if how.counters is not None:
                     disturbance.set_counters(
                         self._module, self._counters, self._counting_tensors, how.counters
@@ -258,7 +278,7 @@ class EquivalenceCheck:
     def _compared(self, given: CallArguments, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
         run.dims = dims
-        precise = disturbance.DoublePrecision() if how.double else nullcontext()
+        precise = disturbance.DoublePrecision() if how.double else CheckedPositions()
         # The graph of a full batch may exceed the memory.
         grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses
 from samestep.autopilot.equivalence.weight_access import disturbing
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.sample_lists import Dims, depth_of_list, input_of, is_split, selected
@@ -36,6 +36,8 @@ SCALES = (100.0, 0.01)
 """The factors by which samples are multiplied in further checks."""
 _MISSING = (float("nan"), 0.0)
 """Values of ignored elements: a missing measurement, and padding."""
+_OTHER_SAMPLES = 0.3
+"""The part of the elements of indices that are those of another sample."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -54,7 +56,8 @@ class Disturbance:
         lopsided: whether each slice repeats a single sample.
         counters: the value that the model's call counters are set to, one of `COUNTERS`; None leaves them.
         empties: the path of an input, as `input_of` returns it, and the value that its last samples are
-            filled with, such as an ignored label; the loss may then ignore these samples.
+            filled with, such as an ignored label; the loss may then ignore these samples. None for the
+            smallest value of any sample at each place, which is padding among indices.
         scale: the factor of floating-point samples: a value that one batch clamps, another does not.
         skipped_draws: the random numbers that are skipped before the call, which then draws others.
     """
@@ -68,7 +71,7 @@ class Disturbance:
     seed: int = 1
     lopsided: bool = False
     counters: int | None = None
-    empties: tuple[Path, float] | None = None
+    empties: tuple[Path, float | None] | None = None
     scale: float = 1.0
     skipped_draws: int = 0
 
@@ -142,8 +145,13 @@ class DisturbedWeights:
         self._drawn_for = how.seed, how.double
 
 
-def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturbance) -> CallArguments:
-    """Return a call with samples selected from `given`, and with other values if `how.inputs` is set."""
+def disturbed_inputs(
+    given: CallArguments, dims: Dims, total: int, how: Disturbance, uses: InputUses
+) -> CallArguments:
+    """Return a call with samples selected from `given`, and with other values if `how.inputs` is set.
+
+    Indices get values of other samples at the same place only: any other value may be out of range.
+    """
     own = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
     # The order is kept, since it may be by length; samples repeat, so that slices differ.
@@ -159,11 +167,15 @@ def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturba
             value = (
                 value.index_select(dims[path], chosen.to(tensor.device)) if path in dims else value.clone()
             )
-            value = _other_values(value, own) if how.inputs else value
+            if how.inputs and path not in uses.indices:
+                value = _other_values(value, own)
+            elif how.inputs and path in dims:
+                value = _of_other_samples(value, dims[path], own)
             if how.scale != 1 and value.is_floating_point():
                 value = value * how.scale
             if how.empties is not None and how.empties[0] == input_of(path, dims):
-                _last_samples(path, value, dims, count).fill_(how.empties[1])
+                last, number = _last_samples(path, value, dims, count), how.empties[1]
+                last.copy_(_smallest(tensor, dims[path])) if number is None else last.fill_(number)
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
@@ -201,23 +213,26 @@ def parametrizations_computed() -> Iterator[None]:
         yield
 
 
-def emptying(given: CallArguments, dims: Dims) -> Iterator[tuple[Path, float]]:
+def emptying(given: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tuple[Path, float | None]]:
     """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
-    inputs = {input_of(path, dims): tensor for path, tensor in given.tensors() if is_split(path, dims)}
-    for path, tensor in inputs.items():
-        if _is_mask(tensor):
-            yield path, 0
+    inputs = {
+        input_of(path, dims): (path, tensor) for path, tensor in given.tensors() if is_split(path, dims)
+    }
+    for place, (path, tensor) in inputs.items():
+        if path in uses.indices:
+            yield from ((place, None) for _ in range(path in dims))
+        elif _is_mask(tensor):
+            yield place, 0
+        elif path in uses.ignored:
+            yield from ((place, label) for label in sorted(uses.ignored[path]))
         elif tensor.dtype == torch.int64:
-            yield from ((path, ignored) for ignored in _IGNORED)
+            yield from ((place, label) for label in _IGNORED)
         elif tensor.is_floating_point():
-            yield from ((path, missing) for missing in _MISSING)
+            yield from ((place, missing) for missing in _MISSING)
 
 
-class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DoublePrecision(CheckedPositions):  # type: ignore[no-untyped-call]
     """A context that creates tensors of lower precision in double precision instead, casts included."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -225,7 +240,7 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one operation."""
         if kwargs and kwargs.get("dtype") in _LOWER:
             kwargs = {**kwargs, "dtype": torch.float64}
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         # The dtype first: hardly any result is of lower precision here, and this runs for each operation.
         if not isinstance(result, Tensor) or result.dtype not in _LOWER:
             return result
@@ -260,6 +275,18 @@ def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
     if value.is_complex():
         return value
     return _other_integers(value, own)
+
+
+def _of_other_samples(value: Tensor, dim: int, own: torch.Generator) -> Tensor:
+    """Return a tensor in which some elements are those of other samples at the same place."""
+    samples = torch.randint(0, value.size(dim), value.shape, generator=own, device="cpu").to(value.device)
+    is_other = _uniform(value, own) < _OTHER_SAMPLES
+    return torch.where(is_other, value.gather(dim, samples), value)
+
+
+def _smallest(value: Tensor, dim: int) -> Tensor:
+    """Return the smallest value of all samples at each place, as one sample."""
+    return value.detach().amin(dim, keepdim=True)
 
 
 def _is_mask(value: Tensor) -> bool:

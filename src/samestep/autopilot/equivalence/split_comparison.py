@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.unsplit_call import (
     ModuleRun,
     UnsplitCall,
@@ -130,6 +131,7 @@ class SplitComparison:
         # Compiled code is not observed: the disturbed calls have run it eagerly.
         is_watched = precise is not None or not is_compiled(self._module)
         outputs, reads = None, SampleReads()
+        checked = CheckedPositions() if is_watched else nullcontext()
         # An output may be a sum or a mean over samples if no dimension holds them.
         shapes = [tensor.shape for tensor in whole.outputs.values()]
         watches = not all(any(size % split.total == 0 for size in shape) for shape in shapes)
@@ -139,7 +141,7 @@ class SplitComparison:
                     failing_together(self.agreed_on_each),
                     eagerly(self._module, when=precise is not None),
                     nullcontext() if precise is None else quiet(),
-                    precise or nullcontext(),
+                    precise or checked,
                     watching or nullcontext(),
                 ):
                     own = given.sliced(split, dims)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.positions import PositionTrace
 from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.draw_plans import DrawRecord
@@ -104,6 +105,7 @@ class ModuleRun:
         grad: bool = False,
         records: bool = False,
         precise: AbstractContextManager[Any] | None = None,
+        trace: PositionTrace | None = None,
     ) -> UnsplitCall:
         """Return the results of an unsplit call; do not restore the module.
 
@@ -112,6 +114,7 @@ class ModuleRun:
             grad: whether a graph is built.
             records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
             precise: the context that computes the call, without the bookkeeping, in another precision.
+            trace: records the uses of the inputs as positions; compiled code then runs eagerly.
         """
         recorder = DrawRecorder() if records else None
         copied = given.copied()
@@ -120,11 +123,14 @@ class ModuleRun:
         parameters, versions = _sums(self.module), self.before.versions()
         reads = SampleReads()
         reads.follow(own.samples(self.dims))
+        if trace is not None:
+            trace.follow(own.tensors())
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,
-            eagerly(self.module, when=records),
+            eagerly(self.module, when=records or trace is not None),
             precise or nullcontext(),
+            trace or nullcontext(),
             recorder or nullcontext(),
             reads if self.dims else nullcontext(),
         ):

@@ -56,7 +56,9 @@ class BatchSplit:
     def sliced(self, whole: Tensor, dim: int, *, every: int = 1) -> Tensor:
         """Return this rank's slice of `whole`, with `every` positions along `dim` for each sample."""
         if not (whole.requires_grad and torch.is_grad_enabled()):
-            return whole.narrow(dim, self.start * every, self.local * every)
+            part = whole.narrow(dim, self.start * every, self.local * every)
+            # Such as a hidden state (layers, batch, features), of which cuDNN accepts no other.
+            return part.contiguous() if whole.is_contiguous() else part
         result: Tensor = _Slice.apply(whole, self, dim, every)  # type: ignore[no-untyped-call]
         return result
 

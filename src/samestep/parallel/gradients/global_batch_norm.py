@@ -104,7 +104,7 @@ def _fused(
     """Return the gradients by torch's kernels for fixed statistics, plus the terms of the two sums."""
     count, mean, var = moments
     invstd = torch.rsqrt(var + ctx.eps)
-    d_weight, d_bias = _own_sums(grad, batch, (mean, var), ctx.eps)
+    d_weight, d_bias = _own_sums(grad, batch, (mean, var, invstd), ctx.eps)
     if not ctx.needs_input_grad[0]:
         return None, d_weight, d_bias
     sums = torch.cat([d_bias, d_weight])
@@ -116,13 +116,14 @@ def _fused(
 
 
 def _own_sums(
-    grad: Tensor, batch: Tensor, statistics: tuple[Tensor, Tensor], eps: float
+    grad: Tensor, batch: Tensor, statistics: tuple[Tensor, Tensor, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return sum(g xhat) and sum(g) over this rank's shard, (C,) each."""
-    mean, var = statistics
+    mean, var, invstd = statistics
     if batch.numel() == 0:  # torch's kernel divides by the size, which crashes the process
         return torch.zeros_like(mean), torch.zeros_like(mean)
-    fixed = {"save_mean": None, "save_invstd": None, "train": False}
+    # CUDA's kernel reads the saved statistics, also those of a fixed mean and variance; the CPU's does not.
+    fixed = {"save_mean": mean, "save_invstd": invstd, "train": False}
     _, by_xhat, plain = torch.ops.aten.native_batch_norm_backward(
         grad, batch, torch.ones_like(mean), mean, var, **fixed, eps=eps, output_mask=[False, True, True]
     )

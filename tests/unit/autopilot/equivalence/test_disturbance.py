@@ -13,11 +13,13 @@ from samestep.autopilot.equivalence.disturbance import (
     emptying,
     set_counters,
 )
+from samestep.autopilot.equivalence.positions import InputUses
 from samestep.autopilot.split.call_plans import CallArguments
 
 X, TOKENS = (0, 0), (0, 1)
 LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)
 DIMS = {X: 0, TOKENS: 0, LENGTHS: 0, MASK: 0, LABELS: 0}
+USES = InputUses(frozenset({TOKENS}), {LABELS: frozenset({-100})})
 
 
 def given():
@@ -35,7 +37,7 @@ def given():
 
 @pytest.mark.parametrize("how", disturbances(2, 8), ids=str)
 def test_disturbed_inputs_are_valid(how):
-    x, tokens, lengths, mask, labels = disturbed_inputs(given(), DIMS, 8, how).args
+    x, tokens, lengths, mask, labels = disturbed_inputs(given(), DIMS, 8, how, USES).args
     count = how.samples or 8
     assert {len(one) for one in (x, tokens, lengths, mask, labels)} == {count}
     assert x.dtype == (torch.float64 if how.double else torch.float32)
@@ -48,27 +50,47 @@ def test_disturbed_inputs_are_valid(how):
 
 
 def test_all_ranks_apply_the_same_disturbance():
-    one, other = (disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5)) for _ in range(2))
+    one, other = (disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5), USES) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.args, other.args, strict=True))
 
 
 def test_a_lopsided_batch_repeats_one_sample_per_slice():
     how = Disturbance(2, 4, inputs=False, lopsided=True)
-    x = disturbed_inputs(given(), DIMS, 8, how).args[0]
+    x = disturbed_inputs(given(), DIMS, 8, how, USES).args[0]
     assert torch.equal(x[0], x[1])
     assert torch.equal(x[2], x[3])
     assert not torch.equal(x[0], x[2])
 
 
 def test_masks_labels_and_values_can_be_emptied():
-    found = {(path, str(value)) for path, value in emptying(given(), DIMS)}
+    found = {(path, str(value)) for path, value in emptying(given(), DIMS, USES)}
     assert {(path, value) for path, value in found if path == X} == {(X, "nan"), (X, "0.0")}
-    assert {one for one in emptying(given(), DIMS) if one[0] != X} == {
+    assert {(path, value) for path, value in emptying(given(), DIMS, USES) if path != X} == {
         (MASK, 0),
-        *((path, value) for path in (TOKENS, LENGTHS, LABELS) for value in (-100, -1)),
+        (LENGTHS, -100),
+        (LENGTHS, -1),
+        (LABELS, -100),
+        (TOKENS, None),
     }
-    labels = disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5, empties=(LABELS, -100))).args[4]
-    assert labels[-2:].tolist() == [-100, -100]
+    how = Disturbance(2, 5, empties=(LABELS, -100))
+    assert disturbed_inputs(given(), DIMS, 8, how, USES).args[4][-2:].tolist() == [-100, -100]
+
+
+@pytest.mark.parametrize("empties", [None, (TOKENS, None)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_indices_get_values_of_other_samples_at_the_same_place_only(empties, dim):
+    """The tables of two columns of indices may have other lengths."""
+    tokens = 100 * torch.arange(5) + torch.randint(0, 9, (8, 5), generator=torch.Generator().manual_seed(2))
+    tokens = tokens if dim == 0 else tokens.T.contiguous()
+    uses, how = InputUses(frozenset({X})), Disturbance(2, 6, empties=empties and (X, None))
+    (other,) = disturbed_inputs(CallArguments((tokens,)), {X: dim}, 8, how, uses).args
+    places = zip(tokens.unbind(1 - dim), other.unbind(1 - dim), strict=True)
+    assert all(set(after.tolist()) <= set(before.tolist()) for before, after in places)
+    rows = {tuple(row.tolist()) for row in tokens.unbind(dim)}
+    assert not {tuple(row.tolist()) for row in other.unbind(dim)} <= rows
+    if empties:
+        smallest = tokens.amin(dim)
+        assert all(torch.equal(row, smallest) for row in other.unbind(dim)[-3:])
 
 
 def test_weights_are_disturbed_in_double_precision_and_restored_bit_by_bit():
