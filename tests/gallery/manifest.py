@@ -172,6 +172,7 @@ SCRIPTS = [
     Script("weights_beside.py", ("weights.pt",)),
     Script("created_leaves.py", ("states.pt",)),
     Script("lists_of_samples.py", ("detector.pt",)),
+    Script("table_lookups.py", ("tables.pt",)),
     Script("physics_informed.py", ("net.pt",)),
     Script("neural_ode.py", ("field.pt",)),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),

@@ -174,6 +174,44 @@ class Renormalized(Net):
         return super().features(x) + self.table((x[:, 0].abs() * 4).long().clamp(max=8))
 
 
+class NoDouble(nn.Module):
+    """A model with a kernel that has no double precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if x.dtype == D:
+            raise RuntimeError("not implemented for 'Double'")
+        return self.layer(x)
+
+
+def under_autocast():
+    """Return the outputs of calls within one block of autocast, which keeps the cast weights."""
+    torch.manual_seed(0)
+    model, x = NoDouble(), drawn(9, 4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        return [model(x).float().tolist() for _ in range(2)]
+
+
+class DeviceFails(nn.Module):
+    """A model whose kernel fails on the device for the values of a check."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if x.dtype == D:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return self.layer(x)
+
+
+def on_failing_device():
+    DeviceFails()(torch.ones(9, 4))
+
+
 def on_rank(world, options, work, *args):
     """Run `work` on a rank; return its result, and the numbers of split and of unsplit calls."""
     account, gradients = Account(), Gradients(world, check_every=1)

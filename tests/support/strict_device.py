@@ -123,6 +123,8 @@ def _backward_in_another_thread():
     original = torch.autograd._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform is not copied to a thread
+            return original(*args, **kwargs)
         return _in_thread(lambda: original(*args, **kwargs))
 
     torch.autograd._engine_run_backward = run

@@ -35,7 +35,10 @@ class RngState:
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             device, state = self.device
-            torch.get_device_module(device).set_rng_state(state, *_argument(device))
+            module = torch.get_device_module(device)
+            # Also an equal state would make cuDNN draw new masks for the dropout of recurrent layers.
+            if not torch.equal(module.get_rng_state(*_argument(device)), state):
+                module.set_rng_state(state, *_argument(device))
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         _clear_cache()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from samestep.autopilot.script.failed_calls import DeviceFailedError
 from samestep.autopilot.script.options import Options
 from support import split_check_models as models
 
@@ -112,3 +113,17 @@ def test_a_slice_that_fails_before_its_flattened_draws_fails_on_all_ranks(run):
     for found, split, unsplit in run(2, models.failing_for_few):
         assert found == serial
         assert (split, unsplit) == (0, 1)
+
+
+def test_autocast_keeps_no_weights_of_a_check(run):
+    serial = models.under_autocast()
+    for found, split, _ in run(2, models.under_autocast):
+        assert found == serial
+        assert split == 2
+
+
+def test_a_device_that_fails_in_a_check_ends_the_run_with_the_model_and_the_line(run):
+    with pytest.raises(
+        DeviceFailedError, match=r"DeviceFails .*device-side assert .*split_check_models\.py:\d+"
+    ):
+        run(2, models.on_failing_device)

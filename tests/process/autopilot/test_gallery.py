@@ -22,6 +22,7 @@ UNSPLIT = {
     "kept_in_objects.py": ("Policy", "Remembered", "Lazy", "Decoded", "IntoList", "IntoMethod", "IntoRecord"),
     "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
     "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),
+    "table_lookups.py": ("Graph",),
     "later_batches.py": ("MissingTargets", "Clamped", "Outliers", "Watched"),
 }
 """Modules whose calls must stay unsplit, in scripts that also call modules that are split."""

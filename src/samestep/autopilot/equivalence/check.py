@@ -13,7 +13,7 @@ unsplit: every rank computes all of them, which is slower and correct.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -23,18 +23,22 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
+from samestep.autopilot.equivalence.cudnn import draws_in_cudnn, untuned_kernels
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
+from samestep.autopilot.equivalence.rounding import close, largest
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
     SplitComparison,
     SplitResult,
     in_one_line,
 )
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, eagerly, largest, quiet
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
 from samestep.autopilot.script.call_account import FEWER
+from samestep.autopilot.script.failed_calls import DeviceFailedError
 from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
+from samestep.autopilot.split.gradients import unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.module_outputs import outcome
 from samestep.autopilot.split.sample_lists import LIST, Dims
@@ -42,7 +46,6 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.training_calls import TrainsError, training_nothing
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
-from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
@@ -189,6 +192,8 @@ class EquivalenceCheck:
             return "samestep.batch_dim(..., dim=None) keeps it unsplit"
         if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
             return "TorchScript has compiled it, and its reads cannot be observed"
+        if self._world.device.type == "cuda" and any(map(draws_in_cudnn, self._module.modules())):
+            return "cuDNN draws the dropout between its recurrent layers from a state of its own"
         if any(isinstance(value, Iterator) for _, value in reached(self._module)):
             return "it reads an iterator, which cannot be rewound"
         return None
@@ -257,8 +262,8 @@ class EquivalenceCheck:
 
     def _disturbed(self, dims: Dims, total: int, how: disturbance.Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; restore the module and the generators."""
-        with ExitStack() as stack:
-            stack.callback(self.restore)
+        with self._restoring(), ExitStack() as stack:
+            stack.enter_context(untuned_kernels(self._world.device))
 
             def disturbed() -> CallArguments:  # double precision may exceed the memory
                 stack.enter_context(self._weights.applied(how))
@@ -274,6 +279,18 @@ class EquivalenceCheck:
                 torch.rand(how.skipped_draws, device="cpu")
                 torch.rand(how.skipped_draws, device=self._world.device)
             return _Failed(failure) if given is None else self._compared(given, dims, how)
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Restore the module and the generators after a block, unless the device has failed."""
+        try:
+            yield
+        except DeviceFailedError:
+            raise
+        except BaseException:
+            self.restore()
+            raise
+        self.restore()
 
     def _compared(self, given: CallArguments, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
@@ -298,6 +315,7 @@ class EquivalenceCheck:
         except (WritesFileError, TrainsError) as error:
             failure = WRITES_FILES if isinstance(error, WritesFileError) else TRAINS
         except Exception as error:  # noqa: BLE001 - the model may fail on these samples; others are tried
+            self._comparison.end_if_device_failed(error)
             failure = in_one_line(error)
         if whole is None or whole.writes:
             self._weights.forget()
@@ -317,7 +335,7 @@ class EquivalenceCheck:
         if isinstance(found, str):
             return found
         with precise, quiet():
-            why = self._other_gradients(found, given, whole.sides, expected) if grad else ""
+            why = self._other_gradients(found, given, whole, expected) if grad else ""
         name = kept_of_slice(kept, changed(run.left, python_state(self._module)), given.total(dims) or 0)
         if not why and not self._comparison.agreed(not grad or name is None):
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
@@ -335,14 +353,15 @@ class EquivalenceCheck:
         leaf = [one for one in tensors_in if one.requires_grad]
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
-        found = self._gradient(value, leaf, allow_unused=True)
+        with unaveraged(value):
+            found = self._gradient(value, leaf, allow_unused=True)
         return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
 
     def _other_gradients(
-        self, found: SplitResult, given: CallArguments, sides: Sequence[SideOutput], expected: Any
+        self, found: SplitResult, given: CallArguments, unsplit: UnsplitCall, expected: Any
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal."""
-        value = dict(leaves(outcome(self._module, found.outputs, sides)))
+        value = dict(leaves(outcome(self._module, found.outputs, unsplit.sides)))
         gradients, failure = self._comparison.attempted(
             partial(self._gradients, value, given), "the backward of another worker's slice failed"
         )
@@ -359,7 +378,7 @@ class EquivalenceCheck:
             mean = own.contiguous()
             self._world.all_reduce(mean)
             mean.div_(self._world.place.size)
-            is_mean = is_mean and close(mean, whole, scale=scale)
+            is_mean = is_mean and close(mean, whole, scale=scale, precision=unsplit.precision)
         if not self._comparison.agreed(is_mean):
             return "its gradients are not the mean of those of slices: its backward compares samples"
         return ""

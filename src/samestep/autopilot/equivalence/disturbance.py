@@ -113,6 +113,8 @@ class DisturbedWeights:
         parameters: list[Tensor] = [one for one in self._module.parameters() if one.is_floating_point()]
         buffers = [one for one in self._module.buffers() if one.is_floating_point()]
         before = [(tensor, tensor.data) for tensor in [*parameters, *buffers]]
+        # Autocast keeps weights in half precision by their tensors, whose values change here.
+        torch.clear_autocast_cache()
         with disturbing(self._module):
             try:
                 with torch.inference_mode(mode=False):
@@ -130,6 +132,7 @@ class DisturbedWeights:
             finally:
                 for tensor, data in before:
                     tensor.data = data
+                torch.clear_autocast_cache()
 
     def forget(self) -> None:
         """Draw the weights again for the next comparison: a call may have written into them."""

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from samestep.autopilot.equivalence.disturbance import parametrizations_computed
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, close, differing_buffer
+from samestep.autopilot.equivalence.rounding import differing_buffer
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.module_outputs import outcome
@@ -84,10 +85,11 @@ class SampleCheck:
         if parts.keys() != whole.outputs.keys():
             return "its outputs have another structure"
         for path, tensor in whole.outputs.items():
-            if not close(parts[path], tensor, scale=whole.scale):
+            if not whole.are_close(parts[path], tensor):
                 apart = _apart(parts[path], tensor)
                 return f"its output{text(path[1:])} differs{apart}"
-        if (name := differing_buffer(self._run.before.buffers(), whole.buffers)) is not None:
+        name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
+        if name is not None:
             return f"its buffer {name} differs"
         if not RngState.now(self._world.device).same(whole.drawn):
             return "it draws other random numbers"

@@ -12,15 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.positions import CheckedPositions
-from samestep.autopilot.equivalence.unsplit_call import (
-    ModuleRun,
-    UnsplitCall,
-    close,
-    differing_buffer,
-    eagerly,
-    quiet,
-)
+from samestep.autopilot.equivalence.rounding import close, differing_buffer
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.failed_calls import DeviceFailedError, is_device_failure
 from samestep.autopilot.split.call_plans import (
     CallArguments,
     ConcatenatedOutput,
@@ -151,6 +146,7 @@ class SplitComparison:
             except OtherRankFailedError as error:
                 return str(error)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
+                self.end_if_device_failed(error)
                 return f"{SLICE_RAISES} {in_one_line(error)}"
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
@@ -175,9 +171,7 @@ class SplitComparison:
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Gathering]] = {}
         for path, part in parts.items():
-            found = self._gatherings_of(
-                path, whole.outputs[path], part, split, whole.scale, all_of_them=keeps
-            )
+            found = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
             if not found:
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
             left[path] = [gathering for gathering, _ in found]
@@ -207,7 +201,7 @@ class SplitComparison:
         alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
-        buffer = differing_buffer(run.before.buffers(), whole.buffers)
+        buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"
         values = {
@@ -230,10 +224,11 @@ class SplitComparison:
         return next(iter(of_values), ""), next(iter(of_state), "")
 
     def _gatherings_of(
-        self, path: Path, whole: Tensor, part: Tensor, split: BatchSplit, scale: float, *, all_of_them: bool
+        self, path: Path, whole: UnsplitCall, part: Tensor, split: BatchSplit, *, all_of_them: bool
     ) -> list[tuple[Gathering, Tensor]]:
         """Return the ways to gather an output that give the unsplit one, with their results: one, or all."""
-        possible = list(gatherings_for(whole, part, split))
+        output = whole.outputs[path]
+        possible = list(gatherings_for(output, part, split))
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
             possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
@@ -244,7 +239,7 @@ class SplitComparison:
                 together = gathering.gather(part, split)
             except UsageError:  # on this rank alone, after the communication
                 together = None
-            if self.agreed(together is not None and close(together, whole, scale=scale)):
+            if self.agreed(together is not None and whole.are_close(together, output)):
                 assert together is not None
                 right.append((gathering, together))
                 if not all_of_them:
@@ -257,8 +252,18 @@ class SplitComparison:
         try:
             result = run()
         except Exception as error:  # noqa: BLE001 - a model may raise any error
+            self.end_if_device_failed(error)
             failure = in_one_line(error)
         return (result, "") if self.agreed(not failure) else (None, failure or elsewhere)
+
+    def end_if_device_failed(self, error: Exception) -> None:
+        """Raise `DeviceFailedError` if an error is that of a device, which computes nothing any more."""
+        if is_device_failure(error):
+            raise DeviceFailedError(
+                f"the device failed while samestep checked if {type(self._module).__name__} can be split: "
+                f"{in_one_line(error)}. CUDA_LAUNCH_BLOCKING=1 shows the operation. To leave the check out, "
+                "keep these calls unsplit: samestep.batch_dim(model, dim=None)."
+            ) from None
 
     def agreed(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
         """Return whether all ranks have passed True."""

@@ -1,7 +1,6 @@
 """Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
 
 import logging
-import math
 import sys
 import threading
 import warnings
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.positions import PositionTrace
+from samestep.autopilot.equivalence.rounding import ResultPrecision, close, largest
 from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.draw_plans import DrawRecord
@@ -32,11 +32,6 @@ from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import Path, leaves
-
-RELATIVE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""The tolerated rounding, relative to the largest value. Single precision: 1e-4."""
-_OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""The tolerated rounding, relative to the operands, which may cancel. Single precision: 1e-6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +51,7 @@ class UnsplitCall:
     writes: str
     printed: bool  # whether the call printed
     scale: float  # the largest value among outputs, inputs and parameters, as a reference for rounding
+    precision: torch.dtype  # the coarsest precision in which the call computed
     reads: Reads  # the values that the call read from its samples
 
     @property
@@ -63,6 +59,10 @@ class UnsplitCall:
         """The reason why nothing can be compared with these results; empty if there is none."""
         finite = (bool(torch.isfinite(one).any()) for one in self.outputs.values() if one.numel())
         return "" if all(finite) else "its outputs are not finite"
+
+    def are_close(self, found: Tensor, expected: Tensor) -> bool:
+        """Return whether results of two computations of this call are equal but for rounding."""
+        return close(found, expected, scale=self.scale, precision=self.precision)
 
 
 class ModuleRun:
@@ -121,14 +121,16 @@ class ModuleRun:
         own = given if grad else copied
         kept, versions_in = SavedArguments(own), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
-        reads = SampleReads()
+        reads, precision = SampleReads(), ResultPrecision()
+        runs_eagerly = records or trace is not None or not is_compiled(self.module)
         reads.follow(own.samples(self.dims))
         if trace is not None:
             trace.follow(own.tensors())
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,
-            eagerly(self.module, when=records or trace is not None),
+            eagerly(self.module, when=runs_eagerly),
+            precision if runs_eagerly else nullcontext(),
             precise or nullcontext(),
             trace or nullcontext(),
             recorder or nullcontext(),
@@ -144,6 +146,7 @@ class ModuleRun:
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
         kept.restore()
+        operands = [*dict(given.tensors()).values(), *self.module.parameters()]
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
         return UnsplitCall(
@@ -157,7 +160,8 @@ class ModuleRun:
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=writes,
             printed=printed.any,
-            scale=largest(*found.values(), *dict(given.tensors()).values(), *self.module.parameters()),
+            scale=largest(*found.values(), *operands),
+            precision=precision.coarsest(self._device, *operands),
             reads=reads.found,
         )
 
@@ -186,48 +190,6 @@ def _sums(module: nn.Module) -> list[float]:
             values = one.detach()
             found += [abs(values.sum().item()), values.abs().sum().item()]
     return found
-
-
-def close(one: Tensor, other: Tensor, *, scale: float = 0.0) -> bool:
-    """Return whether two tensors are equal but for rounding of values up to `scale`, which may cancel."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not one.numel():
-        return True
-    if not (one.is_floating_point() or one.is_complex()):
-        return torch.equal(one, other)
-    a, b = one.detach(), other.detach()
-    relative = RELATIVE.get(one.dtype, 1e-4)
-    least = max(relative * largest(b), _OF_SCALE.get(one.dtype, 1e-6) * scale)
-    return torch.allclose(a, b, rtol=relative, atol=least, equal_nan=True)
-
-
-def largest(*tensors: Tensor) -> float:
-    """Return the largest finite absolute value of floating-point tensors; 0 if there is none."""
-    found = 0.0
-    for tensor in tensors:
-        if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
-            absolute = tensor.detach().abs()
-            value = float(absolute.max())  # the usual case; a NaN is the maximum, too
-            if not math.isfinite(value):
-                finite = absolute[torch.isfinite(absolute)]
-                value = float(finite.max()) if finite.numel() else 0.0
-            found = max(found, value)
-    return found
-
-
-def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a buffer that differs by more than rounding, if there is one.
-
-    A running mean that is zero but for rounding is compared relative to the running standard deviation.
-    """
-    for name, value in whole.items():
-        owner = name.rpartition(".")[0]
-        variance = whole.get(f"{owner}.running_var" if owner else "running_var")
-        scale = largest(variance) ** 0.5 if variance is not None else 0.0
-        if name not in kept or not close(kept[name], value, scale=scale):
-            return name
-    return None
 
 
 def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:

@@ -55,6 +55,18 @@ class FailedCalls:
             return 0
 
 
+class DeviceFailedError(UsageError):
+    """A device has failed: the process can compute nothing on it any more, and a script cannot go on."""
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether an error ends all computations on a device, unlike one of memory."""
+    kind = getattr(torch, "AcceleratorError", None)  # torch has it since 2.8
+    return (kind is not None and isinstance(error, kind)) or (
+        isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "HIP error"))
+    )
+
+
 @contextmanager
 def out_of_memory_is_final(what: str) -> Iterator[None]:
     """Replace an out-of-memory error by a `UsageError`, which a script's retry does not catch."""

@@ -3,7 +3,8 @@
 import gc
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import reduce
 from itertools import zip_longest
@@ -17,6 +18,7 @@ from torch.utils.weak import TensorWeakRef
 
 from samestep.autopilot.split.sharded_autograd import uses_split_call
 from samestep.autopilot.split.slice_context import before_collective
+from samestep.base.context_values import bound
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
@@ -269,13 +271,29 @@ def leaves_of(*outputs: Tensor) -> list[Tensor]:
     return list(found.values())
 
 
+_differentiated: ContextVar[tuple[int, ...]] = ContextVar("samestep_differentiated", default=())
+"""The outputs of a running `torch.autograd.grad`, which torch calls by name again under a function mode."""
+
+
+def unaveraged(outputs: Tensor | Sequence[Tensor]) -> AbstractContextManager[None]:
+    """Let `torch.autograd.grad` return the gradients of these outputs as this rank computes them."""
+    return bound(_differentiated, _identities(outputs))
+
+
+def _identities(outputs: Tensor | Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(map(id, [outputs] if isinstance(outputs, Tensor) else outputs))
+
+
 @contextmanager
 def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
     """Let `torch.autograd.grad` return averages for gradients of parameters."""
 
     def grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if _differentiated.get() == _identities(outputs):
+            return original(outputs, inputs, *args, **kwargs)
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
-        found = original(outputs, tensors, *args, **kwargs)
+        with unaveraged(outputs):
+            found = original(outputs, tensors, *args, **kwargs)
         gradients = of()
         if gradients is None:
             return found

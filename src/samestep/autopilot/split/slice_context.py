@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT
+from samestep.autopilot.script.failed_calls import is_device_failure
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
@@ -98,7 +99,9 @@ def failing_together(agree: Agree) -> Iterator[None]:
             yield
         except OtherRankFailedError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_device_failure(error):  # which cannot communicate either
+                raise
             agree(False, False, False)  # noqa: FBT003 - its only arguments
             raise
         else:

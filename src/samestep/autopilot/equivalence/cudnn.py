@@ -1,0 +1,27 @@
+"""Handles what cuDNN keeps for itself: random states of recurrent layers, and chosen algorithms."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+def draws_in_cudnn(module: nn.Module) -> bool:
+    """Return whether a call of a module draws dropout in a kernel of cuDNN, without torch's generators."""
+    has_layers = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
+    return has_layers and module.training and torch.backends.cudnn.enabled
+
+
+@contextmanager
+def untuned_kernels(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try no algorithms for the shapes of a block, which a script computes only once."""
+    cudnn = torch.backends.cudnn
+    tuned = device.type == "cuda" and cudnn.benchmark
+    if tuned:
+        cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        if tuned:
+            cudnn.benchmark = True
