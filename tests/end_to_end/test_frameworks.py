@@ -13,6 +13,7 @@ from support.systems import missing
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "tests/gallery_frameworks"
 PYTHON = ROOT / ".venv-frameworks/bin/python"
+STRICT = ROOT / "tests/support/strict_script.py"
 ONE_DEVICE = (
     "accelerate_loop",
     "ignite_loop",
@@ -59,7 +60,8 @@ def test_a_script_of_a_library_on_one_device_gives_the_serial_output(run, script
     serial = run("serial", script)
     assert serial.code == 0, serial.err
 
-    two = run("two", "run", "-n", 2, script)
+    # An example runs on a device as strict as CUDA.
+    two = run("two", "run", "-n", 2, *([STRICT] if script in EXAMPLES else []), script)
 
     assert two.code == 0, two.err
     assert difference(results(serial.out), results(two.out), digits=5) is None

@@ -48,3 +48,27 @@ def test_draws_that_use_all_words_of_the_mersenne_twister_are_detected():
     before = RngState.now(CPU)
     np.random.rand(312)
     assert not before.same(RngState.now(CPU))
+
+
+def test_a_device_whose_state_has_not_changed_is_not_set(monkeypatch):
+    """cuDNN draws new dropout masks of recurrent layers once the state of the device's generator is set."""
+
+    class Device:
+        state, sets = torch.zeros(16, dtype=torch.uint8), 0
+
+        def get_rng_state(self, _):
+            return self.state.clone()
+
+        def set_rng_state(self, state, _):
+            self.state, self.sets = state, self.sets + 1
+
+    device = Device()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    before = RngState.now(torch.device("cuda"))
+    before.restore()
+    assert device.sets == 0
+    device.state = torch.ones(16, dtype=torch.uint8)
+    assert not before.same(RngState.now(torch.device("cuda")))
+    before.restore()
+    assert device.sets == 1
+    assert before.same(RngState.now(torch.device("cuda")))

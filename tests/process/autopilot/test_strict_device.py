@@ -1,0 +1,46 @@
+"""The examples run on a device that is as strict as CUDA, which notices what is not fit for it."""
+
+from pathlib import Path
+
+import pytest
+
+from gallery.manifest import SCRIPTS
+from samestep.autopilot.script.options import DEFAULTS, Options
+from support.careless_runs import run_careless
+from support.script_runner import difference, run_script
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SPLIT = Options(short_calls="split")
+COUNTED = (r"test images right$",)
+"""Lines with a number of samples, of which rounding in single precision may change one."""
+SERIAL = ("gan", "gpt", "image_classification", "lbfgs", "serial")
+
+
+@pytest.mark.parametrize("name", SERIAL)
+def test_an_example_has_equal_output_on_two_ranks(processes, name, tmp_path):
+    path, printed = EXAMPLES / f"{name}.py", []
+    for size in (1, 2):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        ranks = processes.run(run_script, size, path, (), folder, 1, SPLIT, size == 2)
+        assert not any(trace for _, _, trace in ranks), ranks
+        printed.append(ranks[0][0])
+    assert printed[0]
+    assert difference(*printed, leave_out=COUNTED, digits=3) is None
+    assert not [line for line in ranks[0][1] if " unsplit" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "failure"),
+    [
+        ("gpt_loss_inside.py", "filling_indices", "device was lost by aten.embedding"),
+        ("toplevel_cnn.py", "undefined_statistics", "save_mean"),
+        ("language_model.py", "views_as_slices", "hx is not contiguous"),
+    ],
+)
+def test_a_script_fails_without_the_care_that_a_device_needs(processes, name, how, failure, tmp_path):
+    """An H100 has shown these: labels among token ids, no saved statistics, a view of a hidden state."""
+    script = next(script for script in SCRIPTS if script.name == name)
+    ran = how, script.path, script.arguments, tmp_path, 1, DEFAULTS, True
+    for _, account, trace in processes.run(run_careless, 2, *ran):
+        assert failure in f"{account} {trace}"
