@@ -10,6 +10,7 @@ The hierarchy, each subclass indented under its base::
         WorldError           the ranks could not communicate
           PeerLost           a rank died or did not answer in time
           OutOfStep          replicas differ, or ranks disagree about the next step
+        DeviceFailed         a device failed, and the process can compute nothing on it any more
         CheckpointError      there is no usable checkpoint
         Preempted            a rank was preempted and saved a checkpoint; the run can resume
         WorkerFailed         a worker ended with an error; carries the exit code of the run
@@ -67,6 +68,12 @@ class OutOfStep(WorldError):  # noqa: N818 - reads as the event it is
 
 class StepsDiffer(OutOfStep):
     """A rank has left the training loop while another one takes a further step."""
+
+
+class DeviceFailed(Error):  # noqa: N818 - reads as the event it is
+    """A device has failed, and the process can compute nothing on it any more."""
+
+    exit_code = 1
 
 
 class CheckpointError(Error):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from samestep.autopilot.script.failed_calls import DeviceFailedError
 from samestep.autopilot.script.options import Options
+from samestep.base.errors import DeviceFailed
 from support import split_check_models as models
 
 SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]
@@ -123,7 +123,5 @@ def test_autocast_keeps_no_weights_of_a_check(run):
 
 
 def test_a_device_that_fails_in_a_check_ends_the_run_with_the_model_and_the_line(run):
-    with pytest.raises(
-        DeviceFailedError, match=r"DeviceFails .*device-side assert .*split_check_models\.py:\d+"
-    ):
+    with pytest.raises(DeviceFailed, match=r"DeviceFails .*device-side assert .*split_check_models\.py:\d+"):
         run(2, models.on_failing_device)

@@ -50,7 +50,7 @@ def test_draws_that_use_all_words_of_the_mersenne_twister_are_detected():
     assert not before.same(RngState.now(CPU))
 
 
-def test_a_device_whose_state_has_not_changed_is_not_set(monkeypatch):
+def test_an_equal_state_of_a_device_is_not_restored(monkeypatch):
     """cuDNN draws new dropout masks of recurrent layers once the state of the device's generator is set."""
 
     class Device:

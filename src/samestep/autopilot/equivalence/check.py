@@ -35,7 +35,6 @@ from samestep.autopilot.equivalence.split_comparison import (
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
 from samestep.autopilot.script.call_account import FEWER
-from samestep.autopilot.script.failed_calls import DeviceFailedError
 from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
 from samestep.autopilot.split.gradients import unaveraged
@@ -46,7 +45,7 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.training_calls import TrainsError, training_nothing
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
-from samestep.base.errors import UsageError
+from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
@@ -285,7 +284,7 @@ class EquivalenceCheck:
         """Restore the module and the generators after a block, unless the device has failed."""
         try:
             yield
-        except DeviceFailedError:
+        except DeviceFailed:
             raise
         except BaseException:
             self.restore()

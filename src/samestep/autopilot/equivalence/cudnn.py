@@ -16,12 +16,11 @@ def draws_in_cudnn(module: nn.Module) -> bool:
 @contextmanager
 def untuned_kernels(device: torch.device) -> Iterator[None]:
     """Let cuDNN try no algorithms for the shapes of a block, which a script computes only once."""
-    cudnn = torch.backends.cudnn
-    tuned = device.type == "cuda" and cudnn.benchmark
-    if tuned:
-        cudnn.benchmark = False
+    is_tuned = device.type == "cuda" and torch.backends.cudnn.benchmark
+    if is_tuned:
+        torch._C._set_cudnn_benchmark(False)  # noqa: FBT003, SLF001 - `flags` would set all others, too
     try:
         yield
     finally:
-        if tuned:
-            cudnn.benchmark = True
+        if is_tuned:
+            torch._C._set_cudnn_benchmark(True)  # noqa: FBT003, SLF001

@@ -15,7 +15,7 @@ from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import close, differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import is_user_code
-from samestep.autopilot.script.failed_calls import DeviceFailedError, is_device_failure
+from samestep.autopilot.script.failed_calls import is_device_failure
 from samestep.autopilot.split.call_plans import (
     CallArguments,
     ConcatenatedOutput,
@@ -35,7 +35,7 @@ from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
-from samestep.base.errors import UsageError
+from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.ranks.world.protocol import World
@@ -257,9 +257,9 @@ class SplitComparison:
         return (result, "") if self.agreed(not failure) else (None, failure or elsewhere)
 
     def end_if_device_failed(self, error: Exception) -> None:
-        """Raise `DeviceFailedError` if an error is that of a device, which computes nothing any more."""
+        """Raise `DeviceFailed` if an error is that of a device, which computes nothing any more."""
         if is_device_failure(error):
-            raise DeviceFailedError(
+            raise DeviceFailed(
                 f"the device failed while samestep checked if {type(self._module).__name__} can be split: "
                 f"{in_one_line(error)}. CUDA_LAUNCH_BLOCKING=1 shows the operation. To leave the check out, "
                 "keep these calls unsplit: samestep.batch_dim(model, dim=None)."

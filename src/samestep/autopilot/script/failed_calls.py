@@ -55,10 +55,6 @@ class FailedCalls:
             return 0
 
 
-class DeviceFailedError(UsageError):
-    """A device has failed: the process can compute nothing on it any more, and a script cannot go on."""
-
-
 def is_device_failure(error: BaseException) -> bool:
     """Return whether an error ends all computations on a device, unlike one of memory."""
     kind = getattr(torch, "AcceleratorError", None)  # torch has it since 2.8
