@@ -17,6 +17,8 @@ from pathlib import Path
 
 from turns import in_turns
 
+from samestep.base.folders import absolute
+
 SCRIPTS = Path(__file__).parent / "scripts"
 FLAGS = {
     "unchanged": (),
@@ -48,7 +50,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--turn", type=float, default=3.0, help="seconds; ten steps or more")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=absolute, default="data")
     options = parser.parse_args()
     ways: dict[str, tuple[str, int, tuple[str, ...]]] = {"serial": ("serial.py", 1, ())}
     ways |= {name: ("serial.py", options.workers, flags) for name, flags in FLAGS.items()}

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from samestep.base.folders import absolute
 from samestep.training.checkpoint.checkpoint_schedule import Writer
 from samestep.training.checkpoint.retention import Retention
 from samestep.training.checkpoint.snapshot import Snapshot
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--folder", type=Path, help="on the disk to write to; by default a temporary one")
+    parser.add_argument("--folder", type=absolute, help="on the disk to write to; by default a temporary one")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with (

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.base.folders import absolute
 from samestep.base.step_phases import OF_LOOP
 from samestep.training.recipes.registry import find
 
@@ -120,13 +121,13 @@ def report(outcomes: list[tuple[int, Way, Outcome]], race: Race) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--data-dir", type=absolute, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--subset", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs-tutorial", type=int)
     parser.add_argument("--epochs-fast", type=int)
-    parser.add_argument("--out", type=Path, help="keeps the run folders")
+    parser.add_argument("--out", type=absolute, help="keeps the run folders")
     options = parser.parse_args()
     tutorial, fast = (find("cifar10", fast=is_fast).settings.batch_size for is_fast in (False, True))
     ways = [

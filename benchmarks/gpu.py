@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from samestep.base.folders import absolute
 from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.base.step_phases import DATA, OF_LOOP
 from samestep.ranks.world.device import BACKENDS
@@ -285,10 +286,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "xpu"), help="torch's name of the type")
-    parser.add_argument("--data-dir", type=Path, help="without it, the data sets are downloaded")
+    parser.add_argument("--data-dir", type=absolute, help="without it, the data sets are downloaded")
     parser.add_argument("--only", default=",".join(MEASUREMENTS), help="measurements, separated by commas")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU; measures nothing")
-    parser.add_argument("--json", type=Path, default=Path("samestep-gpu-benchmark.json"))
+    parser.add_argument("--json", type=absolute, default="samestep-gpu-benchmark.json")
     options = parser.parse_args(arguments)
     if unknown := set(options.only.split(",")) - MEASUREMENTS.keys():
         parser.error(f"--only {unknown.pop()} is none of {', '.join(MEASUREMENTS)}")

@@ -29,6 +29,7 @@ from statistics import mean, stdev
 
 import psutil
 
+from samestep.base.folders import absolute
 from samestep.studies.scaling.analysis.confidence import student_t
 from support.commands import environment
 from support.nodes import Nodes
@@ -182,14 +183,13 @@ def launchers() -> Iterator[dict[str, list[str]]]:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=absolute, default="data")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--port", type=int, default=29620)
     parser.add_argument("--only", choices=("launchers", "causes"))
     options = parser.parse_args()
-    options.data_dir = options.data_dir.absolute()
     one = ("--threads=1",)
     with launchers() as found:
         if options.only != "causes":

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from samestep.base.folders import absolute
 from samestep.parallel.sharding.position import Position
 from samestep.training.data.augmentation import Augment, RandomCrop
 from samestep.training.data.image_set import ImageSet
@@ -58,7 +59,7 @@ def samples_per_second(run: Pass, epoch: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--data-dir", type=absolute, default=Path(__file__).parents[2] / "shared" / "data")
     images = load("mnist", "train", data_dir=parser.parse_args().data_dir).subset(SAMPLES)
     assert isinstance(images, ImageSet)
     torch.set_num_threads(1)

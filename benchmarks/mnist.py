@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from samestep.base.folders import absolute
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.registry import load
@@ -217,7 +218,7 @@ def report_races(races: list[tuple[Trained, Trained]], target: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--data-dir", type=absolute, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=9, help="of the account")
     parser.add_argument("--target", type=float, default=0.985)

@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from samestep.base.folders import absolute
+
+# Read at once: a test may run in another folder than the command.
+_NAMED = absolute(os.environ["SAMESTEP_TEST_DATA"]) if os.environ.get("SAMESTEP_TEST_DATA") else None
+
 
 def shared_data(name: str) -> Path:
     """Return the folder that holds the real data sets, among them `name`.
@@ -13,7 +18,7 @@ def shared_data(name: str) -> Path:
     test where there is none, or fails it where ``SAMESTEP_REQUIRE`` lists `data`.
     """
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-    folder = Path(os.environ.get("SAMESTEP_TEST_DATA") or beside)
+    folder = _NAMED or beside
     if not (folder / name).is_dir():
         reason = f"{folder} holds no {name}: set SAMESTEP_TEST_DATA to a folder that does"
         if "data" in os.environ.get("SAMESTEP_REQUIRE", "").split(","):

@@ -1,4 +1,7 @@
-"""Gives the folder of this package, and the user's cache folder; checks folders that are written to later."""
+"""Gives the folder of this package, and the user's cache folder; makes paths absolute; checks folders.
+
+The folders that are checked are written to later.
+"""
 
 import os
 from contextlib import suppress
@@ -15,6 +18,15 @@ def user_cache() -> Path:
     import pooch
 
     return Path(pooch.os_cache("samestep"))
+
+
+def absolute(path: str) -> Path:
+    """Return a path that a command was given, relative to the folder of the command, as an absolute one.
+
+    Programs call this where they read a path, because they may use it in another folder, or pass it to a
+    command that runs in one.
+    """
+    return Path(path).absolute()
 
 
 def claim_folder(path: Path) -> Path:

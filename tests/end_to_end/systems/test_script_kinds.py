@@ -8,10 +8,10 @@ import json
 import os
 import re
 from datetime import date
-from pathlib import Path
 
 import pytest
 
+from samestep.base.folders import absolute
 from support.commands import Ended, finish
 from support.forked_commands import start_script
 from support.launches import RUN
@@ -30,7 +30,7 @@ from support.script_kinds import (
 )
 from support.script_kinds_page import cells_on_page
 
-FILE = os.environ.get("SAMESTEP_MATRIX")
+FILE = absolute(os.environ["SAMESTEP_MATRIX"]) if os.environ.get("SAMESTEP_MATRIX") else None
 """The file for the outcomes; without it, the cells of CI are started and compared with the page."""
 REFUSED_EVERYWHERE = ("notebook", "torchrun", "accelerate-launch")
 VERSION = re.compile(r"^(torch|accelerate|transformers|lightning|keras)==(\S+)", re.MULTILINE)
@@ -52,7 +52,7 @@ def record():
     if FILE:
         versions = dict(VERSION.findall((ROOT / "requirements-frameworks.lock").read_text()))
         results = {"date": f"{date.today()}", "versions": versions, "cells": cells}  # noqa: DTZ011 - for readers
-        Path(FILE).write_text(json.dumps(results, indent=1))
+        FILE.write_text(json.dumps(results, indent=1))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from samestep.base.folders import absolute
 from support.process_pool import ProcessPool
 from support.random_scripts.runs import CLASSES, DIFFERENT, UNSTABLE, SerialRunFailed, compare
 from support.random_scripts.scripts import make_script
@@ -62,7 +63,7 @@ def _options():
     parser.add_argument(
         "--without", default="", help="skip scripts with these parts: their names, separated by /"
     )
-    parser.add_argument("--keep", help="keep scripts and files of all seeds in this folder")
+    parser.add_argument("--keep", type=absolute, help="keep scripts and files of all seeds in this folder")
     parser.add_argument(
         "--timeout",
         type=float,

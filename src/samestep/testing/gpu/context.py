@@ -13,6 +13,7 @@ from unittest import SkipTest
 
 import samestep
 from samestep.base import env
+from samestep.base.folders import absolute
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,8 @@ def environment(*, on_cpu: bool = False) -> dict[str, str]:
     """Return the variables of a command; with `on_cpu` it sees no accelerator."""
     source = str(Path(samestep.__file__).parents[1])  # a source tree need not be installed
     inherited = env.snapshot()
-    path = [source, *filter(None, [inherited.get("PYTHONPATH")])]
+    # Commands run in the folder of a check, where a relative path would lead elsewhere.
+    path = [source, *(str(absolute(one)) for one in inherited.get("PYTHONPATH", "").split(":") if one)]
     return {**inherited, "PYTHONPATH": ":".join(path), **(dict.fromkeys(HIDING, "") if on_cpu else {})}
 
 
