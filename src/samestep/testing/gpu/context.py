@@ -99,7 +99,7 @@ def environment(*, on_cpu: bool = False) -> dict[str, str]:
 
 
 def user_script(context: Context, path: Path) -> Path:
-    """Copy a script to the folder of the check, since files of samestep are not user code; return its path."""
+    """Copy a script to the folder of the check, as files of samestep are not user code; return its path."""
     return Path(shutil.copy(path, context.folder))
 
 
