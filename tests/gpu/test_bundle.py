@@ -18,13 +18,14 @@ REQUIRES = {
 PINNED = {"typer": "0.29.2", "pydantic": "2.14", "pydantic-core": "2.50", "filelock": "4"}
 
 
-def fetch(name, version, python, folder):
-    """Write a wheel with the requirements of a package."""
-    file = folder / f"{name}-{version}-py3-none-any.whl"
-    lines = [f"Name: {name}", *(f"Requires-Dist: {one}" for one in REQUIRES[name])]
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(f"{name}.dist-info/METADATA", "\n".join(lines) + "\n\ntext\n")
-    return file
+def fetch(versions, python, folder):
+    """Write wheels with the requirements of packages."""
+    files = {name: folder / f"{name}-{version}-py3-none-any.whl" for name, version in versions.items()}
+    for name, file in files.items():
+        lines = [f"Name: {name}", *(f"Requires-Dist: {one}" for one in REQUIRES[name])]
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(f"{name}.dist-info/METADATA", "\n".join(lines) + "\n\ntext\n")
+    return files
 
 
 def test_the_wheels_are_closed_under_what_they_need(tmp_path):

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from samestep.testing.gpu.one import function_of, outcome
 from samestep.testing.gpu.rank_script import ON_CPUS, SYNCHRONIZERS, batch, network
 from samestep.testing.gpu.registry import CHECKS, Check, by_name, selected
 from samestep.testing.gpu.runner import Outcome, Request, exit_code, reason_to_skip, run_all
+from samestep.testing.gpu.script_checks import require_split
 from samestep.testing.gpu.scripts_table import FOLDER, SCRIPTS
 from samestep.testing.gpu.tables import table
 
@@ -257,3 +258,19 @@ def test_each_script_exists_and_has_its_check():
 def test_each_synchronizer_is_checked_or_listed_for_cpus_only():
     assert {*SYNCHRONIZERS, *ON_CPUS} == replicate.SYNCHRONIZERS.keys()
     assert "flat" in ON_CPUS
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_right"),
+    [
+        (
+            ["Mlp at a.py:1: 5 calls split", "Mlp at a.py:1: 1 call unsplit (fewer samples than workers)"],
+            True,
+        ),
+        (["Mlp at a.py:1: 1 call split", "LSTM at a.py:2: 4 calls unsplit (hx is not contiguous)"], False),
+        (["a.py:3: each worker loads all of it"], False),
+    ],
+)
+def test_a_run_without_split_calls_fails_its_check(lines, is_right):
+    with nullcontext() if is_right else pytest.raises(AssertionError):
+        require_split("".join(f"samestep: {line}\n" for line in lines), "2 GPU ranks")

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections import deque
 from email import message_from_bytes
 from pathlib import Path
 
@@ -45,16 +44,12 @@ def requirements(wheel, python):
     ]
 
 
-def download(name, version, python, folder):
-    """Download the wheel of a package, and return it."""
+def download(versions, python, folder):
+    """Download the wheels of packages in these versions; return them by name."""
     options = ("--no-deps", "--only-binary=:all:", "--python-version", python, "--dest", folder)
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "download", *options, f"{name}=={version}"], check=True
-    )
-    (wheel,) = (
-        one for one in folder.glob("*.whl") if parse_wheel_filename(one.name)[0] == canonicalize_name(name)
-    )
-    return wheel
+    exact = [f"{name}=={version}" for name, version in versions.items()]
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "download", *options, *exact], check=True)
+    return {parse_wheel_filename(wheel.name)[0]: wheel for wheel in folder.glob("*.whl")}
 
 
 def wheels(needed, python, folder, *, pinned, fetch=download):
@@ -63,19 +58,27 @@ def wheels(needed, python, folder, *, pinned, fetch=download):
     Raises:
         SystemExit: a package is not pinned, or its pinned version is not what another package needs.
     """
-    taken, waiting = {}, deque(map(Requirement, needed))
-    while waiting:
-        requirement = waiting.popleft()
+    taken, waiting = {}, list(needed)
+    while versions := _versions(waiting, pinned, taken):
+        files = fetch(versions, python, folder)
+        new = {name: requirements(files[name], python) for name in versions}
+        taken.update({name: {"file": files[name].name, "requires": new[name]} for name in new})
+        waiting = [one for listed in new.values() for one in listed]
+    return taken
+
+
+def _versions(needed, pinned, taken):
+    """Return the pinned versions of the needed packages that are not taken yet."""
+    found = {}
+    for requirement in map(Requirement, needed):
         name = canonicalize_name(requirement.name)
         if name in NOT_TAKEN:
             continue
         if name not in pinned or pinned[name] not in requirement.specifier:
             sys.exit(f"error: {requirement} is needed, and requirements.lock has {pinned.get(name)}.")
         if name not in taken:
-            wheel = fetch(name, pinned[name], python, folder)
-            taken[name] = {"file": wheel.name, "requires": requirements(wheel, python)}
-            waiting.extend(map(Requirement, taken[name]["requires"]))
-    return taken
+            found[name] = pinned[name]
+    return found
 
 
 def size(folder):
@@ -94,7 +97,8 @@ def main(folder, python="3.12"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "wheels").mkdir()
     taken = wheels(NEEDED, python, folder / "wheels", pinned=pins())
-    (folder / "wheels.json").write_text(json.dumps(taken, indent=1) + "\n")
+    content = {"python": python, "wheels": taken}
+    (folder / "wheels.json").write_text(json.dumps(content, indent=1) + "\n")
     shutil.copy(Path(__file__).with_name("run.py"), folder / "run")
     (folder / "run").chmod(0o755)
     describe = ("git", "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty")

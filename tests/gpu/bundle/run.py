@@ -46,8 +46,13 @@ def main(results, *options):
     results = Path(results).absolute()
     site = results / "site"
     site.mkdir(parents=True, exist_ok=True)
-    wheels = json.loads((BUNDLE / "wheels.json").read_text())
+    content = json.loads((BUNDLE / "wheels.json").read_text())
+    wheels, own = content["wheels"], "{}.{}".format(*sys.version_info)
     if names := lacking(NEEDED, wheels):
+        if content["python"] != own:
+            sys.exit(
+                f"error: the bundle's wheels are for Python {content['python']}; {sys.executable} is {own}."
+            )
         print(f"From the bundle: {', '.join(names)}", flush=True)
         install = ("install", "--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(site))
         files = [str(BUNDLE / "wheels" / wheels[name]["file"]) for name in names]

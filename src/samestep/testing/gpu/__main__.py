@@ -24,8 +24,8 @@ LIMIT_S = 240.0
 """Time limit of all checks on GPUs."""
 CPU_LIMIT_S = 1800.0
 """Time limit of all checks on the CPU."""
-_CORES = 4
-"""CPU cores for each check that runs at the same time as others: two ranks, and processes beside them."""
+_CORES = 2
+"""CPU cores for each check that runs at the same time as others; its processes often wait for the GPU."""
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -57,11 +57,11 @@ def _compared(context: Context, script: Script) -> Figures:
         ended = succeeded(run)
         figures[name] = close(_losses(ended), losses, script.tolerance, name)
         if not name.startswith("1 "):
-            _require_split(ended.err, name)
+            require_split(ended.err, name)
     return figures
 
 
-def _require_split(report: str, name: str) -> None:
+def require_split(report: str, name: str) -> None:
     """Raise unless the report of a run lists split calls, and unsplit ones of very small batches only."""
     require(_IS_SPLIT.search(report), f"{name}: no call was split")
     unsplit = _IS_UNSPLIT.search(report)
