@@ -10,7 +10,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu oldest newest clean
+.PHONY: help setup train test test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu gpu-bundle oldest newest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -24,6 +24,7 @@ help:
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
+	@echo "make gpu-bundle  write build/gpu-bundle, which runs these checks on a machine without a network"
 	@echo "make oldest  tests of one process, and a training, with torch 2.6 from Debian's packages; needs root; 20 minutes"
 	@echo "make newest  the same, and tests of rank processes, with the newest torch that pip offers"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
@@ -114,6 +115,12 @@ GPU_FLAGS  ?=
 
 gpu:
 	PYTHONPATH=src $(GPU_PYTHON) -m samestep.testing.gpu --json build/gpu.json $(GPU_FLAGS)
+
+# The version of Python of the machine with the GPU, for which wheels are downloaded.
+GPU_BUNDLE_PYTHON ?= 3.12
+
+gpu-bundle: $(READY)
+	$(BIN)/python tests/gpu/bundle/make.py build/gpu-bundle $(GPU_BUNDLE_PYTHON)
 
 oldest:
 	.ci/oldest

@@ -13,6 +13,7 @@ runs all of it on the CPU in a tiny size, which tests this program and measures 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ from samestep.base.step_phases import DATA, OF_LOOP
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.studies.bench.measurement import finisher
-from samestep.testing.gpu.context import Context, command, rows
+from samestep.testing.gpu.context import Context, environment, last_lines, rows
 from samestep.testing.gpu.devices import Machine, find, found
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.synthetic import load_synthetic
@@ -183,6 +184,27 @@ def steps(run: Run) -> Figures:
     return {**{f"{name}_s": value for name, value in taken.items()}, **ratios}
 
 
+def command(run: Run, *arguments: object) -> list[str]:
+    """Run a command of samestep in an interpreter of its own; return the lines that it prints.
+
+    Raises:
+        RuntimeError: it failed; the message has its last lines.
+    """
+    context = run.context
+    ended = subprocess.run(
+        [sys.executable, "-m", "samestep", *map(str, arguments)],
+        cwd=context.folder,
+        env={**os.environ, **environment(on_cpu=context.is_cpu)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    if ended.returncode:
+        raise RuntimeError(f"exit code {ended.returncode}: {last_lines(ended.stderr or ended.stdout)}")
+    return ended.stdout.splitlines()
+
+
 def _interleaved(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Return the median of each way over rounds in which all take turns."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -197,12 +219,9 @@ def steps_of_ranks(run: Run) -> Figures:
     if run.context.count < 2:
         return {"skipped": "needs 2 GPUs"}
     flags = ("--sync", "bucketed,ddp", "--model", run.sizes.model, "--batch-per-worker", run.sizes.batch)
-    ended = command(
-        run.context,
-        *("bench", "step", "-n", run.context.count, *flags, "--seconds", run.sizes.seconds, "--json"),
-        on_cpu=run.context.is_cpu,
-    ).succeeded()
-    return {"rows": [json.loads(line) for line in ended.out.splitlines()]}
+    seconds = ("--seconds", run.sizes.seconds)
+    printed = command(run, "bench", "step", "-n", run.context.count, *flags, *seconds, "--json")
+    return {"rows": [json.loads(line) for line in printed]}
 
 
 def clock(run: Run) -> Figures:
@@ -225,26 +244,14 @@ def _script_s(run: Run, *flags: object) -> float:
         *("--device", run.device.type, "--model", sizes.model, "--batch-size", sizes.batch),
         *("--steps", sizes.steps // 2, "--turns", sizes.rounds),
     )
-    ended = command(
-        run.context, "run", "-n", run.context.count, *flags, SCRIPT, *own, on_cpu=run.context.is_cpu
-    ).succeeded()
-    return next(float(line.split()[1]) for line in ended.out.splitlines() if line.startswith("step_s "))
+    printed = command(run, "run", "-n", run.context.count, *flags, SCRIPT, *own)
+    return next(float(line.split()[1]) for line in printed if line.startswith("step_s "))
 
 
 def trained(run: Run, name: str) -> Figures:
     """Train a recipe on one device; return its result, and the loader's share of a step."""
-    ended = command(
-        run.context,
-        "train",
-        *run.sizes.recipes[name],
-        "-n",
-        1,
-        "--out",
-        name,
-        "--json",
-        on_cpu=run.context.is_cpu,
-    ).succeeded()
-    result: Figures = json.loads(ended.out.splitlines()[-1])
+    printed = command(run, "train", *run.sizes.recipes[name], "-n", 1, "--out", name, "--json")
+    result: Figures = json.loads(printed[-1])
     taken = rows(run.context.folder / name / "metrics.jsonl")
     loading = sum(row[DATA] for row in taken) / sum(row[phase] for row in taken for phase in OF_LOOP)
     kept = ("accuracy", "epochs", "seconds", "samples_per_second")
@@ -310,9 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["SAMESTEP_BANNER"] = "0"
     device = torch.device("cpu" if options.rehearse else f"{here.type}:0")
     with tempfile.TemporaryDirectory(prefix="samestep-gpu-") as folder:
-        context = Context(
-            device=device, count=here.count or 2, shares=False, folder=Path(folder), seconds=LIMIT_S
-        )
+        context = Context(device=device, count=here.count or 2, shares=False, folder=Path(folder))
         run = Run(context, rehearsed() if options.rehearse else sizes(options.data_dir))
         done = measured(run, options.only.split(","))
     options.json.write_text(json.dumps({"machine": asdict(here), "measurements": done}, indent=1) + "\n")

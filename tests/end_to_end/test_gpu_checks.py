@@ -5,7 +5,22 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from samestep.ranks.world.device import shared_device
+from samestep.testing.gpu import shared_gpu
+from samestep.testing.gpu.context import Context, command, succeeded
+from samestep.testing.gpu.scripts_table import SCRIPTS
+
+SHARING = """
+import json, os, samestep
+from samestep.ranks.world.device import shared_device
+with samestep.join(device="cpu") as world:
+    found = {name: os.environ.get(name) for name in ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_SHM_DISABLE")}
+    found["refusal"] = shared_device("nccl", ["GPU-1", "GPU-1"])
+    open(f"rank-{world.place.rank}.json", "w").write(json.dumps(found))
+"""
+"""A script whose ranks record the variables that let them share a GPU, and the error text if they may not."""
 NAMES = "device-facts,random-state,staging,forking,doctor-copies"
 
 
@@ -24,3 +39,38 @@ def test_checks_run_on_the_cpu(tmp_path):
     results = {one["name"]: one["result"] for one in found["checks"]}
     assert results == {**dict.fromkeys(NAMES.split(","), "ok"), "doctor-copies": "skipped"}
     assert found["machine"]["type"] == "cpu"
+
+
+@pytest.mark.timeout(300)
+def test_scripts_on_two_ranks_equal_those_of_python(tmp_path):
+    names = [name for name, script in SCRIPTS.items() if script.on_cpu and not script.packages]
+    file = tmp_path / "gpu.json"
+    options = ("--device", "cpu", "--only", ",".join(names), "--json", file)
+    ended = subprocess.run(
+        [sys.executable, "-m", "samestep.testing.gpu", *options], capture_output=True, text=True, cwd=tmp_path
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    checks = json.loads(file.read_text())["checks"]
+    assert {one["name"]: one["result"] for one in checks} == dict.fromkeys(names, "ok")
+    assert all("2 CPU ranks" in one["figures"] for one in checks)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_ranks_share_a_gpu_in_a_check_that_allows_it_only(shares, tmp_path):
+    script = tmp_path / "sharing.py"
+    script.write_text(SHARING)
+    context = Context(device=torch.device("cpu"), count=2, shares=shares, folder=tmp_path)
+
+    succeeded(command(context, "run", "-n", 2, script))
+
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    variables = {"NCCL_SOCKET_IFNAME", "NCCL_SHM_DISABLE"}
+    if shares:
+        assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
+        assert all(one[name] == shared_gpu.VARIABLES[name] for one in (first, second) for name in variables)
+        assert first["refusal"] is second["refusal"] is None
+    else:
+        assert not any(one[name] for one in (first, second) for name in {*variables, "NCCL_HOSTID"})
+        assert "same device" in first["refusal"]
+    assert "same device" in shared_device("nccl", ["GPU-1", "GPU-1"])  # in the process of the checks

@@ -16,7 +16,6 @@ from torch.autograd import graph
 from torch.utils import _python_dispatch
 
 from samestep.hooks import backward
-from support.script_runner import run_script
 
 
 class _AutogradThread(threading.Thread):
@@ -61,7 +60,8 @@ def autograd_in_another_thread():
     engine = graph._engine_run_backward
 
     def run_backward(*args, **kwargs):
-        if isinstance(threading.current_thread(), _AutogradThread):
+        is_nested = isinstance(threading.current_thread(), _AutogradThread)
+        if is_nested or torch._C._functorch.peek_interpreter_stack() is not None:  # transforms are not copied
             return engine(*args, **kwargs)
         thread = _AutogradThread(lambda: engine(*args, **kwargs))
         thread.start()
@@ -75,9 +75,3 @@ def autograd_in_another_thread():
         mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
     ):
         yield
-
-
-def run_script_so(*arguments):
-    """Call `run_script` with each backward in another thread."""
-    with autograd_in_another_thread():
-        return run_script(*arguments)

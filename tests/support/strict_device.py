@@ -15,17 +15,15 @@ that it is empty.
 """
 
 import re
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.hooks.backward import _KEY, _stash
+from support.autograd_thread import autograd_in_another_thread
 
 aten = torch.ops.aten
 _DeviceError = getattr(torch, "AcceleratorError", RuntimeError)  # torch has it since 2.8
@@ -55,7 +53,7 @@ class StrictDevice:
     def __call__(self):
         """Run a block on the strict device."""
         with ExitStack() as stack:
-            stack.enter_context(_backward_in_another_thread())
+            stack.enter_context(autograd_in_another_thread())
             stack.enter_context(_Functions(self))
             stack.enter_context(_Kernels(self))
             yield self
@@ -115,45 +113,3 @@ class _Functions(TorchFunctionMode):
                     raise RuntimeError("rnn: hx is not contiguous")
         with self._device.losing(name) if name == "one_hot" else nullcontext():
             return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _backward_in_another_thread():
-    """Run the autograd engine in a thread of its own, as a device does; torch copies its modes to it."""
-    original = torch.autograd._engine_run_backward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform is not copied to a thread
-            return original(*args, **kwargs)
-        return _in_thread(lambda: original(*args, **kwargs))
-
-    torch.autograd._engine_run_backward = run
-    try:
-        yield
-    finally:
-        torch.autograd._engine_run_backward = original
-
-
-def _in_thread(call: Callable[[], Any]) -> Any:
-    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    is_enabled, results, errors = torch.is_grad_enabled(), [], []
-    is_stashed = torch._C._is_key_in_tls(_KEY)
-    stashed = torch._C._get_obj_in_tls(_KEY) if is_stashed else None
-
-    def run() -> None:
-        if is_stashed:  # autograd copies such objects to its threads, and nothing else of Python
-            _stash(stashed)
-        try:
-            with ExitStack() as stack, torch.set_grad_enabled(is_enabled):
-                for mode in modes:
-                    stack.enter_context(mode)
-                results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="samestep-strict-device")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache, partial
@@ -134,7 +134,7 @@ def _saved_names(module: nn.Module, found: Sequence[Any]) -> Iterator[Undo]:
 def _saved(value: Any) -> Iterator[Undo]:
     """Yield functions that restore the contents of a container, an array, a generator, and of an object."""
     if _is_container(value):
-        yield partial(refill, value, copy(value))
+        yield partial(refill, value, _contents(value))
     elif isinstance(value, np.ndarray):
         yield partial(_refill_array, value, value.copy())
     elif _is_generator(value):
@@ -175,10 +175,28 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, list | dict | set | deque)
 
 
+def _contents(container: Any) -> Any:
+    """Return a copy of a container, read without the methods of a dict's class."""
+    if isinstance(container, OrderedDict):
+        return dict(OrderedDict.items(container))
+    return dict(dict.items(container)) if isinstance(container, dict) else copy(container)
+
+
 def refill(container: Any, contents: Any) -> None:
-    """Replace the contents of a list, a deque, a dict or a set."""
+    """Replace the contents of a list, a deque, a dict or a set.
+
+    Items of a dict are read and written without the methods of its class: those of the table of activations
+    of Transformers return an instance of the class that is stored.
+    """
     container.clear()
-    container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
+    if isinstance(container, dict) and isinstance(contents, dict):
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        for key, value in [*dict.items(contents)]:
+            kind.__setitem__(container, key, value)
+    elif isinstance(container, list | deque):
+        container.extend(contents)
+    else:
+        container.update(contents)
 
 
 def restore_record(record: Any, fields: Mapping[str, Any]) -> None:

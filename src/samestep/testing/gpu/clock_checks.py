@@ -9,8 +9,17 @@ from samestep.base.step_phases import ALL, BACKWARD, FORWARD
 from samestep.observe.clock.instants import DeviceInstants, is_captured
 from samestep.observe.clock.step_reader import loop_clock
 from samestep.studies.bench.measurement import finisher
-from samestep.testing.gpu.command_checks import SCRIPT
-from samestep.testing.gpu.context import Context, Figures, close, command, require, rows
+from samestep.testing.gpu.context import (
+    Context,
+    Figures,
+    close,
+    command,
+    require,
+    rows,
+    succeeded,
+    user_script,
+)
+from samestep.testing.gpu.scripts_table import SERIAL
 
 
 def events(context: Context) -> Figures:
@@ -46,6 +55,7 @@ def events(context: Context) -> Figures:
 
 def graphs(context: Context) -> Figures:
     """Capture a graph while instants are taken; replay it; the capture stays valid."""
+    figures = _clocked(context, "graphs")  # its command is forked before this process opens the device
     device = context.device
     instants = DeviceInstants(device)
     layer = nn.Linear(256, 256, device=device)
@@ -63,7 +73,7 @@ def graphs(context: Context) -> Figures:
     graph.replay()
     torch.cuda.synchronize(device)
     require(torch.allclose(result, layer(given), rtol=1e-3, atol=1e-4), "a replay has another result")
-    return _clocked(context, "graphs")
+    return figures
 
 
 def run(context: Context) -> Figures:
@@ -73,10 +83,9 @@ def run(context: Context) -> Figures:
 
 def _clocked(context: Context, feature: str) -> Figures:
     flags = ("--device", "cpu") if context.is_cpu else ()
-    ended = command(
-        context, "run", "-n", 1, *flags, "--clock", "clock", "--clock-warm-up", 2, SCRIPT, feature
-    )
-    ended.succeeded()
+    clock = ("--clock", "clock", "--clock-warm-up", 2)
+    script = user_script(context, SERIAL)
+    succeeded(command(context, "run", "-n", 1, *flags, *clock, script, feature))
     head, *steps, last = rows(context.folder / "clock" / "rank-0.jsonl")
     require(head["device"] == context.device.type, f"the clock's device is {head['device']}")
     require(len(steps) >= 5, f"{len(steps)} steps are clocked")

@@ -1,14 +1,10 @@
 """Runs commands of samestep on the GPUs, and checks what they compute and report.
 
-Serial scripts for one GPU run on it, on several GPUs, and on CPUs; two ranks run on two devices, or both on
-one.
+Two ranks run on two devices, or both on one.
 """
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -16,24 +12,19 @@ from unittest import SkipTest
 from samestep.ranks.world.device import BACKENDS
 from samestep.testing.gpu.context import (
     Context,
-    Ended,
     Figures,
-    at_once,
-    close,
     command,
     last_lines,
-    python,
     require,
-    skip_without_triton,
+    succeeded,
+    user_script,
+    wait,
 )
+from samestep.testing.gpu.forks import Fork
+from samestep.testing.gpu.scripts_table import SERIAL
 
 _RANKS = Path(__file__).with_name("rank_script.py")
 _SPAWNS = Path(__file__).with_name("spawn_script.py")
-SCRIPT = Path(__file__).with_name("serial_script.py")
-_TOLERANCES: Mapping[str, float] = {"autocast": 3e-2}
-"""Largest relative difference of a loss, by feature: kernels of two devices round bfloat16 differently."""
-_NOT_ON_CPUS = ("dropout", "compile", "graphs")
-"""Features that only GPUs have, or whose numbers are those of the device."""
 _HANG_S = 8
 _FIGURES = "figures.json"
 
@@ -61,7 +52,7 @@ def doctor_copies(context: Context) -> Figures:
 
 
 def _report(context: Context) -> dict[str, Any]:
-    ended = command(context, "doctor", "--json", on_cpu=context.is_cpu)
+    ended = wait(command(context, "doctor", "--json", on_cpu=context.is_cpu))
     require(ended.code in (0, 1), f"exit code {ended.code}: {last_lines(ended.err)}")
     report: dict[str, Any] = json.loads(ended.out)
     return report
@@ -80,27 +71,29 @@ def verify(context: Context) -> Figures:
 def spawned(context: Context) -> Figures:
     """Run a script that starts its own workers, one per GPU."""
     count = min(2, context.count)
-    ended = command(context, "run", "-n", count, _SPAWNS, count, context.device.type).succeeded()
+    words = (user_script(context, _SPAWNS), count, context.device.type)
+    ended = succeeded(command(context, "run", "-n", count, *words))
     expected = f"sum {count * (count + 1) // 2}"
     require(expected in ended.out.splitlines(), f"{expected!r} is missing in {last_lines(ended.out)}")
     return {"workers": count}
 
 
 def _verified(context: Context, *flags: str) -> Figures:
-    ended = command(context, "verify", SCRIPT, "-n", "1,2", "--json", *flags, "--", "cuda-method")
+    script = user_script(context, SERIAL)
+    ended = wait(command(context, "verify", script, "-n", "1,2", "--json", *flags, "--", "cuda-method"))
     require(ended.code == 0, f"exit code {ended.code}: {last_lines(ended.err or ended.out)}")
     return {"verdict": json.loads(ended.out)["verdict"]}
 
 
 def figures(context: Context, task: str) -> Figures:
     """Run a task of the script that compares results itself, and return its figures."""
-    _started(context, task).succeeded()
+    succeeded(_started(context, task))
     return _written(context)
 
 
 def sanitize(context: Context) -> Figures:
     """Run a script with its own process group under ``--sanitize``, which reports nothing."""
-    ended = _started(context, "adopted", "--sanitize").succeeded()
+    ended = succeeded(_started(context, "adopted", "--sanitize"))
     require("warning" not in ended.err, f"equal ranks are reported: {last_lines(ended.err)}")
     return _written(context)
 
@@ -110,7 +103,7 @@ def watchdog(context: Context) -> Figures:
     if context.device.type == "xpu":
         raise SkipTest("torch has no kernel of any length for xpu")
     began = time.monotonic()
-    ended = _started(context, "hang", "--hang-timeout", _HANG_S)
+    ended = wait(_started(context, "hang", "--hang-timeout", _HANG_S))
     took = time.monotonic() - began
     require(ended.code not in (0, 2), f"exit code {ended.code}: {last_lines(ended.err)}")
     require("rank 1" in ended.err, f"rank 1 is not named: {last_lines(ended.err)}")
@@ -122,16 +115,15 @@ def data_parallel(context: Context) -> Figures:
     """Run the benchmark of torch's DataParallel, which one process feeds all GPUs with."""
     if context.device.type != "cuda":
         raise SkipTest("it is measured on GPUs of type cuda only")
-    ended = command(
-        context, "bench", "step", "-n", 2, "--sync", "data_parallel,ddp", "--json", "--seconds", 5
-    ).succeeded()
+    flags = ("--sync", "data_parallel,ddp", "--json", "--seconds", 5)
+    ended = succeeded(command(context, "bench", "step", "-n", 2, *flags))
     require("data_parallel" in ended.out, f"data_parallel is not measured: {last_lines(ended.out)}")
     return {"measured": "data_parallel"}
 
 
 def one_gpu_refused(context: Context) -> Figures:
     """Check that two ranks with NCCL on one GPU end with the reason."""
-    ended = _started(context, "synchronizers", backend="nccl")
+    ended = wait(_started(context, "synchronizers", shares=False))
     require(ended.code != 0, "two ranks trained on one GPU over NCCL")
     require("same device" in ended.err, f"the reason is missing: {last_lines(ended.err)}")
     return {"exit code": ended.code}
@@ -142,53 +134,8 @@ def _written(context: Context) -> Figures:
     return written
 
 
-def _started(context: Context, task: str, *flags: object, backend: str = "") -> Ended:
-    """Run a task on two ranks: on two devices with their back end, or on one with Gloo."""
+def _started(context: Context, task: str, *flags: object, shares: bool | None = None) -> Fork:
+    """Start a task on two ranks; `shares` is whether they may share a GPU, None for what the check allows."""
     kind = context.device.type
-    shared = context.count < 2
-    device = f"{kind}:0" if shared else kind
-    backend = backend or ("gloo" if shared else BACKENDS[kind])
-    file = context.folder / _FIGURES
-    return command(
-        context, "run", "-n", 2, *flags, _RANKS, task, device, backend, file, on_cpu=context.is_cpu
-    )
-
-
-def graphs(context: Context) -> Figures:
-    """Run a script with a captured graph; several ranks refuse the capture, with the reason."""
-    if context.count < 2:
-        return compared(context, "graphs")
-    ended = command(context, "run", "-n", 2, SCRIPT, "graphs")
-    require(ended.code != 0, "two ranks have captured a split call")
-    require("CUDA graph" in ended.err, f"the reason is missing: {last_lines(ended.err)}")
-    alone = compared(replace(context, count=1), "graphs")
-    return {**alone, "exit code of 2 ranks": ended.code}
-
-
-def compared(context: Context, feature: str) -> Figures:
-    """Return the largest differences of losses from the script run by Python alone on the first GPU.
-
-    The script also runs on two CPU ranks if its `feature`, its argument, allows that.
-    """
-    if feature == "compile":
-        skip_without_triton()
-    runs: dict[str, tuple[object, ...]] = {}
-    if feature not in _NOT_ON_CPUS:
-        runs["2 CPU ranks"] = ("-n", 2, "--device", "cpu")
-    if not context.is_cpu:
-        runs["1 GPU" if context.count == 1 else "2 GPUs"] = ("-n", min(2, context.count))
-
-    def alone() -> Ended:
-        if context.is_cpu:
-            return command(context, "run", "-n", 1, "--device", "cpu", SCRIPT, feature)
-        return python(context, SCRIPT, feature)
-
-    ranks = [partial(command, context, "run", *flags, SCRIPT, feature) for flags in runs.values()]
-    expected, *found = map(_losses, at_once(alone, *ranks))
-    tolerance = _TOLERANCES.get(feature, 1e-3)
-    return {name: close(losses, expected, tolerance, name) for name, losses in zip(runs, found, strict=True)}
-
-
-def _losses(ended: Ended) -> list[float]:
-    lines = ended.succeeded().out.splitlines()
-    return [float(line.split()[1]) for line in lines if line.startswith("loss ")]
+    words = (user_script(context, _RANKS), task, kind, BACKENDS[kind], context.folder / _FIGURES)
+    return command(context, "run", "-n", 2, *flags, *words, on_cpu=context.is_cpu, shares=shares)

@@ -1,26 +1,27 @@
 """Defines what a check is given and what it returns, and runs commands of samestep for it."""
 
 import json
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import SkipTest
 
 import samestep
 from samestep.base import env
 from samestep.base.folders import absolute
+from samestep.testing.gpu import forks, shared_gpu
+from samestep.testing.gpu.forks import Ended, Fork
 
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that hide all accelerators from a process if they are empty."""
+_NUMBERS = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +30,18 @@ class Context:
 
     device: "torch.device"  # the first accelerator; the CPU if the code of the checks is tested without one
     count: int  # number of accelerators; 2 for the CPU, which two ranks can use
-    shares: bool  # whether two ranks use one accelerator over Gloo
+    shares: bool  # whether two ranks use one accelerator over NCCL
     folder: Path  # an empty folder
-    seconds: float  # time limit of the whole check
 
     @property
     def is_cpu(self) -> bool:
         """Whether the check runs without an accelerator."""
         return self.device.type == "cpu"
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that its devices allow, at most 2."""
+        return 2 if self.count > 1 or self.shares else 1
 
 
 Figures: TypeAlias = Mapping[str, Any]
@@ -44,25 +49,25 @@ Figures: TypeAlias = Mapping[str, Any]
 Function: TypeAlias = Callable[[Context], Figures]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def succeeded(self) -> "Ended":
-        """Return this command; raise if it failed."""
-        text = self.err or self.out
-        require(self.code == 0, f"exit code {self.code}: {last_lines(text, 1)}\n{last_lines(text)}")
-        return self
-
-
 def require(condition: object, text: str) -> None:
     """Raise an error with `text` unless the condition holds."""
     if not condition:
         raise AssertionError(text)
+
+
+def succeeded(started: Fork) -> Ended:
+    """Return a started process that has ended; raise if it failed."""
+    ended = wait(started)
+    text = ended.err or ended.out
+    require(ended.code == 0, f"exit code {ended.code}: {last_lines(text, 1)}\n{last_lines(text)}")
+    return ended
+
+
+def wait(started: Fork) -> Ended:
+    """Return a started process at its end, for which the time limit of the check holds."""
+    ended = started.wait()
+    assert ended is not None
+    return ended
 
 
 def skip_without_triton() -> None:
@@ -88,37 +93,41 @@ def last_lines(text: str, count: int = 12) -> str:
 
 
 def environment(*, on_cpu: bool = False) -> dict[str, str]:
-    """Return the variables of a command; with `on_cpu` it sees no accelerator."""
+    """Return variables of a process; with `on_cpu` it sees no accelerator."""
     source = str(Path(samestep.__file__).parents[1])  # a source tree need not be installed
-    inherited = env.snapshot()
     # Commands run in the folder of a check, where a relative path would lead elsewhere.
-    path = [source, *(str(absolute(one)) for one in inherited.get("PYTHONPATH", "").split(":") if one)]
-    return {**inherited, "PYTHONPATH": ":".join(path), **(dict.fromkeys(HIDING, "") if on_cpu else {})}
+    inherited = [str(absolute(path)) for path in env.snapshot().get("PYTHONPATH", "").split(":") if path]
+    hidden = dict.fromkeys(HIDING, "") if on_cpu else {}
+    return {"PYTHONPATH": ":".join([source, *inherited]), **hidden}
 
 
-def python(context: Context, *arguments: object, on_cpu: bool = False) -> Ended:
-    """Run Python with these arguments in the folder of the check."""
-    ended = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=context.folder,
-        env=environment(on_cpu=on_cpu),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=context.seconds,
-    )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
+def user_script(context: Context, path: Path) -> Path:
+    """Copy a script to the folder of the check, as files of samestep are not user code; return its path."""
+    return Path(shutil.copy(path, context.folder))
 
 
-def command(context: Context, *arguments: object, on_cpu: bool = False) -> Ended:
-    """Run a command of samestep in the folder of the check."""
-    return python(context, "-m", "samestep", *arguments, on_cpu=on_cpu)
+def python(context: Context, *arguments: object) -> Fork:
+    """Start a script with its arguments in the folder of the check."""
+    return _started(context, forks.of_script([*map(str, arguments)]))
 
 
-def at_once(*calls: Callable[[], T]) -> list[T]:
-    """Run calls that wait for commands at the same time; return their results in order."""
-    with ThreadPoolExecutor(max_workers=len(calls)) as pool:
-        return [running.result() for running in [pool.submit(call) for call in calls]]
+def command(context: Context, *arguments: object, on_cpu: bool = False, shares: bool | None = None) -> Fork:
+    """Start a command of samestep in the folder of the check.
+
+    `shares` is whether its workers may share a GPU; None for what the check allows.
+    """
+    run = forks.of_command([*map(str, arguments)])
+
+    def shared() -> None:
+        shared_gpu.allow()
+        run()
+
+    return _started(context, shared if (context.shares if shares is None else shares) else run, on_cpu=on_cpu)
+
+
+def _started(context: Context, run: Callable[[], object], *, on_cpu: bool = False) -> Fork:
+    log = context.folder.with_name(f"command-{next(_NUMBERS)}")
+    return forks.start(run, log, folder=context.folder, variables=environment(on_cpu=on_cpu))
 
 
 def rows(file: Path) -> list[dict[str, Any]]:

@@ -153,8 +153,9 @@ def waiting(context: Context) -> Figures:
     with timed() as region:
         work()
     share = region.seconds / expected
-    # A region that does not wait takes only the time to queue the kernels.
-    require(share > 0.5, f"a timed region took {share:.2f} of the time of its kernels")
+    # A region that does not wait takes only the time to queue the kernels, of which the CPU has none.
+    is_right = share > 0.5 or context.is_cpu
+    require(is_right, f"a timed region took {share:.2f} of the time of its kernels")
     return {"kernels s": expected, "region s": region.seconds}
 
 

@@ -1,17 +1,19 @@
-"""Finds the accelerators of this machine; run as a program, it prints them as one JSON object."""
+"""Finds the accelerators of this machine."""
 
 import json
-import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from samestep.base.errors import UsageError
 from samestep.ranks.world.device import device_name, driver_version, facts_here, toolkit_versions
-from samestep.testing.gpu.context import environment, last_lines
+from samestep.testing.gpu import forks
+from samestep.testing.gpu.context import last_lines
 
 OLDEST = (2, 6)
 """The oldest version of torch that is tested."""
@@ -56,20 +58,24 @@ def found(asked: str | None = None) -> Machine:
     Raises:
         UsageError: the process failed, or did not end in time.
     """
-    command = [sys.executable, "-m", __name__, *filter(None, [asked])]
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_LIMIT_S, env=environment()
+    with tempfile.TemporaryDirectory(prefix="samestep-gpu-") as folder:
+        search = forks.start(
+            lambda: sys.stdout.write(json.dumps(asdict(find(asked))) + "\n"),
+            Path(folder, "devices"),
+            folder=Path(folder),
+            leads=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            f"torch did not list its devices within {_LIMIT_S:g} s: the driver hangs. Check it with "
-            "`nvidia-smi`, `rocm-smi` or `xpu-smi`."
-        ) from error
-    if ended.returncode:
-        reason = last_lines(ended.stderr, 1) or f"exit code {ended.returncode}"
+        ended = search.wait(_LIMIT_S)
+        if ended is None:
+            search.kill()
+            raise UsageError(
+                f"torch did not list its devices within {_LIMIT_S:g} s: the driver hangs. Check it with "
+                "`nvidia-smi`, `rocm-smi` or `xpu-smi`."
+            )
+    if ended.code:
+        reason = last_lines(ended.err, 1) or f"exit code {ended.code}"
         raise UsageError(f"torch could not list its devices: {reason}")
-    values: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    values: dict[str, Any] = json.loads(ended.out.splitlines()[-1])
     return Machine(**{**values, "names": tuple(values["names"])})
 
 
@@ -82,7 +88,3 @@ def check_version(version: str = str(torch.__version__)) -> None:
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         raise UsageError(f"torch is {version}; install {'.'.join(map(str, OLDEST))} or later.")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(find(*sys.argv[1:]))) + "\n")

@@ -182,7 +182,7 @@ def main(task: str, device: str, backend: str, file: str) -> None:
     """Join the other ranks and run the task; the task ``adopted`` gets the process group of this script."""
     if task == "adopted":
         if device.startswith("cuda"):
-            torch.cuda.set_device(device if ":" in device else _local_rank())
+            torch.cuda.set_device(_local_rank() % torch.cuda.device_count())  # ranks may share one
         dist.init_process_group(backend)
     with samestep.join(device=device, backend=backend) as world, full_precision():
         figures = TASKS[task](world)

@@ -3,20 +3,21 @@
 import gzip
 import json
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 from unittest import SkipTest
 
 from samestep.testing.gpu.context import (
     Context,
     Figures,
-    at_once,
     close,
     command,
     require,
     rows,
     skip_without_triton,
+    succeeded,
 )
+from samestep.testing.gpu.forks import Fork
 
 _STEPS = 12
 _SHORT = ("--subset", 384, "--epochs", 2, "--batch-size", 64)
@@ -34,27 +35,60 @@ With fp32, convolutions use TF32 on GPUs that have it; with fp16, both devices s
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training that was started, with its folder."""
+
+    context: Context
+    name: str
+    is_on_cpu: bool
+    process: Fork
+
+    def result(self) -> dict[str, Any]:
+        """Return the result, at the end."""
+        ended = succeeded(self.process)
+        device = self._rows("sessions")[-1]["device"]
+        place = "cpu" if self.is_on_cpu else "a GPU"
+        require((device == "cpu") == self.is_on_cpu, f"the run used {device}, expected {place}")
+        result: dict[str, Any] = json.loads(ended.out)
+        return result
+
+    def losses(self) -> list[float]:
+        """Return the loss of each step, at the end."""
+        self.result()
+        return [row["loss"] for row in self._rows("metrics")]
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        return rows(self.context.folder / self.name / f"{name}.jsonl")
+
+
 def compile(context: Context) -> Figures:  # noqa: A001 - the option's name
     """Compare ``--compile`` on the device with an uncompiled run on the CPU."""
     skip_without_triton()
-    expected, found = at_once(
-        partial(_losses, context, "cpu", on_cpu=True), partial(_losses, context, "device", "--compile")
-    )
-    return _compared(found, expected, "fp32")
+    expected, found = _on_cpu(context), train(context, "device", "--compile")
+    return _compared(found.losses(), expected.losses(), "fp32")
 
 
 def against_cpu(context: Context, precision: str, *flags: str) -> Figures:
     """Compare the losses with those on the CPU, where both runs have this precision and these flags."""
-    if precision == "bf16" and not context.is_cpu:
+    wanted = ("--precision", precision, *flags)
+    expected, found = _on_cpu(context, *wanted), train(context, "device", *wanted)
+    if precision == "bf16" and not context.is_cpu:  # both runs are forked, so this process may open it
         from samestep.training.loop.precision import machine_has_bf16
 
         if not machine_has_bf16(context.device):
             raise SkipTest("this GPU has no bfloat16")
-    wanted = ("--precision", precision, *flags)
-    expected, found = at_once(
-        partial(_losses, context, "cpu", *wanted, on_cpu=True), partial(_losses, context, "device", *wanted)
-    )
-    return _compared(found, expected, precision)
+    return _compared(found.losses(), expected.losses(), precision)
+
+
+def train(context: Context, name: str, *flags: object, on_cpu: bool = False) -> Training:
+    """Start to train the recipe in a folder of this name."""
+    process = command(context, "train", "digits", "--out", name, "--json", *_SHORT, *flags, on_cpu=on_cpu)
+    return Training(context, name, on_cpu or context.is_cpu, process)
+
+
+def _on_cpu(context: Context, *flags: object) -> Training:
+    return train(context, "cpu", *flags, on_cpu=True)
 
 
 def _compared(found: list[float], expected: list[float], precision: str) -> Figures:
@@ -67,25 +101,10 @@ def _compared(found: list[float], expected: list[float], precision: str) -> Figu
     }
 
 
-def _losses(context: Context, name: str, *flags: object, on_cpu: bool = False) -> list[float]:
-    trained(context, name, *_SHORT, *flags, on_cpu=on_cpu)
-    return [row["loss"] for row in rows(context.folder / name / "metrics.jsonl")]
-
-
-def trained(context: Context, name: str, *flags: object, on_cpu: bool = False) -> dict[str, Any]:
-    """Train the recipe in a folder of this name; return its result."""
-    ended = command(context, "train", "digits", "--out", name, "--json", *flags, on_cpu=on_cpu).succeeded()
-    device = rows(context.folder / name / "sessions.jsonl")[-1]["device"]
-    is_cpu = on_cpu or context.is_cpu
-    require((device == "cpu") == is_cpu, f"the run used {device}, expected {'cpu' if is_cpu else 'a GPU'}")
-    result: dict[str, Any] = json.loads(ended.out)
-    return result
-
-
 def exact_bits(context: Context) -> Figures:
     """Train twice with ``--exact``, and compare the weights."""
-    flags = ("--exact", 4, *_SHORT)
-    first, second = (trained(context, name, *flags)["weights_sha256"] for name in ("first", "second"))
+    runs = [train(context, name, "--exact", 4) for name in ("first", "second")]
+    first, second = (run.result()["weights_sha256"] for run in runs)
     require(first == second, f"the weights of two runs differ: {first} and {second}")
     return {"weights": first[:12]}
 
@@ -96,9 +115,9 @@ def checkpoint_devices(context: Context) -> Figures:
     ends = {}
     for name, begins_on_cpu in (("from-device", False), ("from-cpu", True)):
         clock = ("--clock", f"{name}-clock")
-        command(context, "train", "digits", "--out", name, *flags, *clock, on_cpu=begins_on_cpu).succeeded()
+        succeeded(command(context, "train", "digits", "--out", name, *flags, *clock, on_cpu=begins_on_cpu))
         begun = len(rows(context.folder / name / "metrics.jsonl"))
-        command(context, "train", "--resume", name, on_cpu=not begins_on_cpu).succeeded()
+        succeeded(command(context, "train", "--resume", name, on_cpu=not begins_on_cpu))
         losses = [row["loss"] for row in rows(context.folder / name / "metrics.jsonl")]
         require(begun < len(losses) == _STEPS, f"{begun} steps before the resume, {len(losses)} after it")
         ends[name] = sum(losses[-_FIRST:]) / _FIRST
@@ -108,7 +127,7 @@ def checkpoint_devices(context: Context) -> Figures:
 
 def profile(context: Context) -> Figures:
     """Trace steps, and search the trace for kernels of the device."""
-    trained(context, "traced", *_SHORT, "--profile", "4:6")
+    train(context, "traced", "--profile", "4:6").result()
     files = sorted((context.folder / "traced").rglob("*.json*"))
     traces = [one for one in files if "trace" in one.name or "profile" in str(one.parent)]
     require(traces, f"no trace among {[one.name for one in files]}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from samestep.base.errors import UsageError
+from samestep.testing.gpu.scripts_table import SCRIPTS, Script
 
 CUDA = ("cuda",)
 ANY = ("cuda", "xpu")
@@ -20,9 +21,10 @@ class Check:
     shows: str  # what holds if it succeeds
     gpus: int = 1  # number of GPUs that it needs
     seconds: float = 60.0  # time limit
+    alone: bool = False  # whether it times something, so that no other check runs beside it
     types: tuple[str, ...] = ANY  # device types that it can run on
     on_cpu: bool = True  # whether the CPU can run it, which tests its code
-    shareable: bool = False  # whether two ranks on one GPU will do, over Gloo
+    shareable: bool = False  # whether two ranks on one GPU will do, over NCCL
     only_one: bool = False  # whether it applies to a machine with one GPU only
 
 
@@ -31,10 +33,14 @@ def _recipe(name: str, function: str, shows: str, seconds: float = 90.0, *, on_c
     return Check(name=f"recipe-{name}", function=function, shows=shows, seconds=seconds, on_cpu=on_cpu)
 
 
-def _script(name: str, function: str, shows: str, seconds: float = 90.0, *, on_cpu: bool = True) -> Check:
-    function = f"command_checks:{function}"
+def _script(name: str, script: Script) -> Check:
     return Check(
-        name=f"autopilot-{name}", function=function, shows=shows, seconds=seconds, types=CUDA, on_cpu=on_cpu
+        name=name,
+        function=f"script_checks:compared:{name}",
+        shows=f"{script.shows}: losses of one process",
+        seconds=script.seconds,
+        types=CUDA,
+        on_cpu=script.on_cpu,
     )
 
 
@@ -45,12 +51,22 @@ def _ranks(name: str, function: str, shows: str, *, shareable: bool = True) -> C
 
 CHECKS: tuple[Check, ...] = (
     Check(name="device-facts", function="device_checks:facts", shows="detection, names, counts, binding"),
-    Check(name="device-copies", function="device_checks:copies", shows="copies from and to it arrive right"),
+    Check(
+        name="device-copies",
+        function="device_checks:copies",
+        shows="copies from and to it arrive right",
+        alone=True,
+    ),
     Check(name="memory", function="device_checks:memory", shows="the peak memory is that of the allocator"),
     Check(name="random-state", function="device_checks:random_state", shows="states are saved and restored"),
     Check(name="staging", function="device_checks:staging", shows="a snapshot is not changed by later steps"),
     Check(name="identity", function="device_checks:identity_of_bits", shows="digests of bits repeat"),
-    Check(name="waiting", function="device_checks:waiting", shows="timed regions wait for queued kernels"),
+    Check(
+        name="waiting",
+        function="device_checks:waiting",
+        shows="timed regions wait for queued kernels",
+        alone=True,
+    ),
     Check(name="loader", function="device_checks:loader", shows="batches of pinned memory arrive right"),
     Check(
         name="forking", function="device_checks:forking", shows="workers are not forked from an open device"
@@ -77,16 +93,15 @@ CHECKS: tuple[Check, ...] = (
         seconds=120.0,
     ),
     Check(name="profile", function="recipe_checks:profile", shows="a trace of steps is written"),
-    _script("cuda-method", "compared:cuda-method", ".cuda(): losses of one process"),
-    _script("to-device", "compared:to-device", '.to("cuda"): losses of one process'),
-    _script("default-device", "compared:default-device", "set_default_device: losses of one process"),
-    _script("pinned", "compared:pinned", "pinned loader, non_blocking: losses of one process"),
-    _script("streams", "compared:streams", "streams and events: losses of one process"),
-    _script("autocast", "compared:autocast", "autocast: losses of one process"),
-    _script("grad-scaler", "compared:grad-scaler", "GradScaler: losses of one process"),
-    _script("dropout", "compared:dropout", "masks of one process", on_cpu=False),
-    _script("compile", "compared:compile", "torch.compile: losses of one process", 120.0, on_cpu=False),
-    _script("graphs", "graphs", "CUDA graphs: losses of one process", on_cpu=False),
+    *(_script(name, script) for name, script in SCRIPTS.items()),
+    Check(
+        name="autopilot-graphs",
+        function="script_checks:graphs",
+        shows="CUDA graphs: losses of one process; refused on two ranks",
+        seconds=90,
+        types=CUDA,
+        on_cpu=False,
+    ),
     Check(
         name="verify-cpu",
         function="command_checks:verify_on_cpu",
@@ -102,6 +117,7 @@ CHECKS: tuple[Check, ...] = (
         seconds=90,
         types=CUDA,
         on_cpu=False,
+        shareable=True,
     ),
     Check(
         name="spawned",
@@ -113,6 +129,7 @@ CHECKS: tuple[Check, ...] = (
         name="clock-events",
         function="clock_checks:events",
         shows="times of events agree with the profiler",
+        alone=True,
         types=CUDA,
         on_cpu=False,
     ),
@@ -123,7 +140,13 @@ CHECKS: tuple[Check, ...] = (
         types=CUDA,
         on_cpu=False,
     ),
-    Check(name="clock-run", function="clock_checks:run", shows="phases add up to steps", types=CUDA),
+    Check(
+        name="clock-run",
+        function="clock_checks:run",
+        shows="phases add up to steps",
+        alone=True,
+        types=CUDA,
+    ),
     Check(
         name="one-gpu-refused",
         function="command_checks:one_gpu_refused",

@@ -1,25 +1,23 @@
-"""Runs checks one after the other, each in a process with a time limit, and prints their outcomes."""
+"""Runs checks in forked processes with time limits: several at once, then those that time something."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from samestep.testing.gpu.context import environment, last_lines
+from samestep.testing.gpu import forks
+from samestep.testing.gpu.context import Context, environment, last_lines
+from samestep.testing.gpu.forks import Ended
+from samestep.testing.gpu.one import write_outcome
 from samestep.testing.gpu.registry import Check
 
 Result: TypeAlias = Literal["ok", "failed", "skipped", "not run"]
-_GRACE_S = 5.0
-"""Seconds that the processes of a check have to end before they are killed."""
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +37,9 @@ class Request:
 
     type: str  # device type, by torch's name; ``cpu`` to test the code of the checks
     count: int  # number of devices
-    shares: bool = False  # whether two ranks share one GPU over Gloo
-    limit_s: float = 470.0  # time limit of all checks together
+    shares: bool = False  # whether two ranks share one GPU over NCCL
+    limit_s: float  # time limit of all checks together
+    width: int = 1  # checks that run at the same time
 
 
 def reason_to_skip(check: Check, request: Request) -> str:
@@ -55,10 +54,10 @@ def reason_to_skip(check: Check, request: Request) -> str:
 
 
 def _lack_of_gpus(check: Check, request: Request) -> str:
-    shares = check.shareable and request.type == "cuda"  # Gloo sends tensors of no other accelerator
+    shares = check.shareable and request.type == "cuda"  # no other back end accepts two ranks on a device
     if check.gpus <= request.count or (shares and request.shares):
         return ""
-    hint = "; with --share-gpu two ranks use the one that is here, over Gloo" if shares else ""
+    hint = "; with --share-gpu two ranks use the one that is here" if shares else ""
     return f"needs {check.gpus} GPUs, and {request.count} is here{hint}"
 
 
@@ -67,73 +66,93 @@ def run_all(
 ) -> Iterator[Outcome]:
     """Yield the outcome of each check when it is known; checks that do not fit in the time are not run."""
     end = now() + request.limit_s
+    able = []
     for check in checks:
-        left = end - now()
         if reason := reason_to_skip(check, request):
             yield Outcome(name=check.name, result="skipped", reason=reason)
-        elif left < 1:
-            reason = f"the checks before it used the {request.limit_s:g} s of the whole"
-            yield Outcome(name=check.name, result="not run", reason=reason)
         else:
-            yield run_one(check, request, min(check.seconds, left))
+            able.append(check)
+    for width, alone in ((request.width, False), (1, True)):
+        group = [one for one in able if one.alone is alone]
+        yield from _run_group(deque(group), request, width, end=end, now=now)
 
 
-def run_one(check: Check, request: Request, seconds: float) -> Outcome:
-    """Run a check in a process of its own, for at most `seconds`."""
-    index = "" if request.type == "cpu" else ":0"
-    with tempfile.TemporaryDirectory(prefix="samestep-gpu-") as folder:
-        work, file = Path(folder, "work"), Path(folder, "outcome.json")
-        work.mkdir()
-        asked = {
-            "device": f"{request.type}{index}",
-            "count": request.count,
-            "shares": request.shares,
-            "folder": str(work),
-            "seconds": seconds,
-        }
-        command = ("-m", "samestep.testing.gpu.one", check.name, json.dumps(asked), str(file))
-        began = time.monotonic()
-        output, is_late = _run([sys.executable, *command], seconds)
-        took = round(time.monotonic() - began, 2)
-        if file.exists():
-            return Outcome(name=check.name, **{**json.loads(file.read_text()), "seconds": took})
-    reason = f"did not end within {seconds:g} s" if is_late else "ended without an outcome"
-    return Outcome(
-        name=check.name, result="failed", seconds=took, reason=f"{reason}: {last_lines(output)}".rstrip(": ")
-    )
-
-
-def _run(command: Sequence[str], seconds: float) -> tuple[str, bool]:
-    """Run a program and return its output, and whether it was ended with all its processes."""
-    process = subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def _run_group(
+    waiting: deque[Check], request: Request, width: int, *, end: float, now: Callable[[], float]
+) -> Iterator[Outcome]:
+    running: list[Running] = []
     try:
-        return process.communicate(timeout=seconds)[0], False
-    except subprocess.TimeoutExpired:
-        return _end(process), True
-    except BaseException:
-        _end(process)
-        raise
+        while waiting or running:
+            while waiting and len(running) < width and end - now() >= 1:
+                check = waiting.popleft()
+                running.append(Running(check, request, min(check.seconds, end - now())))
+            if waiting and not running:
+                reason = f"the checks before it used the {request.limit_s:g} s of the whole"
+                yield Outcome(name=waiting.popleft().name, result="not run", reason=reason)
+            done = [(one, found) for one in running if (found := one.outcome()) is not None]
+            for one, found in done:
+                running.remove(one)
+                yield found
+            if running and not done:
+                time.sleep(_POLL_S)
     finally:
-        with suppress(ProcessLookupError):  # a check that failed may have left processes
-            os.killpg(process.pid, signal.SIGKILL)
+        for one in running:
+            one.abandon()
 
 
-def _end(process: "subprocess.Popen[str]") -> str:
-    """End a process and those that it started; return the output."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, sent)
-        with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_GRACE_S)[0]
-    return ""
+class Running:
+    """A check that runs in a process of its own, for at most `seconds`."""
+
+    def __init__(self, check: Check, request: Request, seconds: float) -> None:
+        self._check = check
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._folder = tempfile.TemporaryDirectory(prefix="samestep-gpu-")
+        work = Path(self._folder.name, "work")
+        work.mkdir()
+        self._file = work.with_name("outcome.json")
+        self._process = forks.start(
+            partial(write_outcome, check.name, _context(request, work), self._file),
+            work.with_name("check"),
+            folder=work,
+            variables=environment(),
+            leads=True,
+        )
+
+    def outcome(self) -> Outcome | None:
+        """Return the outcome; None while the check runs. A check whose time is over is killed."""
+        ended, took = self._process.wait(0), time.monotonic() - self._began
+        if ended is None and took < self._seconds:
+            return None
+        is_late = ended is None
+        with self._folder:
+            return self._result(ended or self._process.kill(), round(took, 2), is_late=is_late)
+
+    def abandon(self) -> None:
+        """Kill the check."""
+        with self._folder:
+            self._process.kill()
+
+    def _result(self, ended: Ended, seconds: float, *, is_late: bool) -> Outcome:
+        if self._file.exists():
+            return Outcome(name=self._check.name, seconds=seconds, **json.loads(self._file.read_text()))
+        reason = f"did not end within {self._seconds:g} s" if is_late else f"ended with code {ended.code}"
+        logs = sorted(self._file.parent.glob("command-*.err"))  # of commands that it has waited for
+        texts = [ended.out, ended.err, *(one.read_text(errors="replace") for one in logs)]
+        reason = "\n".join([reason, *filter(None, map(last_lines, texts))])
+        return Outcome(name=self._check.name, result="failed", seconds=seconds, reason=reason)
+
+
+def _context(request: Request, folder: Path) -> Context:
+    import torch
+
+    is_cpu = request.type == "cpu"
+    return Context(
+        device=torch.device(request.type if is_cpu else f"{request.type}:0"),
+        count=request.count,
+        shares=request.shares and (is_cpu or (request.type == "cuda" and request.count == 1)),
+        folder=folder,
+    )
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -142,53 +161,3 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     if results & {"failed", "not run"}:
         return 1
     return 0 if "ok" in results else 3
-
-
-def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return the outcomes as plain values."""
-    return [asdict(one) for one in outcomes]
-
-
-def write(text: str) -> None:
-    """Print a text on stdout at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in which all columns but the last have one width."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
-    padded = (
-        [*(cell.ljust(width) for cell, width in zip(line, [*widths], strict=False)), line[-1]]
-        for line in lines
-    )
-    return "\n".join("  ".join(cells).rstrip() for cells in padded)
-
-
-def table_of_checks(checks: Sequence[Check]) -> str:
-    """Return the checks with what each needs and shows."""
-    head = ("check", "GPUs", "types", "limit", "shows")
-    return table(
-        head,
-        [(one.name, str(one.gpus), ",".join(one.types), f"{one.seconds:g} s", one.shows) for one in checks],
-    )
-
-
-def table_of_outcomes(outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes with their reasons or figures, and a last line with their numbers."""
-    rows = [(one.name, one.result, f"{one.seconds:.1f}", _detail(one)) for one in outcomes]
-    counts = Counter(one.result for one in outcomes)
-    total = ", ".join(f"{number} {result}" for result, number in sorted(counts.items()))
-    seconds = sum(one.seconds for one in outcomes)
-    return f"{table(('check', 'result', 'seconds', 'detail'), rows)}\n\n{total}, in {seconds:.0f} s"
-
-
-def _detail(outcome: Outcome) -> str:
-    if outcome.reason:
-        return outcome.reason.splitlines()[0]
-    return ", ".join(f"{name} {_short(value)}" for name, value in outcome.figures.items())
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
