@@ -15,7 +15,7 @@ from torch import overrides
 from torch.autograd import graph
 from torch.utils import _python_dispatch
 
-from samestep.hooks import backward
+from samestep.hooks import thread_values
 
 
 class _AutogradThread(threading.Thread):
@@ -34,7 +34,7 @@ class _AutogradThread(threading.Thread):
             (overrides._push_mode, overrides._pop_mode, one)
             for one in overrides._get_current_function_mode_stack()
         ]
-        self._slot = backward._slot() if torch._C._is_key_in_tls(backward._KEY) else None
+        self._slot = thread_values.own_slot()
 
     def run(self):
         """Run the call with the state of the thread that has created this one."""
@@ -45,7 +45,7 @@ class _AutogradThread(threading.Thread):
                 torch.autocast("cpu", self._cast[1], enabled=self._cast[0]),
             ):
                 if self._slot is not None:
-                    backward._stash(self._slot)
+                    thread_values.stash(self._slot)
                 for push, pop, mode in self._modes:
                     push(mode)
                     stack.callback(pop)

@@ -10,9 +10,7 @@ Autograd's own callbacks run once per graph, and reentrant checkpointing runs a 
 Both call ``torch.autograd.backward``, so that attribute is replaced while any synchronizer is attached.
 """
 
-import ctypes
 import functools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -23,8 +21,7 @@ from torch import Tensor
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attach
-
-_KEY = "samestep.backward"
+from samestep.hooks.thread_values import ThreadValue
 
 
 class Participant(Protocol):
@@ -62,13 +59,16 @@ class TopLevelBackward:
             participant.finish()
 
 
+_current: ThreadValue[TopLevelBackward | None] = ThreadValue(None)
+
+
 def current_backward() -> TopLevelBackward:
     """Return the top-level backward that the calling gradient hook belongs to.
 
     Raises:
         UsageError: the backward was not called through ``torch.autograd.backward``.
     """
-    backward = _get_current()
+    backward = _current.get()
     if backward is None:
         raise UsageError(
             "a backward of replicated parameters was called through a reference to torch.autograd.backward "
@@ -107,52 +107,18 @@ def _ending(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        if _get_current() is not None:
+        if _current.get() is not None:
             return original(*args, **kwargs)
         top_level = TopLevelBackward()
-        _set_current(top_level)
-        try:
-            original(*args, **kwargs)
-        finally:
-            top_level.end()
-            _set_current(None)
+        with _current.bound(top_level):
+            try:
+                original(*args, **kwargs)
+            finally:
+                top_level.end()
         top_level.finish()
         return None
 
     return backward
-
-
-# Autograd copies the state of the calling thread to its device threads, where hooks and reentrant
-# checkpoints run on a GPU. It copies stashed objects, but no threading.local.
-
-
-class _Slot:
-    """A cell that a thread shares with its device threads; only its content changes once it is stashed."""
-
-    backward: TopLevelBackward | None = None
-
-
-def _set_current(backward: TopLevelBackward | None) -> None:
-    if not torch._C._is_key_in_tls(_KEY):  # noqa: SLF001
-        _stash(_Slot())
-    _slot().backward = backward
-
-
-def _get_current() -> TopLevelBackward | None:
-    return _slot().backward if torch._C._is_key_in_tls(_KEY) else None  # noqa: SLF001
-
-
-def _slot() -> _Slot:
-    slot: _Slot = torch._C._get_obj_in_tls(_KEY)  # noqa: SLF001
-    return slot
-
-
-def _stash(slot: _Slot) -> None:
-    before = sys.getrefcount(slot)
-    torch._C._stash_obj_in_tls(_KEY, slot)  # noqa: SLF001
-    if sys.getrefcount(slot) == before:
-        # Torch up to 2.6 takes no reference, but drops one when the thread ends: add that one.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(slot))
 
 
 class GraphEnd:

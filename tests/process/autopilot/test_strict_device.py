@@ -30,6 +30,40 @@ def test_an_example_has_equal_output_on_two_ranks(processes, name, tmp_path):
     assert not [line for line in ranks[0][1] if " unsplit" in line]
 
 
+PRINTS = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def part(self, batch):
+        print("part")
+        return self.layer(batch)
+
+    def forward(self, batch):
+        return checkpoint(self.part, batch, use_reentrant=False)
+
+torch.manual_seed(0)
+net, batch = Net(), torch.rand(8, 4)
+for _ in range(3):
+    net(batch).sum().backward()
+"""
+
+
+def test_a_recomputed_forward_prints_in_no_check(processes, tmp_path):
+    """A checkpoint prints in each forward and each backward; the check computes both several times."""
+    script = tmp_path / "prints.py"
+    script.write_text(PRINTS)
+    for printed, account, trace in processes.run(run_script, 2, script, (), tmp_path, 1, SPLIT, True):
+        assert not trace
+        assert printed.split() == ["part"] * 6
+        assert any("split" in line for line in account)
+
+
 @pytest.mark.parametrize(
     ("name", "how", "failure"),
     [

@@ -7,7 +7,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +26,11 @@ from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
 from samestep.autopilot.state.saved_state import SavedState, SideOutput
-from samestep.base.context_values import bound
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import Path, leaves
+from samestep.hooks.thread_values import ThreadValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class Printed:
     any: bool = False
 
 
-_printed: ContextVar[Printed | None] = ContextVar("samestep_quiet", default=None)
+_printed: ThreadValue[Printed | None] = ThreadValue(None)
 
 
 class _QuietStream:
@@ -250,11 +249,15 @@ def _quiet_stream(stream: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[Printed]:
-    """Suppress what the calling thread prints, logs and warns; yield whether it has printed or logged."""
+    """Suppress what the calling thread prints, logs and warns, also in a backward on a device.
+
+    Yields:
+        whether it has printed or logged.
+    """
     printed = Printed()
     stdout, stderr = map(_quiet_stream, (sys.stdout, sys.stderr))
     with (
-        bound(_printed, printed),
+        _printed.bound(printed),
         attached(declarations.LOGGED, wrapping(_log)),
         redirect_stdout(stdout),
         redirect_stderr(stderr),

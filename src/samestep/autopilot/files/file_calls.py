@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,10 +22,10 @@ import safetensors.torch
 import torch
 
 from samestep.autopilot.files.paths import is_device
-from samestep.base.context_values import bound
 from samestep.hooks import declarations
 from samestep.hooks.references import references_replaced, search
 from samestep.hooks.registry import attached_to, instead
+from samestep.hooks.thread_values import ThreadValue
 
 Call: TypeAlias = Callable[..., Any]
 
@@ -37,7 +36,7 @@ _FIRST = ("file", "path", "filename", "src", "database")
 _READING = frozenset(("listed", "scanned", "entered", "current", "temporary_made", "temporary_opened"))
 """Methods of the table that do not change the script's files."""
 _inside = threading.local()
-_is_comparing: ContextVar[bool] = ContextVar("samestep_comparing", default=False)
+_is_comparing = ThreadValue(default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +265,7 @@ class WritesFileError(Exception):
 
 def changing_no_files() -> AbstractContextManager[None]:
     """Raise `WritesFileError` where the calling thread is about to change a file by a redirected function."""
-    return bound(_is_comparing, True)  # noqa: FBT003 - the value
+    return _is_comparing.bound(value=True)
 
 
 @contextmanager

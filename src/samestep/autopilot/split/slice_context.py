@@ -15,14 +15,14 @@ import torch
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.script.failed_calls import is_device_failure
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
+from samestep.hooks.thread_values import ThreadValue
 
 Agree = Callable[..., list[bool]]
 """Returns for each of its arguments whether all ranks have passed True."""
-_agree: ContextVar[Agree | None] = ContextVar("samestep_agree", default=None)
+_agree: ThreadValue[Agree | None] = ThreadValue(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class OtherRankFailedError(Exception):
 @contextmanager
 def failing_together(agree: Agree) -> Iterator[None]:
     """End the block on all ranks if one of them raises; raise `OtherRankFailedError` on the others."""
-    with bound(_agree, agree):
+    with _agree.bound(agree):
         try:
             yield
         except OtherRankFailedError:

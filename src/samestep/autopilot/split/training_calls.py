@@ -6,7 +6,6 @@ parameters would be those after several calls. It cannot be split either: its ba
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.slice_context import current_slice
-from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.thread_values import ThreadValue
 
-_is_comparing: ContextVar[bool] = ContextVar("samestep_trains_nothing", default=False)
+_is_comparing = ThreadValue(default=False)
 
 
 class TrainsError(Exception):
@@ -28,7 +27,7 @@ class TrainsError(Exception):
 
 def training_nothing() -> AbstractContextManager[None]:
     """Raise `TrainsError` where the calling thread is about to call backward or to step an optimizer."""
-    return bound(_is_comparing, True)  # noqa: FBT003 - the value
+    return _is_comparing.bound(value=True)
 
 
 @contextmanager
