@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -112,7 +113,7 @@ class EndCheck:
             self._compare_streams()
 
     def _compare_streams(self) -> None:
-        ranks = self._world.all_gather_objects(_digests_of_streams())
+        ranks = self._world.all_gather_objects(_digests_of_streams(self._world.device))
         differing = [name for name, digest in ranks[0].items() if any(own[name] != digest for own in ranks)]
         if differing:
             others = [f"rank {rank}" for rank, own in enumerate(ranks) if own != ranks[0]]
@@ -123,9 +124,13 @@ class EndCheck:
             )
 
 
-def _digests_of_streams() -> dict[str, int]:
-    """Return a checksum of the state of each library's generator."""
-    return dict(zip(("torch", "Python", "NumPy"), map(zlib.crc32, RngState.now().streams()), strict=True))
+def _digests_of_streams(device: torch.device) -> dict[str, int]:
+    """Return a checksum of the state of each library's generator, and of the device's, if it has its own."""
+    state = RngState.now(device)
+    names = ["torch", "Python", "NumPy"]
+    if state.device is not None:
+        names.insert(1, f"torch ({device.type})")
+    return dict(zip(names, map(zlib.crc32, state.streams()), strict=True))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from samestep.autopilot.end_check import _ALL_ENDED, _ENDED, _FAILED, EndCheck
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import OutOfStep
+from support.device_generator import install
 
 
 def changed(model, account, kind):
@@ -32,6 +33,20 @@ def changed(model, account, kind):
         random.random()
     elif kind == "NumPy":
         np.random.rand()
+    elif kind == "torch (cuda)":
+        torch.get_device_module("cuda").draw()
+
+
+class OnDevice:
+    """A world whose ranks have a GPU."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, world):
+        self._world = world
+
+    def __getattr__(self, name):
+        return getattr(self._world, name)
 
 
 def ended(world, kind, on=1, timeout_s=60.0, code=0):
@@ -41,16 +56,20 @@ def ended(world, kind, on=1, timeout_s=60.0, code=0):
         seed(0)
     model = torch.nn.Linear(3, 2)
     gradients.follow(model.parameters(), names=["Net.weight", "Net.bias"])
-    found, began = "", time.monotonic()
+    found, began, patch = "", time.monotonic(), pytest.MonkeyPatch()
+    if kind == "torch (cuda)":
+        install(patch)
     try:
         if on in (world.place.rank, None):
             changed(model, account, kind)
         if not (kind == "absent" and world.place.rank == on):
-            check = EndCheck(world, gradients, account, timeout_s=timeout_s)
+            seen = OnDevice(world) if kind == "torch (cuda)" else world
+            check = EndCheck(seen, gradients, account, timeout_s=timeout_s)
             check.run(code if world.place.rank == on else 0)
     except OutOfStep as error:
         found = str(error)
     took = time.monotonic() - began
+    patch.undo()
     gradients.detach()
     world.barrier()
     if world.place.is_main:
@@ -70,6 +89,7 @@ def ended(world, kind, on=1, timeout_s=60.0, code=0):
         ("memory", "Net.weight"),
         ("backward passes", "rank 1: 5"),
         ("torch", "of torch are"),
+        ("torch (cuda)", "of torch (cuda) are"),
         ("Python", "of Python are"),
         ("NumPy", "of NumPy are"),
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from samestep.hooks.random_draws import RngState
+from support.device_generator import install
 
 CPU = torch.device("cpu")
 DRAWS = {
@@ -53,22 +54,12 @@ def test_draws_that_use_all_words_of_the_mersenne_twister_are_detected():
 def test_an_equal_state_of_a_device_is_not_restored(monkeypatch):
     """cuDNN draws new dropout masks of recurrent layers once the state of the device's generator is set."""
 
-    class Device:
-        state, sets = torch.zeros(16, dtype=torch.uint8), 0
-
-        def get_rng_state(self, _):
-            return self.state.clone()
-
-        def set_rng_state(self, state, _):
-            self.state, self.sets = state, self.sets + 1
-
-    device = Device()
-    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    generator = install(monkeypatch)
     before = RngState.now(torch.device("cuda"))
     before.restore()
-    assert device.sets == 0
-    device.state = torch.ones(16, dtype=torch.uint8)
+    assert generator.sets == 0
+    generator.draw()
     assert not before.same(RngState.now(torch.device("cuda")))
     before.restore()
-    assert device.sets == 1
+    assert generator.sets == 1
     assert before.same(RngState.now(torch.device("cuda")))

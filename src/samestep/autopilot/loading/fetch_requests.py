@@ -31,6 +31,7 @@ CHANGES = "loading a sample changes the data set"
 NO_ROWS = "its batches do not consist of tensors with one row per sample"
 COLLATE_DRAWS = "its collate function draws random numbers"
 NOT_BY_ROWS = "its collate function gives another result for a part of a batch"
+_CPU = torch.device("cpu")
 Fetch: TypeAlias = Callable[[Fetcher, Any], Any]
 
 
@@ -46,6 +47,8 @@ class FetchRequest:
     # the seed of each sample's random numbers, together with its position in the batch; None if they come
     # from the generators of the process
     seed: tuple[int, int] | None = None
+    # the device whose generator samples may draw from; worker processes have forked, and can use none
+    device: torch.device = _CPU
 
     def __len__(self) -> int:
         """Return the number of samples of the whole batch, like the list of indices."""
@@ -73,7 +76,7 @@ def extended_fetchers() -> Iterator[None]:
         if request.what == "check":
             return _ShareCheck(original, fetcher, request).run()
         places = request.own if request.what == "share" else range(len(request.indices))
-        with _preserved_generators() as has_drawn:
+        with _preserved_generators(request.device) as has_drawn:
             if request.seed is not None:
                 return FetchResult(_seeded(fetcher, request, places))
             data = original(fetcher, [request.indices[place] for place in places])
@@ -84,13 +87,13 @@ def extended_fetchers() -> Iterator[None]:
 
 
 @contextmanager
-def _preserved_generators() -> Iterator[Callable[[], bool]]:
+def _preserved_generators(device: torch.device) -> Iterator[Callable[[], bool]]:
     """Restore the generators of the process; yield a function that returns whether the block has drawn."""
-    before = RngState.now()
+    before = RngState.now(device)
     try:
-        yield lambda: not before.same(RngState.now())
+        yield lambda: not before.same(RngState.now(device))
     finally:
-        if not before.same(RngState.now()):
+        if not before.same(RngState.now(device)):
             before.restore()
 
 
@@ -107,14 +110,14 @@ class _ShareCheck:
         is_first = not hasattr(fetcher, "samestep_loaded")
         fetcher.samestep_loaded = True  # type: ignore[attr-defined]
         state = state_of(fetcher.dataset, fetcher.collate_fn)
-        before = RngState.now()
+        before = RngState.now(request.device)
         collate = fetcher.collate_fn
         fetcher.collate_fn = self._recording(collate)
         try:
             whole_s, data = _timed(lambda: self._fetch(fetcher, request.indices))
         finally:
             fetcher.collate_fn = collate
-        drawn = RngState.now()
+        drawn = RngState.now(request.device)
         if state_of(fetcher.dataset, fetcher.collate_fn) != state:
             # The first batch of a process may open files, which then stay open.
             return FetchResult(data, "" if is_first else CHANGES)
@@ -133,7 +136,7 @@ class _ShareCheck:
 
     def _recording(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def recording(samples: Any) -> Any:
-            self._samples_drawn = RngState.now()
+            self._samples_drawn = RngState.now(self._request.device)
             return collate(samples)
 
         return recording
@@ -141,7 +144,7 @@ class _ShareCheck:
     def _compare(self, whole: Any, rows: tuple[Row, ...], *, seeded: bool) -> float | None:
         """Return the seconds to load the share; None if it does not equal the rows of the batch."""
         fetcher, request = self._fetcher, self._request
-        with _preserved_generators():
+        with _preserved_generators(request.device):
             try:
                 if seeded:
                     whole = _seeded(fetcher, request, range(len(request.indices)))
@@ -161,7 +164,7 @@ def _seeded(fetcher: Fetcher, request: FetchRequest, places: Iterable[int]) -> A
     for place in places:
         digest = blake2b(repr((request.seed, place)).encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "big") >> 1
-        seed_generators(seed)
+        seed_generators(seed, request.device)
         samples.append(fetcher.dataset[request.indices[place]])
     return fetcher.collate_fn(samples)
 

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
@@ -56,6 +58,7 @@ class LoaderPass:
         # before torch ends its worker processes through them; torch then waits 5 s for each process.
         self._iterator = weakref.proxy(iterator)
         self._place = loading.world.place
+        self._device = torch.device("cpu") if iterator._num_workers else loading.world.device  # noqa: SLF001
         self._verdict = loading.verdict(loader)
         self._thread = threading.get_ident()
         self._pending: deque[tuple[FetchRequest | None, int]] = deque()
@@ -90,15 +93,16 @@ class LoaderPass:
         if total < self._place.size or (verdict.is_shared is False and not is_requested):
             return None
         own = share(total, self._place.rank, self._place.size)
+        request = partial(FetchRequest, indices, own, device=self._device)
         if not self._is_here():  # a check would restore the generators from which the script draws meanwhile
-            return FetchRequest(indices, own, "whole") if verdict.has_fewer_workers else None
+            return request("whole") if verdict.has_fewer_workers else None
         self._requested += 1
         seed = int(self._iterator._base_seed), self._requested  # noqa: SLF001
         if verdict.is_shared is None:
-            return FetchRequest(indices, own, "check", seed if self._loading.seeds_samples else None)
+            return request("check", seed if self._loading.seeds_samples else None)
         if verdict.is_shared or (self._is_sliced and verdict.rows):
-            return FetchRequest(indices, own, "share", seed if verdict.draws else None)
-        return FetchRequest(indices, own, "whole")
+            return request("share", seed if verdict.draws else None)
+        return request("whole")
 
     def next(self, load: Callable[[], Any]) -> Any:
         """Return the next batch, or this rank's slice of it; `load` returns it as requested."""

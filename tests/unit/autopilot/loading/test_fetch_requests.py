@@ -1,13 +1,16 @@
-"""The state that reading a data set changes is found."""
+"""The state that reading a data set changes is found, and draws from generators of the process are."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from samestep.autopilot.loading.fetch_requests import state_of
+from samestep.autopilot.loading.fetch_requests import DRAWS, FetchRequest, extended_fetchers, state_of
+from support.device_generator import install
 
 shared_noise = np.random.default_rng(0)
 
@@ -106,3 +109,34 @@ def test_a_large_data_set_is_inspected_in_part():
     data = Pure()
     data.rows = [[number] for number in range(100_000)]
     assert len(state_of(data)) < 5_000
+
+
+class DrawsOnDevice:
+    """A data set whose samples draw from the generator of a GPU."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, torch.get_device_module("cuda").draw()])
+
+
+@pytest.mark.parametrize("what", ["check", "share", "whole"])
+def test_a_draw_from_the_generator_of_a_device_is_found_and_undone(monkeypatch, what):
+    generator = install(monkeypatch)
+    before = generator.get_rng_state()
+    fetcher = _MapDatasetFetcher(DrawsOnDevice(), True, torch.stack, False)
+    with extended_fetchers():
+        found = fetcher.fetch(FetchRequest([3, 4], range(1), what, device=torch.device("cuda")))
+    assert found.refused == DRAWS
+    if what != "check":  # a check leaves the draws of the whole batch, which the script uses
+        assert torch.equal(generator.get_rng_state(), before)
+
+
+def test_a_seed_of_samples_covers_the_generator_of_a_device(monkeypatch):
+    install(monkeypatch)
+    fetcher = _MapDatasetFetcher(DrawsOnDevice(), True, torch.stack, False)
+    with extended_fetchers():
+        request = FetchRequest([3, 4], range(1, 2), "check", (5, 1), torch.device("cuda"))
+        checked = fetcher.fetch(request)
+        own, whole = (fetcher.fetch(replace(request, what=what)).data for what in ("share", "whole"))
+    assert checked.draws
+    assert not checked.refused
+    assert torch.equal(own[0], whole[1])
