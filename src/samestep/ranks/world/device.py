@@ -122,6 +122,16 @@ def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], b
     return backend
 
 
+def backend_name(kind: str, backend: str, *, cpu_tensors: bool) -> str:
+    """Return the argument of `init_process_group` for a device's back end.
+
+    With `cpu_tensors`, Gloo carries tensors of the CPU as well. It is named once if it carries both: torch
+    gives a group that names Gloo twice no default back end, and warns about that when the group ends.
+    """
+    is_enough = kind == "cpu" or backend == "gloo" or not cpu_tensors
+    return backend if is_enough else f"cpu:gloo,{kind}:{backend}"
+
+
 def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
     """Return the error text if ranks share a device and the back end cannot; None otherwise.
 

@@ -38,6 +38,7 @@ from samestep.ranks.world.current import entered
 from samestep.ranks.world.device import (
     Choice,
     available_here,
+    backend_name,
     bind,
     choose_backend,
     choose_device,
@@ -199,10 +200,9 @@ class _Task:
         if base_of(store) is not None:
             protect_groups()
             protect_objects(self.environment)
-        both = self.options.cpu_tensors and choice.kind != "cpu"
         try:
             dist.init_process_group(
-                f"cpu:gloo,{choice.kind}:{backend}" if both else backend,
+                backend_name(choice.kind, backend, cpu_tensors=self.options.cpu_tensors),
                 store=store,
                 rank=slot.place.rank,
                 world_size=slot.place.size,

@@ -95,7 +95,10 @@ class ProcessGroupWorld(DerivedWorld):
         self.device = device
         self._owned = owned
         self.under_way = 0  # number of exchanges under way that have not been waited for
-        self._waits = PeerWaits(place) if dist.get_backend() == "gloo" else None
+        backends = _backends()
+        self._backend = backends.get(device.type, "")
+        self._object_device = None if "cpu" in backends else device
+        self._waits = PeerWaits(place) if self._backend == "gloo" else None
         self._connections: list[Ending] = []
         self.direct: World | None = None
         """The world of these ranks with direct connections, or this one without any; None before that."""
@@ -205,15 +208,15 @@ class ProcessGroupWorld(DerivedWorld):
     def barrier(self) -> None:
         """See `World.barrier`."""
         # In a group of the script, NCCL otherwise guesses the device from the rank's number.
-        devices = [self.device.index] if dist.get_backend() == "nccl" else None
+        devices = [self.device.index] if self._backend == "nccl" else None
         with self.waiting("barrier"):
             dist.barrier(device_ids=devices)
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
-        box, device = [value], self.device if dist.get_backend() == "nccl" else None
+        box = [value]
         with self.waiting("broadcast_object_list"):
-            dist.broadcast_object_list(box, src=src, device=device)
+            dist.broadcast_object_list(box, src=src, device=self._object_device)
         return box[0]
 
     def all_gather_objects(self, value: T) -> list[T]:
@@ -319,11 +322,24 @@ def adopt() -> World:
     return SoloWorld()
 
 
+def _backends() -> dict[str, str]:
+    """Return the back end of the default group for each type of device.
+
+    The name that `torch.distributed.get_backend` returns is no back end's for a group that has several, or
+    whose script has left the choice to torch.
+    """
+    return dict(one.split(":") for one in dist.get_backend_config().split(","))
+
+
 def _device_of_group() -> torch.device:
-    kind = next((kind for kind, backend in BACKENDS.items() if backend == dist.get_backend()), "cpu")
-    if kind == "cpu":
-        return torch.device("cpu")
-    return torch.device(kind, torch.get_device_module(kind).current_device())
+    """Return the accelerator whose own back end the default group has; the CPU without any."""
+    found = _backends()
+    for kind, backend in BACKENDS.items():
+        if kind != "cpu" and found.get(kind) == backend:
+            module = torch.get_device_module(kind)
+            if module.is_available():  # torch's own choice names the back ends of missing devices, too
+                return torch.device(kind, module.current_device())
+    return torch.device("cpu")
 
 
 def wait_for_main(world: World) -> None:

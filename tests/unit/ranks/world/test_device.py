@@ -6,6 +6,7 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.ranks.world.device import (
     DeviceFacts,
+    backend_name,
     choose_backend,
     choose_device,
     shared_device,
@@ -119,3 +120,17 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 )
 def test_the_visible_devices_of_a_rank_are_restricted_to_its_own(count, environment, place, shown):
     assert shown_alone(count, environment, place) == shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "cpu_tensors", "name"),
+    [
+        ("cpu", "gloo", True, "gloo"),
+        ("cuda", "nccl", False, "nccl"),
+        ("cuda", "nccl", True, "cpu:gloo,cuda:nccl"),
+        ("xpu", "xccl", True, "cpu:gloo,xpu:xccl"),
+        ("cuda", "gloo", True, "gloo"),
+    ],
+)
+def test_gloo_carries_tensors_of_the_cpu_beside_those_of_a_device(kind, backend, cpu_tensors, name):
+    assert backend_name(kind, backend, cpu_tensors=cpu_tensors) == name

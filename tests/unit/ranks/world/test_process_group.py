@@ -1,0 +1,30 @@
+"""The device of a group that a script has created is that of its back ends."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from samestep.ranks.world.process_group import _device_of_group
+
+
+@pytest.mark.parametrize(
+    ("backends", "available", "device"),
+    [
+        ("cuda:nccl", "cuda", "cuda:1"),
+        ("cpu:gloo,cuda:nccl", "cuda", "cuda:1"),
+        ("cpu:gloo,cuda:nccl,xpu:xccl", "xpu", "xpu:1"),
+        ("cpu:gloo,cuda:nccl", "", "cpu"),
+        ("cpu:gloo,cuda:gloo", "cuda", "cpu"),
+        ("cpu:mpi,cuda:mpi", "cuda", "cpu"),
+        ("cpu:gloo", "cuda", "cpu"),
+    ],
+)
+def test_a_group_computes_on_the_device_with_its_own_back_end(monkeypatch, backends, available, device):
+    def module(kind):
+        return SimpleNamespace(is_available=lambda: kind == available, current_device=lambda: 1)
+
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    monkeypatch.setattr(torch, "get_device_module", module)
+    assert _device_of_group() == torch.device(device)
