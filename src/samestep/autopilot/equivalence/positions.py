@@ -3,7 +3,7 @@
 An index beyond a table raises an error on a CPU. On a device a kernel asserts, and no operation of the
 process works any more. So an equivalence check computes each call under `CheckedPositions`, which compares
 positions with their ranges before a kernel does. `PositionTrace` finds the inputs of a call that are used as
-positions; a check changes these only to values that other samples of the call have at the same place.
+positions, and those that reach operations of other libraries, whose ranges are unknown.
 """
 
 import math
@@ -195,7 +195,9 @@ class InputUses:
     """The uses of a call's inputs as positions."""
 
     indices: frozenset[Path] = frozenset()
-    """The inputs whose values select rows or elements, or reach an operation that is not torch's."""
+    """The inputs whose values select rows or elements."""
+    unchecked: frozenset[Path] = frozenset()
+    """The inputs that reach an operation that is not torch's, so that no range is known."""
     ignored: Mapping[Path, frozenset[int]] = field(default_factory=dict)
     """The inputs that are labels of a loss, with the values that the loss ignores."""
 
@@ -209,6 +211,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._indices: set[Path] = set()
+        self._unchecked: set[Path] = set()
         self._ignored: dict[Path, set[int]] = {}
         self._origins: dict[int, tuple[StorageWeakRef, set[Path]]] = {}
         """The inputs from which the values of a storage are computed; the reference keeps its address."""
@@ -217,7 +220,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def uses(self) -> InputUses:
         """The uses of the inputs that were followed."""
         ignored = {path: frozenset(values) for path, values in self._ignored.items()}
-        return InputUses(frozenset(self._indices), ignored)
+        return InputUses(frozenset(self._indices), frozenset(self._unchecked), ignored)
 
     def follow(self, tensors: Iterable[tuple[Path, Tensor]]) -> None:
         """Follow the inputs of a call that are integers or booleans."""
@@ -249,7 +252,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace not in _OF_TORCH:
             for _, tensor in leaves((args, dict(kwargs))):
                 if is_integer(tensor):
-                    self._indices |= self._of(tensor)
+                    self._unchecked |= self._of(tensor)
 
     def _of(self, tensor: Tensor) -> set[Path]:
         known = self._origins.get(_address(tensor))

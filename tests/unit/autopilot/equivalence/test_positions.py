@@ -139,11 +139,16 @@ def test_values_from_a_table_of_positions_are_those_of_the_table():
     assert traced(model, torch.tensor([1]), torch.tensor([5, 6])) == ({0, 1}, {})
 
 
-def test_integers_that_reach_an_operation_of_another_library_are_indices():
+def test_integers_that_reach_an_operation_of_another_library_are_unchecked():
     with torch.library._scoped_library("samestep_tests", "DEF") as library:
         library.define("rows(Tensor x) -> Tensor")
         library.impl("rows", lambda x: x + 1, "CPU")
-        assert traced(lambda x: torch.ops.samestep_tests.rows(x * 2), torch.tensor([1])) == ({0}, {})
+        trace = PositionTrace()
+        inputs = torch.tensor([1]), torch.tensor([2])
+        trace.follow(((place,), tensor) for place, tensor in enumerate(inputs))
+        with trace:
+            torch.ops.samestep_tests.rows(inputs[1] * 2)
+        assert trace.uses.unchecked == {(1,)}
 
 
 def test_memory_of_a_freed_tensor_is_not_followed():
