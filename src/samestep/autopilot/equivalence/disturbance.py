@@ -243,13 +243,10 @@ def emptying(given: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tupl
 class DoublePrecision(CheckedPositions):  # type: ignore[no-untyped-call]
     """A context that creates tensors of lower precision in double precision instead, casts included."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operation."""
-        if kwargs and kwargs.get("dtype") in _LOWER:
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if kwargs.get("dtype") in _LOWER:
             kwargs = {**kwargs, "dtype": torch.float64}
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super()._run(func, args, kwargs)
         # The dtype first: hardly any result is of lower precision here, and this runs for each operation.
         if not isinstance(result, Tensor) or result.dtype not in _LOWER:
             return result

@@ -160,8 +160,11 @@ _FROM_TABLE = frozenset(
 """The operations whose results are values of their first operand, which the others select."""
 
 
-class CheckedPositions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which a position out of range raises an `IndexError` before a kernel gets it."""
+class _Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that observes the parts of operations that torch composes of others.
+
+    In inference mode torch passes such operations as they are: a cross entropy, and not its lookup of labels.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -169,8 +172,24 @@ class CheckedPositions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation."""
+        """Run one operation, or the operations that it is composed of."""
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run one operation that is not composed of others."""
+        raise NotImplementedError
+
+
+class CheckedPositions(_Decomposed):  # type: ignore[no-untyped-call]
+    """A context in which a position out of range raises an `IndexError` before a kernel gets it."""
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for found in positions_in(func, args, kwargs):
             _check(func, found)
         return func(*args, **kwargs)
@@ -202,14 +221,14 @@ class InputUses:
     """The inputs that are labels of a loss, with the values that the loss ignores."""
 
 
-class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PositionTrace(_Decomposed):  # type: ignore[no-untyped-call]
     """A context that follows the integer and boolean inputs of a call to operations that use positions.
 
     It follows memory rather than tensors, since a view may be written to.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._indices: set[Path] = set()
         self._unchecked: set[Path] = set()
         self._ignored: dict[Path, set[int]] = {}
@@ -228,11 +247,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if is_integer(tensor):
                 self._add(tensor, {path})
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operation."""
-        kwargs = kwargs or {}
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._record(func, args, kwargs)
         result = func(*args, **kwargs)
         tables = [args[0]] if func.overloadpacket in _FROM_TABLE and args else (args, kwargs)
