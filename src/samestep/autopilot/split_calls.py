@@ -34,11 +34,11 @@ from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
-from samestep.autopilot.split.slice_call import Forward, call_slice
+from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.context_values import bound
-from samestep.base.errors import OutOfStep, UsageError
+from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
@@ -128,6 +128,7 @@ class CallSplitter:
         if module not in self._modules and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
+        self._gradients.deferred.poll()
         call = _Call(forward, module, CallArguments(args, kwargs))
         if self._is_calling:
             raise UsageError(
@@ -263,24 +264,13 @@ class CallSplitter:
             given.sliced(split, plan.dims),
             GuardedReads(plan.reads, call.name) if plan.reads else None,
         )
-        with watching_reductions(when=plan.watches_reductions) as watching:
+        deferring = self._gradients.deferred.deferring()
+        with deferring, watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = call_slice(
                     forward, module, own, split, draws=draws, options=self._options, reads=reads
                 )
-            if before is not None and not before.same(RngState.now(self._world.device)):
-                raise OutOfStep(
-                    f"{call.name}, or another thread of the script during its call, drew random numbers, and "
-                    f"it drew none in its equivalence check: the workers' random streams now differ. "
-                    f"{KEEP_UNSPLIT}"
-                )
-            if draws is not None:
-                draws.end()
-            if draws is not None and draws.unknown:
-                raise OutOfStep(
-                    f"{call.name} drew random numbers in another way than in its equivalence check "
-                    f"({'; '.join(sorted(draws.unknown))}). {KEEP_UNSPLIT}"
-                )
+            check_draws(call.name, draws, before, self._world.device)
             value = module_outputs.outcome(module, outputs, plan.sides)
             result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
@@ -355,6 +345,7 @@ def intercepted_calls() -> Iterator[None]:
         return call
 
     def read_state(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _poll_deferred()  # before a file gets these weights
         with reading(module):
             return original(module, *args, **kwargs)
 
@@ -385,6 +376,13 @@ def current_gradients() -> Gradients | None:
     """Return the gradient synchronizer of the calling thread's script; None if no calls are split."""
     calls = _calls.get()
     return None if calls is None else calls._gradients  # noqa: SLF001 - the same module
+
+
+def _poll_deferred() -> None:
+    """Raise the error of a split call, if the device has found one by now."""
+    gradients = current_gradients()
+    if gradients is not None:
+        gradients.deferred.poll()
 
 
 def own_samples(total: int) -> int:

@@ -110,28 +110,21 @@ class Slicing:
         found = [self._reduction(root) for root in roots]
         if given is not None:
             raise UsageError(f"backward at {calling_site()} has a gradient argument. {_INSTEAD}")
-        sums = torch.tensor(
-            # A mean over no samples is NaN, and has no part in the sum.
-            [
-                float(root.detach()) * one.weight if one.weight else 0.0
-                for root, one in zip(roots, found, strict=True)
-            ]
-            + [one.weight for one in found],
-            dtype=torch.float64,
-            device=self._world.device,
-        )
+        weights = [one.weight.on(self._world.device) for one in found]  # of shape () each
+        values = [root.detach().reshape(()).double() for root in roots]
+        # A mean over no samples is NaN, and has no part in the sum.
+        own = [torch.where(by == 0, 0.0, one * by) for one, by in zip(values, weights, strict=True)]
+        sums = torch.stack([*own, *weights])
         self._world.all_reduce(sums)
-        values, totals = sums.chunk(2)
         size = self._world.place.size
         factors: list[Tensor] = []
         losses: list[Tensor] = []
-        for root, one, value, total in zip(roots, found, values, totals, strict=True):
+        for root, one, by, value, total in zip(roots, found, weights, *sums.chunk(2), strict=True):
             if one.kind == "sum":
-                factor, loss = float(size), value
+                factor, loss = torch.full_like(root, float(size)), value
             else:  # without samples on any rank, it is NaN, and its gradient zero
-                factor = size * one.weight / float(total) if total else 1.0
-                loss = value / total
-            factors.append(torch.full_like(root, factor))
+                factor, loss = torch.where(total == 0, 1.0, size * by / total), value / total
+            factors.append(factor.to(root.dtype).reshape(root.shape))
             losses.append(loss.to(root.dtype).reshape(root.shape))
         self.backwards += 1
         return factors, losses

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.sharded_autograd import uses_split_call
 from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.errors import OutOfStep, UsageError
@@ -65,6 +66,8 @@ class Gradients:
     def __init__(self, world: World, *, check_every: int = 100) -> None:
         self._world = world
         self._check_every = check_every
+        self.deferred = DeferredChecks(world.device)
+        """The checks of the script's calls that are read later: after each all-reduce, at the latest here."""
         self._followed: dict[int, Tensor] = {}  # by id, which is unique as long as the tensors are kept here
         self._names: list[str] = []  # the names of the followed tensors, for messages
         self._synchronizers: list[GradientSynchronizer] = []
@@ -128,6 +131,7 @@ class Gradients:
             may_overlap=group.overlaps,
             after_sync=self._count_all_reduce,
             sparse=group.sparse,
+            has_cpu_tensors=True,
         )
         synchronizer = Bucketed(job)
         synchronizer.attach()
@@ -205,16 +209,22 @@ class Gradients:
     def _count_all_reduce(self) -> None:
         """Count a gradient all-reduce, and compare the parameters at intervals."""
         self._all_reduces += 1
+        self.deferred.poll()
         if not self._check_every:
             return
         if self._all_reduces in _EARLY or self._all_reduces % self._check_every == 0:
             self.check()
 
     def check(self) -> None:
-        """Compare type, shape and bits of parameters between ranks; raise `OutOfStep` if they differ.
+        """Compare type, shape and bits of parameters between ranks.
 
         A script may have changed their type or shape since they were followed, or freed their memory.
+
+        Raises:
+            OutOfStep: they differ.
+            UsageError: a deferred check has failed.
         """
+        self.deferred.finish()
         named = dict(zip(self._names, self._followed.values(), strict=True))
         forms = self._world.all_gather_objects([(name, _form(tensor)) for name, tensor in named.items()])
         for rank, theirs in enumerate(forms):
