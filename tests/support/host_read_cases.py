@@ -1,5 +1,6 @@
 """Models whose split calls must read nothing from a device, and a loop that counts what they read."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from samestep.autopilot.split.slice_context import slice_aware_functions
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.errors import UsageError
 from support.host_reads import HostReads
+from support.script_runner import run_script
 from support.split_check_models import Divided, Masked, Net, drawn, labels, on_rank
 
 D = torch.float64
@@ -127,6 +129,14 @@ class Unused(Scores):
         self.pooler = nn.Linear(8, 8, dtype=D)
 
 
+class Creates(Scores):
+    """Creates a leaf for each sample of its slice."""
+
+    def features(self, x):
+        states = [row.detach().clone().requires_grad_() for row in x]
+        return super().features(x + 0.1 * torch.stack(states))
+
+
 def cross_entropy(model, x, y):
     return F.cross_entropy(model(x, y), y.clamp(min=0))
 
@@ -178,6 +188,7 @@ CASES = {
     "replicated output": Case(Replicated, with_replicated),
     "gradient penalty": Case(Scores, with_penalty),
     "unused layer": Case(Unused, cross_entropy),
+    "created leaves": Case(Creates, cross_entropy),
     "evaluation of scores": Case(Scores, cross_entropy, trains=False),
     "evaluation of ignored labels": Case(Net, loss_inside, trains=False),
     "evaluation of a masked mean": Case(Masked, loss_inside, trains=False),
@@ -250,3 +261,11 @@ def counted(world, name):
         found = steps(CASES[name], reads)
     gradients.detach()
     return found, reads.found, account.split.total(), account.lines()
+
+
+def of_script(world, path, folder, split):
+    """Run a script on a rank; return its traceback, and how often each place has read, for each place."""
+    options = Options(check_every=0, short_calls="split", split=split)
+    with HostReads() as reads:
+        _, _, trace = run_script(world, path, (), folder, 1, options)
+    return trace, Counter(reads.found)

@@ -9,6 +9,7 @@ are on the host nevertheless; they are recognized by how they were created::
 and by the code that reads them, see `ON_HOST`.
 """
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,13 +36,14 @@ ON_HOST = {
     "autopilot/split/guards.py": "reads only tensors whose device is the CPU",
     "ranks/collectives/": "the back ends of CPUs carry tensors of the host",
     "ranks/world/": "the back ends of CPUs carry tensors of the host",
+    "autopilot/state/sample_reads.py": "the forward of the script reads, through a mode",
 }
 CHECKS = {
     "autopilot/equivalence/": "equivalence checks and sample checks",
     "autopilot/split/short_calls.py": "calls that are timed",
     "parallel/gradients/weight_checksum.py": "the comparison of weights, at intervals",
 }
-"""Code that may wait, by its path in the package, with the reason."""
+"""Code that may wait, and lets code that it calls wait, by its path in the package, with the reason."""
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -74,24 +76,27 @@ class HostReads:
     def __exit__(self, *error):
         self._stack.close()
 
-    def count(self, frame, exempt):
-        """Count a read at a frame, if its code belongs to samestep and is not exempt."""
-        file, line = frame
-        own = file.removeprefix(f"{PACKAGE}/")
-        if own != file and not own.startswith(tuple(exempt)):
+    def count(self, passed=()):
+        """Count a read if the innermost frame, beyond the code that is `passed`, belongs to samestep.
+
+        Reads by `ON_HOST` and below `CHECKS` do not count.
+        """
+        frames = [one for one in _frames() if not one[0].startswith(passed)] if passed else list(_frames())
+        own, line = frames[0]
+        is_check = any(file.startswith(tuple(CHECKS)) for file, _ in frames)
+        if not (own.startswith((os.sep, "<", *ON_HOST)) or is_check):
             self.found.append(f"{own}:{line}")
 
     def _counted(self, original):
         def collective(*args, **kwargs):
-            caller = next(one for one in _frames() if not one[0].startswith(f"{PACKAGE}/ranks/"))
-            self.count(caller, CHECKS)
+            self.count(passed="ranks/")
             return original(*args, **kwargs)
 
         return collective
 
 
 class _Reads(TorchFunctionMode):
-    """A mode that calls `count` with the frame of each read of a tensor that is not on the host."""
+    """A mode that calls `count` at each read of a tensor that is not on the host."""
 
     # A mode of the script would get slices, so calls would stay unsplit under it.
     __module__ = "samestep.host_reads"
@@ -109,7 +114,7 @@ class _Reads(TorchFunctionMode):
         result = func(*args, **kwargs)
         given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
         if self._waits(name, args, kwargs, given):
-            self._count(next(_frames()), {**ON_HOST, **CHECKS})
+            self._count()
         device = kwargs.get("device")
         if (given and all(map(self._is_on_host, given))) or (isinstance(device, str) and device == "cpu"):
             for one in result if isinstance(result, tuple | list) else [result]:
@@ -143,11 +148,12 @@ def _backward(tensor, gradient=None, retain_graph=None, create_graph=False, inpu
 def _frames():
     """Yield the file and the line of each frame of samestep or user code, innermost first.
 
-    A layer of torch counts as user code: samestep only calls it in the place of the script.
+    A file of samestep has its path in the package, and another one its absolute path. A layer of torch counts
+    as user code: samestep only calls it in the place of the script.
     """
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if file != __file__ and (not file.startswith(_TORCH) or file.startswith(f"{_TORCH}/nn/")):
-            yield file, frame.f_lineno
+            yield file.removeprefix(f"{PACKAGE}/"), frame.f_lineno
         frame = frame.f_back

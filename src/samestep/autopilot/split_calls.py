@@ -1,7 +1,7 @@
 """Splits top-level calls of modules with parameters across the ranks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
@@ -27,6 +27,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.created_tensors import CreatedTensors
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients
@@ -260,13 +261,12 @@ class CallSplitter:
         if plan.sides:
             module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
-        own, reads = (
-            given.sliced(split, plan.dims),
-            GuardedReads(plan.reads, call.name) if plan.reads else None,
-        )
+        own = given.sliced(split, plan.dims)
+        reads = GuardedReads(plan.reads, call.name) if plan.reads else None
+        created = CreatedTensors() if self._modules[module].leaves_vary.get(plan) else None
         deferring = self._gradients.deferred.deferring()
         with deferring, watching_reductions(when=plan.watches_reductions) as watching:
-            with watching or nullcontext():
+            with watching or nullcontext(), created or nullcontext():
                 outputs = call_slice(
                     forward, module, own, split, draws=draws, options=self._options, reads=reads
                 )
@@ -275,7 +275,7 @@ class CallSplitter:
             result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
         graph = call_graph(outputs)
-        self._follow_leaves(module, plan, call_graph(value) if plan.sides else graph)
+        self._follow_leaves(module, plan, call_graph(value) if plan.sides else graph, created or ())
         if check is not None:
             check.compare(result, plan, split, on_all=on_all)
             operations.add(plan, graph)
@@ -303,10 +303,12 @@ class CallSplitter:
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
 
-    def _follow_leaves(self, module: nn.Module, plan: SplitPlan, graph: CallGraph) -> None:
+    def _follow_leaves(
+        self, module: nn.Module, plan: SplitPlan, graph: CallGraph, created: Container[Tensor] = ()
+    ) -> None:
         """Follow weights of the script that a call has used, such as one that a global names."""
         vary = self._modules[module].leaves_vary
-        vary[plan] = self._gradients.follow_leaves(graph.leaves, vary=vary.get(plan))
+        vary[plan] = self._gradients.follow_leaves(graph.leaves, vary=vary.get(plan), created=created)
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""

@@ -27,6 +27,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit, call_graph
 from samestep.autopilot.split.slice_call import Forward, as_slice
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
+from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.ranks.world.protocol import World
 
@@ -42,7 +43,7 @@ class Slicing:
         """The division of the script's last batch; None if it got the whole batch."""
         self._models: WeakSet[nn.Module] = WeakSet()
         self._draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-        self._stream = torch.get_rng_state()
+        self._stream = RngState.now(world.device)
         self._leaves_vary: bool | None = None  # whether the script creates leaves from a slice
         self.backwards = 0  # the number of backward passes from losses of slices so far
 
@@ -61,7 +62,7 @@ class Slicing:
     def record_batch(self, total: int | None) -> None:
         """Record the size of the next batch, of which the script gets its slice; None for a whole batch."""
         self.split = None if total is None else BatchSplit(self._world, total)
-        self._stream = torch.get_rng_state()
+        self._stream = RngState.now(self._world.device)
 
     def end_pass(self, site: str, backwards: int) -> None:
         """End a sliced pass; raise `UsageError` if there was no backward in it."""
@@ -89,14 +90,15 @@ class Slicing:
                 f"{type(module).__name__} draws random numbers that depend on values "
                 f"({', '.join(mode.unknown)}). {_INSTEAD}"
             )
-        drew = not torch.equal(self._stream, torch.get_rng_state())
+        now = RngState.now(self._world.device)
+        drew = not self._stream.same_of_torch(now)
         if drew and not draws:
             raise UsageError(
                 f"{type(module).__name__} draws random numbers only in some of its calls. {_INSTEAD}"
             )
         if not is_known:
             self._draws[module] = drew
-        self._stream = torch.get_rng_state()
+        self._stream = now
         return outputs
 
     def follow_weights(self, roots: Sequence[Tensor], gradients: Gradients) -> None:
@@ -139,7 +141,7 @@ class Slicing:
         return found
 
     def _refuse_draws(self) -> None:
-        if not torch.equal(self._stream, torch.get_rng_state()):
+        if not self._stream.same_of_torch(RngState.now(self._world.device)):
             raise UsageError(
                 f"the script draws random numbers for its slice (before {calling_site()}), which differ from "
                 f"those of the whole batch. {_INSTEAD}"

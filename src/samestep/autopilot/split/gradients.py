@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -162,12 +162,16 @@ class Gradients:
                 self._attach(_Group(found, sparse, overlaps))
         self._release_at = max(_FEWEST_GROUPS, 2 * len(self._groups))
 
-    def follow_leaves(self, graph: Iterable[Tensor], *, vary: bool | None = None) -> bool:
+    def follow_leaves(
+        self, graph: Iterable[Tensor], *, vary: bool | None = None, created: Container[Tensor] = ()
+    ) -> bool:
         """Follow the leaves of a split call's graph that are weights of the script but no parameters.
 
         Args:
             graph: all leaves of the graph that the script holds.
             vary: whether ranks have found different leaves in such a call; None before the first one.
+            created: the tensors that the call itself has created. Values are read and compared only if a rank
+                has found a new leaf that is not among them.
 
         Returns:
             Whether ranks have found different leaves: the call creates some from its slice.
@@ -175,6 +179,8 @@ class Gradients:
         new = [leaf for leaf in graph if leaf.is_leaf and not self.follows(leaf)]
         if vary is False and not new:
             return False
+        if vary and not self._is_on_any_rank(any(leaf not in created for leaf in new)):
+            return True
         keys = [(tuple(leaf.shape), complex(leaf.detach().to(torch.complex128).sum())) for leaf in new]
         on_ranks = self._world.all_gather_objects(keys)
         common = reduce(and_, map(Counter, on_ranks))
@@ -189,6 +195,12 @@ class Gradients:
                 weights.append(own[key].popleft())
         self.follow(weights)
         return vary
+
+    def _is_on_any_rank(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
+        """Return whether any rank has passed True; the ranks' hosts exchange this, not their devices."""
+        flag = torch.tensor([here], dtype=torch.int64, device="cpu")
+        self._world.all_reduce(flag, op="max")
+        return bool(flag)
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""

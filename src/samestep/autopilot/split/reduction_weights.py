@@ -72,6 +72,8 @@ class Weight:
 
 
 ONE = Weight.of(1.0)
+_SMALLER = {torch.float64: torch.float16, torch.int64: torch.int8}
+"""The types of torch's tensors of Python numbers, each with a smaller one of its kind."""
 
 
 def is_python_number(tensor: Tensor) -> bool:
@@ -80,11 +82,10 @@ def is_python_number(tensor: Tensor) -> bool:
     Such a tensor is on the host, whichever device computes. It differs from a tensor of the script by its
     part in type promotion: it does not widen a smaller type of its kind.
     """
-    if tensor.dim() or tensor.device.type != "cpu" or tensor.is_complex():
+    small = _SMALLER.get(tensor.dtype)
+    if small is None or tensor.dim() or tensor.device.type != "cpu":
         return False
-    small = torch.float16 if tensor.is_floating_point() else torch.int8
-    other = torch.empty((), dtype=small, device="cpu")
-    return tensor.dtype != small and torch.result_type(tensor, other) == small
+    return torch.result_type(tensor, torch.empty((), dtype=small, device="cpu")) == small
 
 
 def origin_of(tensor: Tensor) -> Hashable:
