@@ -79,7 +79,7 @@ def test_missing_gradients_are_averaged_or_stay_none(on_host, bucket_bytes):
                     torch.testing.assert_close(gradient, wanted)
 
 
-def test_hosts_exchange_flags_only_while_a_rank_misses_gradients():
+def test_hosts_send_flags_only_while_a_rank_misses_gradients():
     agreements, rest = divmod(3 * AGREE_EVERY, AGREE_EVERY)
     assert rest == 0
     for _, maxima in run_ranks(lambda world: averages(world, on_host=True, bucket_bytes=1), RANKS):

@@ -135,6 +135,8 @@ class _Reads(TorchFunctionMode):
             return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in indices) and bool(far)
         if name in ("tensor", "as_tensor"):  # copied from the host, and waits for the copy
             return "device" in kwargs and not isinstance(kwargs["device"], str)
+        if name == "where":  # copies a number from the host, and waits for the copy
+            return any(isinstance(one, int | float) for one in args)
         if name == "to":
             return "cpu" in (*args[1:], kwargs.get("device")) and bool(far) and not kwargs.get("non_blocking")
         return name == "copy_" and 0 < len(far) < len(given) and not kwargs.get("non_blocking")

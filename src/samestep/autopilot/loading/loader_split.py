@@ -115,7 +115,7 @@ class Slicing:
         weights = [one.weight.on(self._world.device) for one in found]  # of shape () each
         values = [root.detach().reshape(()).double() for root in roots]
         # A mean over no samples is NaN, and has no part in the sum.
-        own = [torch.where(by == 0, 0.0, one * by) for one, by in zip(values, weights, strict=True)]
+        own = [(one * by).masked_fill(by == 0, 0.0) for one, by in zip(values, weights, strict=True)]
         sums = torch.stack([*own, *weights])
         self._world.all_reduce(sums)
         size = self._world.place.size
@@ -125,7 +125,7 @@ class Slicing:
             if one.kind == "sum":
                 factor, loss = torch.full_like(root, float(size)), value
             else:  # without samples on any rank, it is NaN, and its gradient zero
-                factor, loss = torch.where(total == 0, 1.0, size * by / total), value / total
+                factor, loss = (size * by / total).masked_fill(total == 0, 1.0), value / total
             factors.append(factor.to(root.dtype).reshape(root.shape))
             losses.append(loss.to(root.dtype).reshape(root.shape))
         self.backwards += 1

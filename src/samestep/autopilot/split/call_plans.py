@@ -44,7 +44,7 @@ class ReplicatedOutput:
         Raises:
             UsageError: it differs between the ranks; see `samestep.autopilot.split.deferred_checks`.
         """
-        digest, size = _digest(part, split.world.device)
+        digest, size = _digest(part)
         message = torch.stack([digest, -digest, size])
         split.world.all_reduce(message, op="max")
         largest, negative_least, size = message.unbind()
@@ -53,12 +53,11 @@ class ReplicatedOutput:
         return part
 
 
-def _digest(value: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def _digest(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return a sum of all elements with weights like random ones, and absolute sum, each of shape ()."""
     real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-    flat = real.to(device, torch.float64, non_blocking=True).flatten()
-    flat = flat.nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)
-    places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=device)
+    flat = real.double().flatten().nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)
+    places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
     weights = (places.sin() * 43758.5453).frac()
     return (flat * weights).sum(), flat.abs().sum()
 

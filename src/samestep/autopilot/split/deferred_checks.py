@@ -39,19 +39,18 @@ class _Flag:
 class DeferredChecks:
     """The checks of one rank's split calls that wait for their device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._flags: deque[_Flag] = deque()
         self._failure = ""
 
     def add(self, has_failed: Tensor, message: str) -> None:
         """Raise `UsageError` in a later `poll` if `has_failed`, one boolean, is true; equal on all ranks."""
-        is_far = self._device.type != "cpu"
-        copy = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=is_far)
+        device = has_failed.device
+        copy = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=not _is_host(device))
         copy.copy_(has_failed.detach(), non_blocking=True)
         arrival = None
-        if is_far:
-            arrival = torch.get_device_module(self._device).Event()
+        if not _is_host(device):
+            arrival = torch.get_device_module(device).Event()
             arrival.record()
         self._flags.append(_Flag(copy, arrival, message))
 
@@ -70,8 +69,9 @@ class DeferredChecks:
 
     def finish(self) -> None:
         """Wait for all flags, and read them; see `poll`."""
-        if self._flags and self._flags[-1].arrival is not None:
-            self._flags[-1].arrival.synchronize()
+        for flag in self._flags:
+            if flag.arrival is not None:
+                flag.arrival.synchronize()
         self.poll()
 
     @contextmanager
@@ -79,6 +79,10 @@ class DeferredChecks:
         """Let `refuse` add its checks to these ones."""
         with bound(_current, self):
             yield
+
+
+def _is_host(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def refuse(has_failed: Tensor, message: str) -> None:

@@ -66,7 +66,7 @@ class Gradients:
     def __init__(self, world: World, *, check_every: int = 100) -> None:
         self._world = world
         self._check_every = check_every
-        self.deferred = DeferredChecks(world.device)
+        self.deferred = DeferredChecks()
         """The checks of the script's calls that are read later: after each all-reduce, at the latest here."""
         self._followed: dict[int, Tensor] = {}  # by id, which is unique as long as the tensors are kept here
         self._names: list[str] = []  # the names of the followed tensors, for messages

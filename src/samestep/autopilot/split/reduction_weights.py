@@ -64,11 +64,11 @@ class Weight:
         return float(self.value)
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the weight as a float64 tensor of shape () on a device, without waiting for it."""
+        """Return the weight as a float64 tensor of shape () on a device, without waiting for that device."""
         if isinstance(self.value, float):
             # A new tensor of a number is filled on the device; a tensor of a list is copied from the host.
             return torch.full((), self.value, dtype=torch.float64, device=device)
-        return self.value.to(device, non_blocking=True)
+        return self.value.to(device, non_blocking=device.type != "cpu")
 
 
 ONE = Weight.of(1.0)

@@ -35,7 +35,7 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World) -> Tensor:
     Raises:
         UsageError: losses are means over numbers of elements that are not proportional; see `refuse`.
     """
-    weights = torch.stack([one.on(world.device) for one in (reduction.weight, *reduction.others)])
+    weights = torch.stack([one.on(part.device) for one in (reduction.weight, *reduction.others)])
     mean, table = _WeightedMean.apply(part, weights, world)  # type: ignore[no-untyped-call]
     if reduction.others:
         refuse(_are_not_proportional(table), _NOT_PROPORTIONAL)
@@ -55,8 +55,8 @@ class _WeightedMean(torch.autograd.Function):
         own = weights[0]
         values = torch.view_as_real(part) if part.is_complex() else part
         flat = values.reshape(-1).to(torch.float64)
-        # Multiplied where it is selected only: 0 * NaN is NaN.
-        weighted = torch.where(own == 0, 0.0, flat * own)
+        # A slice without weight is NaN. `torch.where` would copy the number 0 from the host, and wait for it.
+        weighted = (flat * own).masked_fill(own == 0, 0.0)
         table = pad(weights, (rank * terms, (size - rank - 1) * terms))
         message = torch.cat([weighted, flat, table])
         world.all_reduce(message)
@@ -64,7 +64,7 @@ class _WeightedMean(torch.autograd.Function):
         table = table.view(size, terms)
         total = table[:, 0].sum()
         is_empty = total == 0
-        ctx.factor = torch.where(is_empty, 1.0, own * size / total)
+        ctx.factor = (own * size / total).masked_fill(is_empty, 1.0)
         mean = torch.where(is_empty, plain / size, weighted / total)
         mean = mean.view(values.shape).to(values.dtype)
         ctx.mark_non_differentiable(table)

@@ -22,6 +22,7 @@ READING = {
     "mask": "x[x > 0]",
     "contains": "1 in x",
     "new tensor of a list": "torch.tensor([1.0], device=device)",
+    "number in where": "torch.where(x > 0, x, 0.0)",
     "copy to the host": "torch.empty(3, device='cpu').copy_(x)",
     "copy from the host": "x.copy_(torch.zeros(3, device='cpu'))",
 }
