@@ -198,3 +198,20 @@ def test_replicated_outputs_may_differ_by_rounding():
         return ReplicatedOutput().gather(own, BatchSplit(world, 5)) is own
 
     assert run_ranks(on_rank, 2) == [True, True]
+
+
+def test_a_script_may_write_to_the_gathered_loss():
+    def on_rank(world):
+        split = BatchSplit(world, 6)
+        own = drawn(6)[split.start : split.start + split.local].clone().requires_grad_()
+        loss = ReducedOutput(PLAIN).gather(own.square().mean(), split)
+        loss /= 4
+        loss += 1
+        loss.backward()
+        metric = ReducedOutput(PLAIN).gather(own.mean(), split).detach()
+        metric += loss
+        return loss.item(), own.grad / 2 - own.detach() / 12
+
+    for value, difference in run_ranks(on_rank, 2):
+        assert value == pytest.approx(drawn(6).square().mean().item() / 4 + 1)
+        torch.testing.assert_close(difference, torch.zeros(3, dtype=D))

@@ -168,13 +168,16 @@ def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
 
 
 def reducing_nodes(value: Tensor) -> list[Any]:
-    """Return the nodes in the graph of a reduced value that divide: products, quotients, losses of labels."""
+    """Return the nodes in the graph of a reduced value whose gradient is NaN if it has no weight.
+
+    These are products and quotients, and losses with class weights; without these, ignored labels have none.
+    """
     found: list[Any] = []
     waiting: list[Any] = [value.grad_fn]
     while waiting:
         node = waiting.pop()
         name = type(node).__name__.rstrip("0123456789")
-        if name in _DIVIDING:
+        if name in _PRODUCTS or (name in _OF_LABELS and node._saved_weight is not None):  # noqa: SLF001
             found.append(node)
         if name in _LINEAR or name in _PRODUCTS:
             waiting += [one for one, _ in node.next_functions if one is not None]
@@ -283,7 +286,6 @@ _NEAR = 50  # the largest number of operations before a mean that are searched f
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _PRODUCTS = frozenset({"MulBackward", "DivBackward"})
 _OF_LABELS = frozenset({"NllLossBackward", "NllLoss2DBackward"})
-_DIVIDING = _PRODUCTS | _OF_LABELS
 _READERS: Mapping[str, Callable[[Any], Term]] = {
     **dict.fromkeys(_OF_LABELS, _labels),
     **dict.fromkeys(map(_node_of, LOSSES_OF_ELEMENTS), _elements),

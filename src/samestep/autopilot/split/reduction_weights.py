@@ -7,6 +7,7 @@ the device may not have computed yet. It stays a tensor: the ranks' means are co
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ class Weight:
     """The divisor of a mean; weights of equal origin are the same number, and are compared without a read."""
 
     value: float | Tensor = field(compare=False, repr=False)
-    """A number that the host knows, or a float64 tensor of shape () that depends on labels or a mask."""
+    """A number that the host knows, or a tensor of one element that depends on labels or a mask."""
     origin: Hashable
     """The number, or the tensors and operations that `value` is computed from."""
 
@@ -33,13 +34,13 @@ class Weight:
         """Return the weight in a tensor of one element, whose memory must last until weights are compared."""
         if is_python_number(factor):
             return cls.of(factor.item())
-        return cls(_as_scalar(factor), origin_of(factor))
+        return cls(factor, origin_of(factor))
 
     @classmethod
     def of_labels(cls, total: Tensor, target: Tensor, classes: Tensor | None, ignored: int) -> "Weight":
         """Return the total weight of `target`, given the weights of the classes and the ignored label."""
         by_class = None if classes is None else origin_of(classes)
-        return cls(_as_scalar(total), ("labels", origin_of(target), by_class, ignored))
+        return cls(total, ("labels", origin_of(target), by_class, ignored))
 
     @property
     def is_zero(self) -> bool:
@@ -48,16 +49,15 @@ class Weight:
 
     def times(self, other: "Weight") -> "Weight":
         """Return the product of two weights."""
-        product = self.value * other.value
-        if isinstance(product, float):
-            return Weight.of(product)
-        return Weight(product, ("product", self.origin, other.origin))
+        if isinstance(self.value, float) and isinstance(other.value, float):
+            return Weight.of(self.value * other.value)
+        return Weight(_scalar(self.value) * _scalar(other.value), ("product", self.origin, other.origin))
 
     def reciprocal(self) -> "Weight":
         """Return 1 divided by this weight, which the host does not know to be 0."""
         if isinstance(self.value, float):
             return Weight.of(1 / self.value)
-        return Weight(self.value.reciprocal(), ("reciprocal", self.origin))
+        return Weight(self.value.detach().double().reciprocal(), ("reciprocal", self.origin))
 
     def read(self) -> float:
         """Return the number; the host waits for the device if it is a tensor."""
@@ -68,12 +68,16 @@ class Weight:
         if isinstance(self.value, float):
             # A new tensor of a number is filled on the device; a tensor of a list is copied from the host.
             return torch.full((), self.value, dtype=torch.float64, device=device)
-        return self.value.to(device, non_blocking=device.type != "cpu")
+        value = self.value.detach().reshape(())
+        return value.to(device, torch.float64, non_blocking=device.type != "cpu")
 
 
 ONE = Weight.of(1.0)
-_SMALLER = {torch.float64: torch.float16, torch.int64: torch.int8}
-"""The types of torch's tensors of Python numbers, each with a smaller one of its kind."""
+_SMALLER = {
+    torch.float64: torch.zeros((), dtype=torch.float16, device="cpu"),
+    torch.int64: torch.zeros((), dtype=torch.int8, device="cpu"),
+}
+"""The types of torch's tensors of Python numbers, each with a tensor of a smaller type of its kind."""
 
 
 def is_python_number(tensor: Tensor) -> bool:
@@ -85,7 +89,7 @@ def is_python_number(tensor: Tensor) -> bool:
     small = _SMALLER.get(tensor.dtype)
     if small is None or tensor.dim() or tensor.device.type != "cpu":
         return False
-    return torch.result_type(tensor, torch.empty((), dtype=small, device="cpu")) == small
+    return torch.result_type(tensor, small) == small.dtype
 
 
 def origin_of(tensor: Tensor) -> Hashable:
@@ -94,5 +98,6 @@ def origin_of(tensor: Tensor) -> Hashable:
     return "tensor", tensor.data_ptr(), *layout, version_of(tensor)
 
 
-def _as_scalar(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(()).to(torch.float64)
+def _scalar(value: float | Tensor) -> Any:
+    """Return a number, or the number of a tensor in double precision."""
+    return value if isinstance(value, float) else value.detach().reshape(()).double()

@@ -5,9 +5,10 @@ With the weight w of each rank's mean m, the divisor of its sum::
     mean = sum of w m / sum of w            gradient of a rank's m: N w / sum of w, for N ranks
 
 A slice whose samples are all ignored has the mean 0 / 0. Its weight is 0, so its value and its gradient have
-no part in those of the batch. If all ranks have the weight 0, the mean of the batch is 0 / 0, as on one rank.
+no part in those of the batch. If all ranks have the weight 0, so has the batch, and its mean is 0 / 0.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.functional import pad
 
 from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.loss_reduction import Reduction, reducing_nodes
+from samestep.autopilot.split.reduction_weights import Weight
 from samestep.ranks.world.protocol import World
 
 _PROPORTIONAL = 1e-9
@@ -35,44 +37,64 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World) -> Tensor:
     Raises:
         UsageError: losses are means over numbers of elements that are not proportional; see `refuse`.
     """
-    weights = torch.stack([one.on(part.device) for one in (reduction.weight, *reduction.others)])
-    mean, table = _WeightedMean.apply(part, weights, world)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        values = torch.view_as_real(part) if part.is_complex() else part
+        flat = values.detach().reshape(-1).to(torch.float64)
+        weight, is_ignored, weighted = _weighted(flat, reduction.weight)
+        message = [weighted, weight[None]]
+        if reduction.others:
+            message.append(_table(weight, reduction.others, world))
+        together = torch.cat(message)
+        world.all_reduce(together)
+        total = together[len(flat)]
+        mean = (together[: len(flat)] / total).view(values.shape).to(values.dtype)
+        mean = torch.view_as_complex(mean) if part.is_complex() else mean
+        mean = mean.clone()  # no view, which a script may not write to
     if reduction.others:
+        table = together[len(flat) + 1 :].view(world.place.size, -1)
         refuse(_are_not_proportional(table), _NOT_PROPORTIONAL)
-    if part.requires_grad and (reduction.weight.is_zero or isinstance(reduction.weight.value, Tensor)):
-        totals = table[:, 0].sum()
-        _exclude(part, (weights[0] == 0) & (totals != 0))
-    result: Tensor = mean
+    if not (part.requires_grad and torch.is_grad_enabled()):
+        return mean
+    factor = weight * world.place.size / total
+    if is_ignored is not None:
+        factor = factor.masked_fill(total == 0, 1.0)
+        _exclude(part, is_ignored, total)
+    factor = factor.to(torch.promote_types(values.dtype, torch.float32))
+    result: Tensor = _InPlaceOf.apply(part, mean, factor)  # type: ignore[no-untyped-call]
     return result
 
 
-class _WeightedMean(torch.autograd.Function):
-    """The mean over ranks, and the weights of all ranks, (ranks, terms)."""
+def _weighted(flat: Tensor, weight: Weight) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return a weight, (), whether it is 0, and values times the weight, which are 0 if it is 0.
+
+    None stands for a weight that the host knows not to be 0.
+    """
+    own = weight.on(flat.device)
+    if isinstance(weight.value, float) and weight.value:
+        return own, None, flat * weight.value
+    # A slice without weight is NaN. `torch.where` would copy the number 0 from the host, and wait for it.
+    is_ignored = own == 0
+    return own, is_ignored, (flat * own).masked_fill_(is_ignored, 0.0)
+
+
+def _table(weight: Tensor, others: Sequence[Weight], world: World) -> Tensor:
+    """Return this rank's weights at its row of a table of zeros, (ranks, terms), flattened."""
+    own = torch.stack([weight, *(one.on(weight.device) for one in others)])
+    rank, after = world.place.rank, world.place.size - world.place.rank - 1
+    return pad(own, (rank * len(own), after * len(own)))
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """A value that replaces another one, whose gradient is multiplied by a factor."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, weights: Tensor, world: World) -> tuple[Tensor, Tensor]:
-        size, rank, terms = world.place.size, world.place.rank, len(weights)
-        own = weights[0]
-        values = torch.view_as_real(part) if part.is_complex() else part
-        flat = values.reshape(-1).to(torch.float64)
-        # A slice without weight is NaN. `torch.where` would copy the number 0 from the host, and wait for it.
-        weighted = (flat * own).masked_fill(own == 0, 0.0)
-        table = pad(weights, (rank * terms, (size - rank - 1) * terms))
-        message = torch.cat([weighted, flat, table])
-        world.all_reduce(message)
-        weighted, plain, table = torch.split(message, [len(flat), len(flat), size * terms])
-        table = table.view(size, terms)
-        total = table[:, 0].sum()
-        is_empty = total == 0
-        ctx.factor = (own * size / total).masked_fill(is_empty, 1.0)
-        mean = torch.where(is_empty, plain / size, weighted / total)
-        mean = mean.view(values.shape).to(values.dtype)
-        ctx.mark_non_differentiable(table)
-        return torch.view_as_complex(mean) if part.is_complex() else mean, table
+    def forward(ctx: Any, _: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+        ctx.factor = factor
+        return value.clone()  # as above
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        wide = grad.to(torch.promote_types(grad.dtype, torch.float64))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wide = grad.to(torch.promote_types(grad.dtype, ctx.factor.dtype))
         return (wide * ctx.factor).to(grad.dtype), None, None
 
 
@@ -83,17 +105,18 @@ def _are_not_proportional(table: Tensor) -> Tensor:
     return ~((found - expected).abs() <= _PROPORTIONAL * expected.abs()).all()
 
 
-def _exclude(part: Tensor, is_ignored: Tensor) -> None:
-    """Make the gradients through a reduced value zero if a slice has no samples that count.
+def _exclude(part: Tensor, is_ignored: Tensor, total: Tensor) -> None:
+    """Make the gradients through a reduced value zero if a slice has no weight, and the batch has.
 
-    Its value is 0 / 0, and the gradient through a factor or divisor would be NaN.
+    The value of the slice is 0 / 0, and the gradient through a factor or divisor would be NaN.
     """
+    nodes = reducing_nodes(part)
+    if not nodes:
+        return
+    is_excluded = is_ignored & (total != 0)
 
     def select(gradients: Any, _: object) -> tuple[Tensor | None, ...]:
-        return tuple(
-            None if one is None else torch.where(is_ignored.to(one.device), torch.zeros_like(one), one)
-            for one in gradients
-        )
+        return tuple(None if one is None else one.masked_fill(is_excluded, 0.0) for one in gradients)
 
-    for node in reducing_nodes(part):
+    for node in nodes:
         node.register_hook(select)
