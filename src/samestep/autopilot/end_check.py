@@ -59,6 +59,7 @@ class EndCheck:
 
         Raises:
             OutOfStep: the ranks differ, or some did not reach the end in time.
+            UsageError: a deferred check of a split call has failed.
             PeerLost: rank 0 has exited, and its store is gone.
         """
         if os.getpid() != self._process:  # a child shares its parent's connection to the store
@@ -69,6 +70,7 @@ class EndCheck:
                 store.set(_FAILED, "")
             return
         self._account.failed.check(self._world.place.size)
+        self._gradients.deferred.finish()
         if self._all_have_ended(store):
             self._compare()
 

@@ -1,7 +1,7 @@
 """Splits top-level calls of modules with parameters across the ranks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
@@ -27,6 +27,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.created_tensors import CreatedTensors
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients
@@ -34,11 +35,11 @@ from samestep.autopilot.split.guards import observer, plain_attributes
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, CallGraph, call_graph
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
-from samestep.autopilot.split.slice_call import Forward, call_slice
+from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.context_values import bound
-from samestep.base.errors import OutOfStep, UsageError
+from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
@@ -128,6 +129,7 @@ class CallSplitter:
         if module not in self._modules and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
+        self._gradients.deferred.poll()
         call = _Call(forward, module, CallArguments(args, kwargs))
         if self._is_calling:
             raise UsageError(
@@ -259,33 +261,21 @@ class CallSplitter:
         if plan.sides:
             module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
-        own, reads = (
-            given.sliced(split, plan.dims),
-            GuardedReads(plan.reads, call.name) if plan.reads else None,
-        )
-        with watching_reductions(when=plan.watches_reductions) as watching:
-            with watching or nullcontext():
+        own = given.sliced(split, plan.dims)
+        reads = GuardedReads(plan.reads, call.name) if plan.reads else None
+        created = CreatedTensors() if self._modules[module].leaves_vary.get(plan) else None
+        deferring = self._gradients.deferred.deferring()
+        with deferring, watching_reductions(when=plan.watches_reductions) as watching:
+            with watching or nullcontext(), created or nullcontext():
                 outputs = call_slice(
                     forward, module, own, split, draws=draws, options=self._options, reads=reads
                 )
-            if before is not None and not before.same(RngState.now(self._world.device)):
-                raise OutOfStep(
-                    f"{call.name}, or another thread of the script during its call, drew random numbers, and "
-                    f"it drew none in its equivalence check: the workers' random streams now differ. "
-                    f"{KEEP_UNSPLIT}"
-                )
-            if draws is not None:
-                draws.end()
-            if draws is not None and draws.unknown:
-                raise OutOfStep(
-                    f"{call.name} drew random numbers in another way than in its equivalence check "
-                    f"({'; '.join(sorted(draws.unknown))}). {KEEP_UNSPLIT}"
-                )
+            check_draws(call.name, draws, before, self._world.device)
             value = module_outputs.outcome(module, outputs, plan.sides)
             result, left = module_outputs.gather_outcome(value, plan.gatherings, split, what=call.name)
         module_outputs.assign_side_outputs(module, left)
         graph = call_graph(outputs)
-        self._follow_leaves(module, plan, call_graph(value) if plan.sides else graph)
+        self._follow_leaves(module, plan, call_graph(value) if plan.sides else graph, created or ())
         if check is not None:
             check.compare(result, plan, split, on_all=on_all)
             operations.add(plan, graph)
@@ -313,10 +303,12 @@ class CallSplitter:
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
 
-    def _follow_leaves(self, module: nn.Module, plan: SplitPlan, graph: CallGraph) -> None:
+    def _follow_leaves(
+        self, module: nn.Module, plan: SplitPlan, graph: CallGraph, created: Container[Tensor] = ()
+    ) -> None:
         """Follow weights of the script that a call has used, such as one that a global names."""
         vary = self._modules[module].leaves_vary
-        vary[plan] = self._gradients.follow_leaves(graph.leaves, vary=vary.get(plan))
+        vary[plan] = self._gradients.follow_leaves(graph.leaves, vary=vary.get(plan), created=created)
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""
@@ -355,6 +347,7 @@ def intercepted_calls() -> Iterator[None]:
         return call
 
     def read_state(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _poll_deferred()  # before a file gets these weights
         with reading(module):
             return original(module, *args, **kwargs)
 
@@ -385,6 +378,13 @@ def current_gradients() -> Gradients | None:
     """Return the gradient synchronizer of the calling thread's script; None if no calls are split."""
     calls = _calls.get()
     return None if calls is None else calls._gradients  # noqa: SLF001 - the same module
+
+
+def _poll_deferred() -> None:
+    """Raise the error of a split call, if the device has found one by now."""
+    gradients = current_gradients()
+    if gradients is not None:
+        gradients.deferred.poll()
 
 
 def own_samples(total: int) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
+from samestep.autopilot.script.options import DEFAULTS
 from support.process_pool import RankFailed
 from support.random_scripts.scripts import make_script
 from support.script_runner import difference, run_script
@@ -31,8 +32,8 @@ _GRID = 2.0**-42
 _REFUSED = "samestep: error: "
 _BY_ALL = f"{_REFUSED}nothing of what this script does"
 """The error that all ranks raise at the same call."""
-_APART = ("the ranks are not in one collective", "the weights of the ranks differ")
-"""Errors that ranks raise when they have diverged; a script with such an error counts as different."""
+_APART = ("the ranks are not in one collective", "the weights of the ranks differ", "the device was lost")
+"""Errors after which a script counts as different: ranks have diverged, or a GPU would have failed."""
 _UNSPLIT = re.compile(r" calls? (whole|unsplit|computed on every rank) \(")
 _PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")
 _NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
@@ -137,7 +138,9 @@ def _run_quietly(world, script, folder):
     hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         with redirect_stderr(io.StringIO()):
-            printed, account, trace = run_script(world, script, (), folder)
+            # Two ranks run on a device as strict as CUDA.
+            ran = script, (), folder, 1, DEFAULTS, world.place.size == 2
+            printed, account, trace = run_script(world, *ran)
     finally:
         sys.excepthook = hook
     if trace and world.place.size > 1 and not trace.startswith(_BY_ALL):

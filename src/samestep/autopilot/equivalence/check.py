@@ -167,7 +167,7 @@ class EquivalenceCheck:
             self.restore()
             if not failure:
                 return trace.uses
-        return InputUses(frozenset(integers))
+        return InputUses(unchecked=frozenset(integers))
 
     def _whole(self) -> UnsplitCall | str:
         """Return the results of the unsplit call, or the reason why it is not split."""

@@ -49,6 +49,8 @@ class Disturbance:
         size: the number of ranks.
         samples: the number of samples in the checked batch; None for as many as in the call.
         inputs: whether input values are changed; otherwise samples are only selected again.
+        indices: whether indices get values that no sample has at this place; such a value may be out of
+            range, so the next disturbance has those of other samples only.
         buffers: whether floating-point buffers are changed too.
         gradients: whether gradients are compared.
         double: whether everything is computed in double precision.
@@ -65,6 +67,7 @@ class Disturbance:
     size: int
     samples: int | None = None
     inputs: bool = True
+    indices: bool = True
     buffers: bool = True
     gradients: bool = True
     double: bool = True
@@ -85,11 +88,13 @@ def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[D
     uneven = total if total % size else None
     return (
         Disturbance(size, few),
+        Disturbance(size, few, indices=False),
         Disturbance(size, few, buffers=False),
+        Disturbance(size, few, indices=False, buffers=False),
         Disturbance(size, few, inputs=False, buffers=False),
-        Disturbance(size, uneven, buffers=False),
+        Disturbance(size, uneven, indices=False, buffers=False),
         Disturbance(size, uneven, inputs=False, buffers=False),
-        Disturbance(size, few, buffers=False, double=False),
+        Disturbance(size, few, indices=False, buffers=False, double=False),
         Disturbance(size, few, inputs=False, buffers=False, double=False),
         Disturbance(size, uneven, inputs=False, buffers=False, double=False),
     )
@@ -153,7 +158,7 @@ def disturbed_inputs(
 ) -> CallArguments:
     """Return a call with samples selected from `given`, and with other values if `how.inputs` is set.
 
-    Indices get values of other samples at the same place only: any other value may be out of range.
+    Integers that reach operations of other libraries get values of other samples at the same place only.
     """
     own = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
@@ -170,7 +175,8 @@ def disturbed_inputs(
             value = (
                 value.index_select(dims[path], chosen.to(tensor.device)) if path in dims else value.clone()
             )
-            if how.inputs and path not in uses.indices:
+            is_kept = path in uses.unchecked or (path in uses.indices and not how.indices)
+            if how.inputs and not is_kept:
                 value = _other_values(value, own)
             elif how.inputs and path in dims:
                 value = _of_other_samples(value, dims[path], own)
@@ -222,7 +228,7 @@ def emptying(given: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tupl
         input_of(path, dims): (path, tensor) for path, tensor in given.tensors() if is_split(path, dims)
     }
     for place, (path, tensor) in inputs.items():
-        if path in uses.indices:
+        if path in uses.indices | uses.unchecked:
             yield from ((place, None) for _ in range(path in dims))
         elif _is_mask(tensor):
             yield place, 0
@@ -237,13 +243,10 @@ def emptying(given: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tupl
 class DoublePrecision(CheckedPositions):  # type: ignore[no-untyped-call]
     """A context that creates tensors of lower precision in double precision instead, casts included."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operation."""
-        if kwargs and kwargs.get("dtype") in _LOWER:
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if kwargs.get("dtype") in _LOWER:
             kwargs = {**kwargs, "dtype": torch.float64}
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super()._run(func, args, kwargs)
         # The dtype first: hardly any result is of lower precision here, and this runs for each operation.
         if not isinstance(result, Tensor) or result.dtype not in _LOWER:
             return result

@@ -3,7 +3,7 @@
 An index beyond a table raises an error on a CPU. On a device a kernel asserts, and no operation of the
 process works any more. So an equivalence check computes each call under `CheckedPositions`, which compares
 positions with their ranges before a kernel does. `PositionTrace` finds the inputs of a call that are used as
-positions; a check changes these only to values that other samples of the call have at the same place.
+positions, and those that reach operations of other libraries, whose ranges are unknown.
 """
 
 import math
@@ -160,8 +160,11 @@ _FROM_TABLE = frozenset(
 """The operations whose results are values of their first operand, which the others select."""
 
 
-class CheckedPositions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which a position out of range raises an `IndexError` before a kernel gets it."""
+class _Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that observes the parts of operations that torch composes of others.
+
+    In inference mode torch passes such operations as they are: a cross entropy, and not its lookup of labels.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -169,8 +172,24 @@ class CheckedPositions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation."""
+        """Run one operation, or the operations that it is composed of."""
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run one operation that is not composed of others."""
+        raise NotImplementedError
+
+
+class CheckedPositions(_Decomposed):  # type: ignore[no-untyped-call]
+    """A context in which a position out of range raises an `IndexError` before a kernel gets it."""
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for found in positions_in(func, args, kwargs):
             _check(func, found)
         return func(*args, **kwargs)
@@ -195,20 +214,23 @@ class InputUses:
     """The uses of a call's inputs as positions."""
 
     indices: frozenset[Path] = frozenset()
-    """The inputs whose values select rows or elements, or reach an operation that is not torch's."""
+    """The inputs whose values select rows or elements."""
+    unchecked: frozenset[Path] = frozenset()
+    """The inputs that reach an operation that is not torch's, so that no range is known."""
     ignored: Mapping[Path, frozenset[int]] = field(default_factory=dict)
     """The inputs that are labels of a loss, with the values that the loss ignores."""
 
 
-class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PositionTrace(_Decomposed):  # type: ignore[no-untyped-call]
     """A context that follows the integer and boolean inputs of a call to operations that use positions.
 
     It follows memory rather than tensors, since a view may be written to.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._indices: set[Path] = set()
+        self._unchecked: set[Path] = set()
         self._ignored: dict[Path, set[int]] = {}
         self._origins: dict[int, tuple[StorageWeakRef, set[Path]]] = {}
         """The inputs from which the values of a storage are computed; the reference keeps its address."""
@@ -217,7 +239,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def uses(self) -> InputUses:
         """The uses of the inputs that were followed."""
         ignored = {path: frozenset(values) for path, values in self._ignored.items()}
-        return InputUses(frozenset(self._indices), ignored)
+        return InputUses(frozenset(self._indices), frozenset(self._unchecked), ignored)
 
     def follow(self, tensors: Iterable[tuple[Path, Tensor]]) -> None:
         """Follow the inputs of a call that are integers or booleans."""
@@ -225,11 +247,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if is_integer(tensor):
                 self._add(tensor, {path})
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operation."""
-        kwargs = kwargs or {}
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._record(func, args, kwargs)
         result = func(*args, **kwargs)
         tables = [args[0]] if func.overloadpacket in _FROM_TABLE and args else (args, kwargs)
@@ -249,7 +267,7 @@ class PositionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace not in _OF_TORCH:
             for _, tensor in leaves((args, dict(kwargs))):
                 if is_integer(tensor):
-                    self._indices |= self._of(tensor)
+                    self._unchecked |= self._of(tensor)
 
     def _of(self, tensor: Tensor) -> set[Path]:
         known = self._origins.get(_address(tensor))

@@ -301,8 +301,8 @@ def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     if found is None:
         return None
     # Several means have a common weight only if each has a constant number of elements per sample.
-    each = [round(one / split.local, 9) for one in (found.weight, *found.others)] if found.others else []
-    return found.kind, each
+    values = found.values()
+    return found.kind, [round(one / split.local, 9) for one in values] if len(values) > 1 else []
 
 
 def in_one_line(error: Exception) -> str:

@@ -27,6 +27,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit, call_graph
 from samestep.autopilot.split.slice_call import Forward, as_slice
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
+from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.ranks.world.protocol import World
 
@@ -42,7 +43,7 @@ class Slicing:
         """The division of the script's last batch; None if it got the whole batch."""
         self._models: WeakSet[nn.Module] = WeakSet()
         self._draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-        self._stream = torch.get_rng_state()
+        self._stream = RngState.now(world.device)
         self._leaves_vary: bool | None = None  # whether the script creates leaves from a slice
         self.backwards = 0  # the number of backward passes from losses of slices so far
 
@@ -61,7 +62,7 @@ class Slicing:
     def record_batch(self, total: int | None) -> None:
         """Record the size of the next batch, of which the script gets its slice; None for a whole batch."""
         self.split = None if total is None else BatchSplit(self._world, total)
-        self._stream = torch.get_rng_state()
+        self._stream = RngState.now(self._world.device)
 
     def end_pass(self, site: str, backwards: int) -> None:
         """End a sliced pass; raise `UsageError` if there was no backward in it."""
@@ -89,14 +90,15 @@ class Slicing:
                 f"{type(module).__name__} draws random numbers that depend on values "
                 f"({', '.join(mode.unknown)}). {_INSTEAD}"
             )
-        drew = not torch.equal(self._stream, torch.get_rng_state())
+        now = RngState.now(self._world.device)
+        drew = not self._stream.same_of_torch(now)
         if drew and not draws:
             raise UsageError(
                 f"{type(module).__name__} draws random numbers only in some of its calls. {_INSTEAD}"
             )
         if not is_known:
             self._draws[module] = drew
-        self._stream = torch.get_rng_state()
+        self._stream = now
         return outputs
 
     def follow_weights(self, roots: Sequence[Tensor], gradients: Gradients) -> None:
@@ -110,28 +112,21 @@ class Slicing:
         found = [self._reduction(root) for root in roots]
         if given is not None:
             raise UsageError(f"backward at {calling_site()} has a gradient argument. {_INSTEAD}")
-        sums = torch.tensor(
-            # A mean over no samples is NaN, and has no part in the sum.
-            [
-                float(root.detach()) * one.weight if one.weight else 0.0
-                for root, one in zip(roots, found, strict=True)
-            ]
-            + [one.weight for one in found],
-            dtype=torch.float64,
-            device=self._world.device,
-        )
+        weights = [one.weight.on(self._world.device) for one in found]  # of shape () each
+        values = [root.detach().reshape(()).double() for root in roots]
+        # A mean over no samples is NaN, and has no part in the sum.
+        own = [(one * by).masked_fill(by == 0, 0.0) for one, by in zip(values, weights, strict=True)]
+        sums = torch.stack([*own, *weights])
         self._world.all_reduce(sums)
-        values, totals = sums.chunk(2)
         size = self._world.place.size
         factors: list[Tensor] = []
         losses: list[Tensor] = []
-        for root, one, value, total in zip(roots, found, values, totals, strict=True):
+        for root, one, by, value, total in zip(roots, found, weights, *sums.chunk(2), strict=True):
             if one.kind == "sum":
-                factor, loss = float(size), value
+                factor, loss = torch.full_like(root, float(size)), value
             else:  # without samples on any rank, it is NaN, and its gradient zero
-                factor = size * one.weight / float(total) if total else 1.0
-                loss = value / total
-            factors.append(torch.full_like(root, factor))
+                factor, loss = (size * by / total).masked_fill(total == 0, 1.0), value / total
+            factors.append(factor.to(root.dtype).reshape(root.shape))
             losses.append(loss.to(root.dtype).reshape(root.shape))
         self.backwards += 1
         return factors, losses
@@ -146,7 +141,7 @@ class Slicing:
         return found
 
     def _refuse_draws(self) -> None:
-        if not torch.equal(self._stream, torch.get_rng_state()):
+        if not self._stream.same_of_torch(RngState.now(self._world.device)):
             raise UsageError(
                 f"the script draws random numbers for its slice (before {calling_site()}), which differ from "
                 f"those of the whole batch. {_INSTEAD}"

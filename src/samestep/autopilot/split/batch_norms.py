@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.context_values import bound
@@ -27,7 +28,7 @@ def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
 
     def normalize(_: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
         before_collective()
-        return global_forward(module, batch, world=world)
+        return global_forward(module, batch, world=world, refuse=refuse)
 
     return bound(_current, normalize)
 

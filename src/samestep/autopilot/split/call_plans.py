@@ -7,11 +7,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction
-from samestep.autopilot.split.loss_reduction import OF_EACH, READINGS, Reading, Reduction, without_gradient
+from samestep.autopilot.split.loss_reduction import OF_EACH, READINGS, Reading, Reduction
 from samestep.autopilot.split.sample_lists import LIST, Dims, is_split, lists_in, lists_of_alike, selected
 from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
+from samestep.autopilot.split.weighted_means import mean_over_ranks
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
@@ -23,6 +25,10 @@ _EQUAL = 1e-6
 """Relative difference up to which an output counts as equal on all ranks."""
 _ROUNDED = 100.0
 """Absolute difference of each element up to which it does, in units of rounding: zeros may be sums."""
+_DEPENDS = (
+    "an output of a model did not depend on its samples in its first call, and does now. Compute it outside "
+    "of forward, or keep the model's calls unsplit: samestep.batch_dim(model, dim=None)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +42,30 @@ class ReplicatedOutput:
         dropout has removed everything that it depends on.
 
         Raises:
-            UsageError: it differs between the ranks.
+            UsageError: it differs between the ranks; see `samestep.autopilot.split.deferred_checks`.
         """
-        digest, size, rounding = _digest(part)
-        message = torch.tensor([digest, -digest, size], dtype=torch.float64, device=split.world.device)
+        digest, size = _digest(part)
+        message = torch.stack([digest, -digest, size])
         split.world.all_reduce(message, op="max")
-        largest, least, size = message[0].item(), -message[1].item(), message[2].item()
-        if largest - least > _EQUAL * size + rounding:
-            raise UsageError(
-                "an output of a model did not depend on its samples in its first call, and does now. "
-                "Compute it outside of forward, or keep the model's calls unsplit: "
-                "samestep.batch_dim(model, dim=None)."
-            )
+        largest, negative_least, size = message.unbind()
+        tolerated = _EQUAL * size + _rounding(part)
+        refuse(largest + negative_least > tolerated, _DEPENDS)
         return part
 
 
-def _digest(value: Tensor) -> tuple[float, float, float]:
-    """Return a randomly weighted sum of all elements, their absolute sum, and the rounding of zeros."""
+def _digest(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a sum of all elements with weights like random ones, and absolute sum, each of shape ()."""
     real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
     flat = real.double().flatten().nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)
-    weights = (
-        torch.rand(len(flat), generator=torch.Generator().manual_seed(3), dtype=torch.float64, device="cpu")
-        - 0.5
-    )
-    eps = torch.finfo(real.dtype).eps if real.is_floating_point() else 0.0
-    weighted = float((flat * weights.to(flat.device)).sum())
-    return weighted, float(flat.abs().sum()), _ROUNDED * eps * len(flat)
+    places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
+    weights = (places.sin() * 43758.5453).frac()
+    return (flat * weights).sum(), flat.abs().sum()
+
+
+def _rounding(value: Tensor) -> float:
+    """Return the rounding of an output of zeros, which may be sums."""
+    is_exact = not (value.is_floating_point() or value.is_complex())
+    return 0.0 if is_exact else _ROUNDED * torch.finfo(value.dtype).eps * value.numel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +121,7 @@ class ReducedOutput:
             )
         if found.kind == "sum":
             return split.summed(part)
-        own = torch.tensor([found.weight, *found.others], dtype=torch.float64, device=split.world.device)
-        totals = own.clone()
-        split.world.all_reduce(totals)
-        total = float(totals[0])
-        if found.others and not torch.allclose(own * total, totals * found.weight, rtol=1e-9, atol=0):
-            raise UsageError(
-                "a model adds losses that are means over different numbers of elements, in different "
-                "proportions on each worker. Return them one by one, or keep the model's calls unsplit: "
-                "samestep.batch_dim(model, dim=None)."
-            )
-        if total and not found.weight:
-            without_gradient(part)
-        return split.summed(part, found.weight / total if total else 1 / split.world.place.size)
+        return mean_over_ranks(part, found, split.world)
 
 
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
@@ -289,6 +281,11 @@ def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
     return 1 if tensor.dim() > least and tensor.size(1) == total else None
 
 
+def _is_of_unknown_elements(part: Tensor, found: Reduction) -> bool:
+    """Return whether several means may be over other elements: a selection is visible in a graph only."""
+    return part.grad_fn is None and len(found.values()) > 1
+
+
 def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Gathering]:
     """Yield the ways to gather parts of this shape to an output of that shape, safest first.
 
@@ -299,7 +296,7 @@ def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[G
         known: list[Reduction] = []
         for reading in (*READINGS, OF_EACH) if split.of_list else READINGS:
             found = read_reduction(part, reading)
-            if found is not None and found not in known:
+            if found is not None and found not in known and not _is_of_unknown_elements(part, found):
                 known.append(found)
                 if found.kind == "sum" or whole.is_floating_point() or whole.is_complex():
                     yield ReducedOutput(reading)

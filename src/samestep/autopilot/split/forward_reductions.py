@@ -5,7 +5,6 @@ call, and records for each reduced tensor what `samestep.autopilot.split.loss_re
 graph.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,10 +26,12 @@ from samestep.autopilot.split.loss_reduction import (
     added,
     by_elements,
     by_labels,
+    divided,
     multiplied,
     reduction_of,
     scaled,
 )
+from samestep.autopilot.split.reduction_weights import Weight
 from samestep.base.context_values import bound
 
 aten = torch.ops.aten
@@ -48,6 +49,7 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._partial: set[int] = set()
         """The tensors computed from a mean or a sum over some dimensions: maybe over features only."""
         self._computed: dict[int, Tensor] = {}  # the scalars computed here whose reading is unknown
+        self._compared: list[Tensor | None] = []  # tensors whose memory identifies a weight, so it must last
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -62,8 +64,19 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the reduction that computed `value`; None if it is unknown."""
         found = self._found.get(id(value))
         term = None if found is None else found[1][reading]
-        # A selection of elements is not visible here, so several means have no common weight.
-        return term if isinstance(term, Reduction) and not term.others else None
+        return term if isinstance(term, Reduction) else None
+
+    def weight(self, factor: Any) -> Weight:
+        """Return a factor or a divisor as a weight."""
+        if not isinstance(factor, Tensor):
+            return Weight.of(factor)
+        self._compared.append(factor)
+        return Weight.at(factor)
+
+    def weight_of_labels(self, total: Tensor, target: Tensor, classes: Tensor | None, ignored: int) -> Weight:
+        """Return the total weight of the labels of a loss."""
+        self._compared += target, classes
+        return Weight.of_labels(total, target, classes, ignored)
 
     def _watch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         value = result[0] if isinstance(result, tuple) and result else result
@@ -125,15 +138,18 @@ def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: s
     return None
 
 
-def _labels(_: ForwardReductions, func: Any, args: Any, kwargs: Any, result: Any, reading: Reading) -> Term:
+def _labels(
+    mode: ForwardReductions, func: Any, args: Any, kwargs: Any, result: Any, reading: Reading
+) -> Term:
     if reading.each:
         return Reduction("sum")
 
     def given(name: str) -> Any:
         return _argument(func, args, kwargs, name)
 
-    labels = (given("target").data_ptr(), given("ignore_index"), given("weight") is None)
-    return by_labels(given("reduction"), float(result[1]), labels)
+    target, classes, ignored = given("target"), given("weight"), given("ignore_index")
+    total = mode.weight_of_labels(result[1], target, classes, ignored)
+    return by_labels(given("reduction"), total, (target.data_ptr(), ignored, classes is None))
 
 
 def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, reading: Reading) -> Term:
@@ -148,13 +164,13 @@ def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, rea
     if reading.each and (kind == "sum" or not isinstance(inside, Reduction)):
         return Reduction("sum")
     if reading.each:  # of stacked losses
-        return Reduction("mean", float(args[0].numel()))
+        return Reduction("mean", Weight.of(args[0].numel()))
     # The operand may be made of scalars; else which of a sum and a mean is over samples is tried.
     if isinstance(inside, Reduction) and (
         inside.kind == kind or reading.inner or not mode.is_partial(args[0])
     ):
         return inside
-    return Reduction("sum") if kind == "sum" else Reduction("mean", float(args[0].numel()))
+    return Reduction("sum") if kind == "sum" else Reduction("mean", Weight.of(args[0].numel()))
 
 
 def _linear(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
@@ -168,15 +184,17 @@ def _product(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, rea
     if any(mode.is_partial(term) and isinstance(by, Tensor) and by.dim() for term, by in pairs):
         return None  # a number for each sample, of which a slice of one sample has one
     if func.overloadpacket is aten.div:
-        return _by_number(one, args[1], other, reading, divides=True)
+        return _by_number(mode, one, args[1], other, reading, divides=True)
     if isinstance(one, Reduction) == isinstance(other, Reduction):
         return multiplied([one, other])
     if isinstance(one, Reduction):
-        return _by_number(one, args[1], other, reading, divides=False)
-    return _by_number(other, args[0], one, reading, divides=False)
+        return _by_number(mode, one, args[1], other, reading, divides=False)
+    return _by_number(mode, other, args[0], one, reading, divides=False)
 
 
-def _by_number(term: Term, factor: Any, factors_term: Term, reading: Reading, *, divides: bool) -> Term:
+def _by_number(
+    mode: ForwardReductions, term: Term, factor: Any, factors_term: Term, reading: Reading, *, divides: bool
+) -> Term:
     """Return the reading of a term multiplied or divided by a number, which may depend on samples too."""
     if isinstance(factor, Tensor) and factor.numel() != 1:
         return None
@@ -185,8 +203,7 @@ def _by_number(term: Term, factor: Any, factors_term: Term, reading: Reading, *,
     applies = reading.divided if divides else reading.multiplied
     if factors_term is not INDEPENDENT and not applies:
         return None
-    value = float(factor.detach() if isinstance(factor, Tensor) else factor)
-    return scaled(term, (1 / value if value else math.inf) if divides else value, applies=applies)
+    return (divided if divides else scaled)(term, mode.weight(factor), applies=applies)
 
 
 _READERS: Mapping[Any, Callable[..., Term]] = {

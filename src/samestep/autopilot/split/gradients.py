@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.sharded_autograd import uses_split_call
 from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.context_values import bound
@@ -67,6 +68,8 @@ class Gradients:
     def __init__(self, world: World, *, check_every: int = 100) -> None:
         self._world = world
         self._check_every = check_every
+        self.deferred = DeferredChecks()
+        """The checks of the script's calls that are read later: after each all-reduce, at the latest here."""
         self._followed: dict[int, Tensor] = {}  # by id, which is unique as long as the tensors are kept here
         self._names: list[str] = []  # the names of the followed tensors, for messages
         self._synchronizers: list[GradientSynchronizer] = []
@@ -130,6 +133,7 @@ class Gradients:
             may_overlap=group.overlaps,
             after_sync=self._count_all_reduce,
             sparse=group.sparse,
+            has_cpu_tensors=True,
         )
         synchronizer = Bucketed(job)
         synchronizer.attach()
@@ -160,12 +164,16 @@ class Gradients:
                 self._attach(_Group(found, sparse, overlaps))
         self._release_at = max(_FEWEST_GROUPS, 2 * len(self._groups))
 
-    def follow_leaves(self, graph: Iterable[Tensor], *, vary: bool | None = None) -> bool:
+    def follow_leaves(
+        self, graph: Iterable[Tensor], *, vary: bool | None = None, created: Container[Tensor] = ()
+    ) -> bool:
         """Follow the leaves of a split call's graph that are weights of the script but no parameters.
 
         Args:
             graph: all leaves of the graph that the script holds.
             vary: whether ranks have found different leaves in such a call; None before the first one.
+            created: the tensors that the call itself has created. Values are read and compared only if a rank
+                has found a new leaf that is not among them.
 
         Returns:
             Whether ranks have found different leaves: the call creates some from its slice.
@@ -173,6 +181,8 @@ class Gradients:
         new = [leaf for leaf in graph if leaf.is_leaf and not self.follows(leaf)]
         if vary is False and not new:
             return False
+        if vary and not self._is_on_any_rank(any(leaf not in created for leaf in new)):
+            return True
         keys = [(tuple(leaf.shape), complex(leaf.detach().to(torch.complex128).sum())) for leaf in new]
         on_ranks = self._world.all_gather_objects(keys)
         common = reduce(and_, map(Counter, on_ranks))
@@ -187,6 +197,12 @@ class Gradients:
                 weights.append(own[key].popleft())
         self.follow(weights)
         return vary
+
+    def _is_on_any_rank(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
+        """Return whether any rank has passed True; the ranks' hosts exchange this, not their devices."""
+        flag = torch.tensor([here], dtype=torch.int64, device="cpu")
+        self._world.all_reduce(flag, op="max")
+        return bool(flag)
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""
@@ -207,16 +223,22 @@ class Gradients:
     def _count_all_reduce(self) -> None:
         """Count a gradient all-reduce, and compare the parameters at intervals."""
         self._all_reduces += 1
+        self.deferred.poll()
         if not self._check_every:
             return
         if self._all_reduces in _EARLY or self._all_reduces % self._check_every == 0:
             self.check()
 
     def check(self) -> None:
-        """Compare type, shape and bits of parameters between ranks; raise `OutOfStep` if they differ.
+        """Compare type, shape and bits of parameters between ranks.
 
         A script may have changed their type or shape since they were followed, or freed their memory.
+
+        Raises:
+            OutOfStep: they differ.
+            UsageError: a deferred check has failed.
         """
+        self.deferred.finish()
         named = dict(zip(self._names, self._followed.values(), strict=True))
         forms = self._world.all_gather_objects([(name, _form(tensor)) for name, tensor in named.items()])
         for rank, theirs in enumerate(forms):

@@ -12,15 +12,18 @@ weight is the divisor of the operation that reduces the samples::
 Factors, sums of losses and views may follow this operation, if all terms have the same weight.
 `reduction_of` reads the autograd graph; `samestep.autopilot.split.forward_reductions` observes the operations
 if there is no graph. If neither finds the weight, the result is None: a weight is never assumed.
+
+A weight that depends on labels or a mask stays a tensor on its device, see
+`samestep.autopilot.split.reduction_weights`: reading it would make the host wait for the device in each call.
 """
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-import torch
 from torch import Tensor
+
+from samestep.autopilot.split.reduction_weights import ONE, Weight
 
 LOSSES_OF_ELEMENTS = (
     "mse_loss",
@@ -46,11 +49,15 @@ class Reduction:
     """The reduction of samples to a scalar."""
 
     kind: Literal["sum", "mean"]  # a sum, or a mean: a sum divided by `weight`
-    weight: float = 1.0  # the divisor of a mean
+    weight: Weight = ONE  # the divisor of a mean
     # an identifier for the origin of the weight; terms of different sources have no common weight
     source: Hashable = ELEMENTS
     # the weights of further terms of a sum of means; they must be proportional to `weight` on all ranks
-    others: tuple[float, ...] = ()
+    others: tuple[Weight, ...] = ()
+
+    def values(self) -> list[float]:
+        """Return the different weights of all terms; this reads those that are tensors, so only in checks."""
+        return list(dict.fromkeys(one.read() for one in (self.weight, *self.others)))
 
 
 class Independent:
@@ -114,16 +121,21 @@ def added(terms: Iterable[Term], reading: Reading) -> Term:
     return replace(first, others=others)
 
 
-def scaled(term: Term, factor: float, *, applies: bool) -> Term:
+def divided(term: Term, divisor: Weight, *, applies: bool) -> Term:
+    """Return the reading of a term divided by a number."""
+    if not isinstance(term, Reduction) or not applies:
+        return term
+    if term.kind == "sum":
+        return Reduction("mean", divisor, source="divided")
+    # A divisor scales the weight of a mean: the weight of (a / n) / 2 is 2 n.
+    return replace(term, weight=term.weight.times(divisor)) if term.source == "divided" else term
+
+
+def scaled(term: Term, factor: Weight, *, applies: bool) -> Term:
     """Return the reading of a term times a number."""
     if not isinstance(term, Reduction) or not applies:
         return term
-    if not factor:
-        return None
-    if term.kind == "sum":
-        return Reduction("mean", 1 / factor, source="divided")
-    # A factor scales the weight of a mean by division: the weight of (a / n) * 0.5 is 2 n.
-    return replace(term, weight=term.weight / factor) if term.source == "divided" else term
+    return None if factor.is_zero else divided(term, factor.reciprocal(), applies=True)
 
 
 def multiplied(terms: Iterable[Term]) -> Term:
@@ -135,7 +147,7 @@ def multiplied(terms: Iterable[Term]) -> Term:
     return reductions[0] if reductions else INDEPENDENT
 
 
-def by_labels(reduction: int, total_weight: float, labels: Hashable) -> Term:
+def by_labels(reduction: int, total_weight: Weight, labels: Hashable) -> Term:
     """Return the reading of a loss over labels, which may be ignored or have class weights."""
     if reduction == _SUM:
         return Reduction("sum")
@@ -146,7 +158,7 @@ def by_elements(reduction: int, count: int) -> Term:
     """Return the reading of a loss over all elements of a tensor."""
     if reduction == _SUM:
         return Reduction("sum")
-    return Reduction("mean", float(count)) if reduction == _MEAN else None
+    return Reduction("mean", Weight.of(count)) if reduction == _MEAN else None
 
 
 def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
@@ -155,23 +167,21 @@ def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
     return found if isinstance(found, Reduction) else None
 
 
-def without_gradient(value: Tensor) -> None:
-    """Make the gradients through a reduced value zero, whatever its factors and divisors are.
+def reducing_nodes(value: Tensor) -> list[Any]:
+    """Return the nodes in the graph of a reduced value whose gradient is NaN if it has no weight.
 
-    This is for a slice whose samples are all ignored: its value is 0 / 0, and its gradient would be NaN.
+    These are products and quotients, and losses with class weights; without these, ignored labels have none.
     """
+    found: list[Any] = []
     waiting: list[Any] = [value.grad_fn]
     while waiting:
         node = waiting.pop()
         name = type(node).__name__.rstrip("0123456789")
-        if name in ("MulBackward", "DivBackward"):
-            node.register_hook(_zeros)
-        if name in _LINEAR or name in ("MulBackward", "DivBackward"):
+        if name in _PRODUCTS or (name in _OF_LABELS and node._saved_weight is not None):  # noqa: SLF001
+            found.append(node)
+        if name in _LINEAR or name in _PRODUCTS:
             waiting += [one for one, _ in node.next_functions if one is not None]
-
-
-def _zeros(gradients: Iterable[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
-    return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
+    return found
 
 
 class _Graph:
@@ -189,7 +199,7 @@ class _Graph:
             found = INDEPENDENT if node.variable.numel() == 1 else None
         elif name in _LINEAR:
             found = added(self._inputs(node, depth), self._reading)
-        elif name in ("MulBackward", "DivBackward"):
+        elif name in _PRODUCTS:
             found = self._product(node, depth, divides=name == "DivBackward")
         elif name in ("MeanBackward", "SumBackward"):
             found = self._reduced(node, depth, name)
@@ -211,10 +221,9 @@ class _Graph:
         factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - no public spelling
         if not isinstance(factor, Tensor) or factor.numel() != 1 or (divides and not has_graph[0]):
             return found if not isinstance(factor, Tensor) else None
-        value = float(factor)
         if divides:
-            return scaled(found, 1 / value if value else math.inf, applies=self._reading.divided)
-        return scaled(found, value, applies=self._reading.multiplied)
+            return divided(found, Weight.at(factor), applies=self._reading.divided)
+        return scaled(found, Weight.at(factor), applies=self._reading.multiplied)
 
     def _reduced(self, node: Any, depth: int, name: str) -> Term:
         """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
@@ -239,8 +248,9 @@ def _labels(node: Any) -> Term:
         target = node._saved_target  # noqa: SLF001 - no public spelling
     except RuntimeError:  # the target has been written to
         return None
-    labels = (target.data_ptr(), node._saved_ignore_index, node._saved_weight is None)  # noqa: SLF001
-    return by_labels(node._saved_reduction, float(node._saved_total_weight), labels)  # noqa: SLF001
+    classes, ignored = node._saved_weight, node._saved_ignore_index  # noqa: SLF001
+    total = Weight.of_labels(node._saved_total_weight, target, classes, ignored)  # noqa: SLF001
+    return by_labels(node._saved_reduction, total, (target.data_ptr(), ignored, classes is None))  # noqa: SLF001
 
 
 def _elements(node: Any) -> Term:
@@ -269,13 +279,15 @@ def _mean(node: Any) -> Term:
     count = 1
     for size in sizes:
         count *= int(size)
-    return _of_selection(node, Reduction("mean", float(count)))
+    return _of_selection(node, Reduction("mean", Weight.of(count)))
 
 
 _NEAR = 50  # the largest number of operations before a mean that are searched for a selection
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
+_PRODUCTS = frozenset({"MulBackward", "DivBackward"})
+_OF_LABELS = frozenset({"NllLossBackward", "NllLoss2DBackward"})
 _READERS: Mapping[str, Callable[[Any], Term]] = {
-    **dict.fromkeys(("NllLossBackward", "NllLoss2DBackward"), _labels),
+    **dict.fromkeys(_OF_LABELS, _labels),
     **dict.fromkeys(map(_node_of, LOSSES_OF_ELEMENTS), _elements),
 }
 _LINEAR = frozenset(map(_node_of, (*LINEAR, "reshape_alias")))

@@ -22,7 +22,8 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_context import SliceContext, current_slice
 from samestep.autopilot.state.saved_state import version_of
 from samestep.base.context_values import bound
-from samestep.base.errors import UsageError
+from samestep.base.errors import OutOfStep, UsageError
+from samestep.hooks.random_draws import RngState
 from samestep.ranks.world.protocol import World
 
 Forward: TypeAlias = Callable[..., Any]
@@ -85,6 +86,25 @@ def call_slice(
             f"{type(module).__name__} {WRITES_INPUT}, and a split call would do so in a slice. {KEEP_UNSPLIT}"
         )
     return outputs
+
+
+def check_draws(name: str, draws: GlobalDraws | None, before: RngState | None, device: torch.device) -> None:
+    """Raise `OutOfStep` if a call has drawn random numbers in another way than in its equivalence check.
+
+    `before` is the state of the generators before the call, if its check drew no random numbers.
+    """
+    if before is not None and not before.same(RngState.now(device)):
+        raise OutOfStep(
+            f"{name}, or another thread of the script during its call, drew random numbers, and it drew none "
+            f"in its equivalence check: the workers' random streams now differ. {KEEP_UNSPLIT}"
+        )
+    if draws is not None:
+        draws.end()
+    if draws is not None and draws.unknown:
+        raise OutOfStep(
+            f"{name} drew random numbers in another way than in its equivalence check "
+            f"({'; '.join(sorted(draws.unknown))}). {KEEP_UNSPLIT}"
+        )
 
 
 def versions_of(given: CallArguments) -> list[int | None]:

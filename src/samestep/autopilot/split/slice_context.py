@@ -73,7 +73,9 @@ def slice_aware_functions() -> Iterator[None]:
         context = current_slice.get()
         if context is not None and total_length is None:
             world = context.split.world
-            longest = torch.tensor([float(len(sequence.batch_sizes))], device=world.device)
+            # The host has the lengths, and the ranks of a script exchange tensors of the host, too. A device
+            # would have to finish its work first.
+            longest = torch.tensor([len(sequence.batch_sizes)], device="cpu")
             before_collective()
             world.all_reduce(longest, op="max")
             total_length = int(longest)

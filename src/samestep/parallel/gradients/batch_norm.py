@@ -114,18 +114,30 @@ def _has_torch_forward(module: Norm) -> bool:
     return type(module).forward in known and "forward" not in vars(module)
 
 
-def global_forward(module: BatchNorm, batch: Tensor, *, world: Ranks) -> Tensor:
-    """Run a batch norm on this rank's shard with the statistics of the global batch; all ranks call this."""
+def raise_now(has_failed: Tensor, message: str) -> None:
+    """Raise `UsageError` if `has_failed`, one boolean, is true; the host waits for the device to read it."""
+    if bool(has_failed):
+        raise UsageError(message)
+
+
+def global_forward(
+    module: BatchNorm, batch: Tensor, *, world: Ranks, refuse: Callable[[Tensor, str], None] = raise_now
+) -> Tensor:
+    """Run a batch norm on this rank's shard with the statistics of the global batch; all ranks call this.
+
+    `refuse` gets the message of an error, and whether it has occurred, as a boolean on the device.
+    """
     if not uses_batch_statistics(module):
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
     with torch.no_grad():
         count, mean, var = combine(world, local_moments(batch))
     # A rank with more values does not read `count`, and so does not wait for its device.
-    if batch.numel() <= batch.shape[1] and count.item() <= 1:
-        raise UsageError(
-            f"batch norm in training needs more than one value per channel, and the global batch has "
-            f"{int(count.item())} (this rank's shard: {list(batch.shape)}). Use a larger batch, or eval()."
+    if batch.numel() <= batch.shape[1]:
+        refuse(
+            count[0] <= 1,
+            f"batch norm in training needs more than one value per channel, and the global batch has at most "
+            f"1 (this rank's shard: {list(batch.shape)}). Use a larger batch, or eval().",
         )
     momentum = _count(module)
     if _tracks(module) and module.running_mean is not None and module.running_var is not None:
@@ -151,10 +163,13 @@ def _tracks(module: Norm) -> bool:
     return module.training and module.track_running_stats
 
 
-def _count(module: BatchNorm) -> float:
-    """Count a training step, as torch does; return the weight of its statistics in the running ones."""
+def _count(module: BatchNorm) -> Any:
+    """Count a training step, as torch does; return the weight of its statistics in the running ones.
+
+    The weight is a number, or a tensor of shape () for a cumulative average, whose counter is on the device.
+    """
     if _tracks(module) and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
-        if module.momentum is None:  # cumulative average
-            return 1.0 / float(module.num_batches_tracked)
+        if module.momentum is None and module.running_mean is not None:
+            return module.num_batches_tracked.double().reciprocal().to(module.running_mean.dtype)
     return module.momentum or 0.0

@@ -6,14 +6,15 @@
 
 ``used i`` is 1 if this rank has a gradient for parameter i. Its average shows, without another message,
 whether any rank has one: a parameter that no rank used keeps ``grad`` None as in serial training, so that
-weight decay and momentum do not change it. ``steady`` is 1 unless this rank needs other buckets; only a rank
+weight decay and momentum do not change it. Reading it waits for the device; `unpack` can get the same flags
+from a message between hosts instead. ``steady`` is 1 unless this rank needs other buckets; only a rank
 that does reads the average.
 
 The message may be of a smaller dtype than the gradients (`compress`): they are rounded when they are copied
 into it, so that every rank gets the same bits. A value that overflows becomes infinite on all ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -85,7 +86,8 @@ class Bucket:
         self._packed = grads, slots = self._present()
         if self._missing or not steady:
             used = [parameter.grad is not None for parameter in self._parameters]
-            self._used.copy_(torch.tensor([*used, steady], dtype=torch.float32, device="cpu"))
+            flags = torch.tensor([*used, steady], dtype=torch.float32, device="cpu")
+            self._used.copy_(flags, non_blocking=True)
             for index in self._missing:
                 self._slots[index].zero_()
             copy_all(slots, grads)
@@ -106,13 +108,23 @@ class Bucket:
         if self._pending is not None:
             self.wait()
 
-    def unpack(self) -> None:
-        """Copy the averages to the parameters."""
+    @property
+    def used(self) -> list[bool]:
+        """For each parameter, whether this rank has sent a gradient."""
+        missing = set(self._missing)
+        return [index not in missing for index in range(len(self._parameters))]
+
+    def unpack(self, used: Sequence[float] | None = None) -> None:
+        """Copy the averages to the parameters.
+
+        `used` is positive for each parameter that any rank has used; None reads this from the buffer.
+        """
         grads, slots = self._packed
         self._packed = [], []  # setting gradients to None must free their memory
         copy_all(grads, slots)
-        # Reading the flags waits for the device; a rank that used all parameters does not need them.
-        used = self._used.tolist() if self._missing else []
+        # A rank that used all parameters does not need the flags.
+        if used is None:
+            used = self._used.tolist() if self._missing else []
         for index in self._missing:
             if used[index] > 0:
                 parameter = self._parameters[index]
@@ -196,6 +208,8 @@ class InPlaceGradient:
     """
 
     has_payload = False
+    used: Sequence[bool] = ()
+    """See `Bucket.used`; `send` has exchanged it."""
 
     def __init__(self, world: World, name: str, parameter: Tensor) -> None:
         self._world, self._name, self._parameter = world, name, parameter
@@ -219,7 +233,7 @@ class InPlaceGradient:
     def drain(self) -> None:
         """See `Bucket.drain`; `send` has waited."""
 
-    def unpack(self) -> None:
+    def unpack(self, used: Sequence[float] | None = None) -> None:
         """See `Bucket.unpack`; the average is in the gradient."""
 
     def any_rank_steady(self) -> bool:

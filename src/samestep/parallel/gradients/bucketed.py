@@ -1,6 +1,7 @@
 """Averages gradients in buckets: `Bucketed` sends them while backward still computes, `Flat` at its end."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,8 @@ from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 
 FROZEN_SYNCS = 10
 """Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""
+AGREE_EVERY = 16
+"""Synchronizations between agreements on whether any rank misses gradients."""
 
 
 class Bucketed(GradientSynchronizer):
@@ -62,6 +65,8 @@ class Bucketed(GradientSynchronizer):
         }
         self._frozen_members: list[int] = []
         self._num_frozen_syncs = 0
+        self._num_syncs = 0  # of this layout
+        self._has_missing = False  # whether any rank missed a gradient at the last agreement
         self._overlap: bool | None = None if self._config.may_overlap else False  # None: not known yet
 
     def _prepare(self) -> None:
@@ -110,9 +115,10 @@ class Bucketed(GradientSynchronizer):
         for row in sorted(self._stale):
             self._buckets[row].wait()
             self._send(row)
+        used = self._used_on_any_rank()
         for bucket in self._buckets:
             bucket.wait()
-            bucket.unpack()
+            bucket.unpack(None if used is None else [next(used) for _ in bucket.used])
         if self._sparse:
             average_sparse(self._config.world, self._sparse)
         self._num_sent = 0
@@ -123,6 +129,28 @@ class Bucketed(GradientSynchronizer):
         self._count_frozen()
         if not self._steady:
             self._replan()
+
+    def _used_on_any_rank(self) -> Iterator[float] | None:
+        """Return for each parameter of the buckets whether any rank has its gradient; None if all ranks do.
+
+        The ranks' hosts exchange it, so that none waits for its device. None as well if the world has no such
+        way; a rank that misses a gradient then reads its buckets.
+        """
+        if not self._config.has_cpu_tensors:
+            return None
+        own = [used for bucket in self._buckets for used in bucket.used]
+        if self._num_syncs % AGREE_EVERY == 0:
+            (missing,) = self._largest([not all(own)])
+            self._has_missing = missing > 0
+        self._num_syncs += 1
+        return iter(self._largest(own)) if self._has_missing else None
+
+    def _largest(self, flags: list[bool]) -> list[float]:
+        """Return the maximum of each flag over the ranks, exchanged between their hosts."""
+        message = torch.tensor(flags, dtype=torch.float32, device="cpu")
+        self._config.world.all_reduce(message, op="max")
+        found: list[float] = message.tolist()
+        return found
 
     def _count_frozen(self) -> None:
         """Count the consecutive synchronizations in which the same parameters were frozen."""

@@ -46,6 +46,8 @@ class SyncConfig:
     """Called after each synchronization."""
     sparse: Set[str] = frozenset()
     """The names of the parameters with sparse gradients, which are in no bucket."""
+    has_cpu_tensors: bool = False
+    """Whether `world` carries tensors of the CPU, too; missing gradients are then found without a device."""
 
 
 class GradientSynchronizer(ABC):

@@ -19,7 +19,7 @@ from samestep.autopilot.split.call_plans import CallArguments
 X, TOKENS = (0, 0), (0, 1)
 LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)
 DIMS = {X: 0, TOKENS: 0, LENGTHS: 0, MASK: 0, LABELS: 0}
-USES = InputUses(frozenset({TOKENS}), {LABELS: frozenset({-100})})
+USES = InputUses(frozenset({TOKENS}), frozenset(), {LABELS: frozenset({-100})})
 
 
 def given():
@@ -78,11 +78,13 @@ def test_masks_labels_and_values_can_be_emptied():
 
 @pytest.mark.parametrize("empties", [None, (TOKENS, None)])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_indices_get_values_of_other_samples_at_the_same_place_only(empties, dim):
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_indices_can_get_values_of_other_samples_at_the_same_place_only(empties, dim, is_checked):
     """The tables of two columns of indices may have other lengths."""
     tokens = 100 * torch.arange(5) + torch.randint(0, 9, (8, 5), generator=torch.Generator().manual_seed(2))
     tokens = tokens if dim == 0 else tokens.T.contiguous()
-    uses, how = InputUses(frozenset({X})), Disturbance(2, 6, empties=empties and (X, None))
+    uses = InputUses(frozenset({X})) if is_checked else InputUses(unchecked=frozenset({X}))
+    how = Disturbance(2, 6, indices=not is_checked, empties=empties and (X, None))
     (other,) = disturbed_inputs(CallArguments((tokens,)), {X: dim}, 8, how, uses).args
     places = zip(tokens.unbind(1 - dim), other.unbind(1 - dim), strict=True)
     assert all(set(after.tolist()) <= set(before.tolist()) for before, after in places)

@@ -53,10 +53,11 @@ def test_an_operation_that_would_assert_raises_before_its_kernel(operation):
     with strict(), pytest.raises(RuntimeError, match="device-side assert"):
         operation()
     assert strict.lost
-    strict = StrictDevice()
-    with strict(), CheckedPositions(), pytest.raises(IndexError):
-        operation()
-    assert not strict.lost
+    for mode in (torch.enable_grad(), torch.inference_mode()):
+        strict = StrictDevice()
+        with mode, strict(), CheckedPositions(), pytest.raises(IndexError):
+            operation()
+        assert not strict.lost
 
 
 RIGHT = {
@@ -129,7 +130,9 @@ def test_masks_and_labels_are_no_indices():
         F.cross_entropy(scores.repeat(2, 1), labels, ignore_index=-5)
         return x[mask].float().mean()
 
-    assert traced(model, torch.tensor([3, 4]), mask, labels) == ({0}, {2: {-5}})
+    for mode in (torch.enable_grad(), torch.inference_mode()):
+        with mode:
+            assert traced(model, torch.tensor([3, 4]), mask, labels) == ({0}, {2: {-5}})
 
 
 def test_values_from_a_table_of_positions_are_those_of_the_table():
@@ -139,11 +142,16 @@ def test_values_from_a_table_of_positions_are_those_of_the_table():
     assert traced(model, torch.tensor([1]), torch.tensor([5, 6])) == ({0, 1}, {})
 
 
-def test_integers_that_reach_an_operation_of_another_library_are_indices():
+def test_integers_that_reach_an_operation_of_another_library_are_unchecked():
     with torch.library._scoped_library("samestep_tests", "DEF") as library:
         library.define("rows(Tensor x) -> Tensor")
         library.impl("rows", lambda x: x + 1, "CPU")
-        assert traced(lambda x: torch.ops.samestep_tests.rows(x * 2), torch.tensor([1])) == ({0}, {})
+        trace = PositionTrace()
+        inputs = torch.tensor([1]), torch.tensor([2])
+        trace.follow(((place,), tensor) for place, tensor in enumerate(inputs))
+        with trace:
+            torch.ops.samestep_tests.rows(inputs[1] * 2)
+        assert trace.uses.unchecked == {(1,)}
 
 
 def test_memory_of_a_freed_tensor_is_not_followed():

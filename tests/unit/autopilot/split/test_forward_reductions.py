@@ -50,7 +50,7 @@ def read(compute, reading, *, grad):
             with mode:
                 value = compute()
         found = read_reduction(value, reading)
-    return None if found is None else (found.kind, found.weight)
+    return None if found is None else (found.kind, found.weight.read())
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["graph", "operations"])
