@@ -35,6 +35,21 @@ def test_an_average_has_the_rows_of_all_ranks(size):
         torch.testing.assert_close(found.to_dense(), expected)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "row"), [(torch.bfloat16, 301), (torch.float16, 2049), (torch.float32, 2**24 + 1)]
+)
+def test_rows_keep_their_indices_in_low_precision(dtype, row):
+    def on_rank(world):
+        weight = nn.Parameter(torch.zeros(1, 1, dtype=dtype).expand(2**24 + 4, 1))
+        values = torch.ones(1, 1, dtype=dtype)
+        rows = [[row + 2 * world.place.rank]]
+        weight.grad = torch.sparse_coo_tensor(rows, values, weight.shape, check_invariants=True)
+        average_sparse(world, {"weight": weight})
+        return weight.grad.coalesce().indices().tolist()
+
+    assert run_ranks(on_rank, 2) == [[[row, row + 2]]] * 2
+
+
 def test_an_average_with_a_dense_gradient_is_dense_and_one_without_any_is_none():
     def on_rank(world):
         tied, unused = gradient(world.place.rank, sparse=world.place.rank == 0), nn.Parameter(torch.ones(2))

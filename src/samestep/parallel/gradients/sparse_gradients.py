@@ -66,7 +66,8 @@ def _average_rows(world: World, parameter: Tensor, numbers: list[int]) -> None:
     )
     if parameter.grad is not None:
         indices, values = parameter.grad.indices().T, parameter.grad.values()
-        message[: len(values)] = torch.cat([indices, values.flatten(1)], dim=1)
+        # Each by itself: together they would have the dtype of the values, which rounds large indices.
+        message[: len(values), :1], message[: len(values), 1:] = indices, values.flatten(1)
     every = zip(world.all_gather(message), numbers, strict=True)
     rows = torch.cat([one[:number] for one, number in every])
     total = torch.sparse_coo_tensor(
