@@ -4,11 +4,14 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from samestep.hooks import declarations
+import pytest
+
+from samestep.hooks import declarations, device_declarations, verify_declarations
 
 
-def test_no_name_is_assigned_twice():
-    tree = ast.parse(Path(declarations.__file__).read_text())
+@pytest.mark.parametrize("module", [declarations, device_declarations, verify_declarations])
+def test_no_name_is_assigned_twice(module):
+    tree = ast.parse(Path(module.__file__).read_text())
     names = Counter(
         name.id
         for statement in tree.body
@@ -18,5 +21,5 @@ def test_no_name_is_assigned_twice():
         if isinstance(name, ast.Name)
     )
 
-    assert names["STARTED_PROCESS"] == 1
+    assert names
     assert [name for name, count in names.items() if count > 1] == []

@@ -1,6 +1,7 @@
 """Gives all ranks of a script the times that rank 0 reads, so that they branch equally on elapsed time.
 
-Without this, a loop such as ``while time.time() < end`` ends a step earlier on one rank than on another.
+Without this, a loop such as ``while time.time() < end`` ends a step earlier on one rank than on another. So
+does one that adds the durations between events of a device; the figures of its memory are common, too.
 Rank 0 publishes each time that the script reads, without waiting; the other ranks wait for the time of the
 same read: the n-th of a line since the last call of a model. A rank whose read rank 0 does not make gets its
 own time.
@@ -24,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from samestep.autopilot.script.call_account import is_internal_code, is_user_code, library_of
 from samestep.autopilot.script.published_times import BYTES, PublishedTimes, TimesInMemory, TimesInStore
-from samestep.hooks import declarations
+from samestep.hooks import declarations, device_declarations
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.ranks.collectives.shared_memory_world import NoSharedMemory, segment
 from samestep.ranks.hang.watchdog import is_waiting
@@ -65,16 +66,22 @@ class CommonTimes:
         if self._is_main:
             self._published.begin(self._calls)
 
-    def read(self, name: str, original: Callable[[], T], *, depth: int = 2) -> T:
-        """Return rank 0's result of a function of the clock; this rank's where the script does not read it.
+    def read(self, name: str, original: Callable[..., T], *args: Any, depth: int = 2, **kwargs: Any) -> T:
+        """Return rank 0's result of a function; this rank's where the script does not call it.
 
-        The script's frame is `depth` frames above this one.
+        The function returns a number, or a tuple of numbers. The script's frame is `depth` frames above this
+        one.
         """
-        own = original()
+        own = original(*args, **kwargs)
         if threading.get_ident() != self._thread or os.getpid() != self._process:
             return own
         place = self._place(sys._getframe(depth))  # noqa: SLF001 - the public way copies the whole stack
-        return own if place is None else self.common(f"{name} {place}", own, self._offsets.get(name, 0))
+        if place is None:
+            return own
+        place, offset = f"{name} {place}", self._offsets.get(name, 0)
+        if isinstance(own, tuple):
+            return type(own)(self.common(place, one, offset) for one in own)
+        return self.common(place, own, offset)
 
     def common(self, place: str, own: T, offset: float = 0) -> T:
         """Return the time that rank 0 has read at a place: `own` on rank 0.
@@ -145,6 +152,10 @@ def common_times(world: World) -> Iterator[Callable[[], None]]:
         **{
             hook: wrapping(partial(of_now, position=int(hook.attribute == "strftime")))
             for hook in declarations.FORMATTED_TIMES
+        },
+        **{
+            hook: wrapping(partial(times.read, hook.name))
+            for hook in (*device_declarations.EVENT_DURATIONS, *device_declarations.MEMORY_FIGURES)
         },
     }
     with attached_all(hooks):

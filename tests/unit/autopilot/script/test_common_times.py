@@ -85,6 +85,20 @@ def test_times_keep_their_type_and_bits(ranks):
     assert [type(one) for one in found] == [float, int]
 
 
+def test_all_ranks_read_several_figures_of_a_device_at_once(ranks):
+    text = "both = memory(0), memory(1)"
+    found = []
+    for number, times in enumerate(ranks):
+        names = {"__name__": "__main__"}
+        names["memory"] = lambda device, of=times, own=number: of.read(
+            "mem_get_info", lambda device: (device + own, 2**40 + own), device
+        )
+        exec(compile(text, "/home/ada/train.py", "exec"), names)
+        found.append(names["both"])
+
+    assert found == [((0, 2**40), (1, 2**40))] * 2
+
+
 def test_a_rank_waits_for_rank_0_and_rank_0_for_no_rank(ranks):
     main, other = ranks
     with ThreadPoolExecutor(1) as pool:
