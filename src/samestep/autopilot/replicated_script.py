@@ -211,7 +211,7 @@ def _compute_alone(gradients: Gradients, slicing: Slicing | None) -> None:
     """Communicate with no other rank, in a process that the script has forked."""
     compute_alone()
     load_alone()
-    gradients.detach()
+    gradients.detach_in_child()
     if slicing is not None:
         slicing.split = None
 

@@ -215,6 +215,14 @@ class Gradients:
                 self._world.all_reduce(gradient)
                 gradient.div_(self._world.place.size)
 
+    def detach_in_child(self) -> None:
+        """Stop following all tensors in a forked process, and keep the buffers.
+
+        To free a tensor that an all-reduce has used, torch records an event of the device, which fails there.
+        """
+        for synchronizer in self._synchronizers:
+            synchronizer.detach()
+
     def detach(self) -> None:
         """Stop following all tensors."""
         while self._synchronizers:
