@@ -2,7 +2,7 @@
 
 import hashlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -28,7 +28,7 @@ from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
 from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
-from samestep.autopilot.split.random_draws import InferredDraws
+from samestep.autopilot.split.random_draws import FUSED_ATTENTION, InferredDraws
 from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
@@ -149,11 +149,11 @@ class SplitComparison:
                 self.end_if_device_failed(error)
                 return f"{SLICE_RAISES} {in_one_line(error)}"
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)
-        unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
+        unknown = frozenset() if mode is None else frozenset(mode.unknown)
         if isinstance(found, str):
-            return found + unknown
+            return _with_draws(found, unknown)
         if mode is not None and not self.agreed(not unknown):
-            return UNPLANNED_DRAWS + unknown
+            return _with_draws(UNPLANNED_DRAWS, unknown)
         if whole.reads:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = found
@@ -286,6 +286,13 @@ class SplitComparison:
             return list(found.values())
         first, *others = self._world.all_gather_objects(list(found))
         return [found[name] for name in first if all(name in names for names in others)]
+
+
+def _with_draws(why: str, unknown: Collection[str]) -> str:
+    """Return a reason with the draws that cannot be split; those of attention are a reason of their own."""
+    if FUSED_ATTENTION in unknown:
+        return FUSED_ATTENTION
+    return f"{why} ({'; '.join(sorted(unknown))})" if unknown else why
 
 
 def _kind(gathering: Gathering) -> Any:

@@ -32,6 +32,11 @@ from samestep.hooks.random_draws import RngState
 aten = torch.ops.aten
 _BITS = 53
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
+FUSED_ATTENTION = (
+    "attention draws its dropout in one kernel; choose the math kernel, by "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or attn_implementation='eager' of Transformers"
+)
+"""The reason for a draw of attention on a GPU, which has no mask whose part could be taken."""
 Draw: TypeAlias = Callable[[BatchDraw, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
@@ -97,7 +102,7 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
             value = _first(result)
             shape = tuple(value.shape) if isinstance(value, Tensor) else ()
             if not self.is_of_no_sample(func, shape):
-                self.unknown.add(str(func.overloadpacket))
+                self.unknown.add(_name(func))
         return result
 
     def is_of_no_sample(self, func: Any, shape: Sequence[int]) -> bool:  # noqa: ARG002
@@ -225,6 +230,12 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
 
 def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
+
+
+def _name(func: Any) -> str:
+    """Return the name of a draw whose part for a slice is unknown, or how to avoid it."""
+    is_attention = func.namespace == "aten" and "attention" in func.__name__
+    return FUSED_ATTENTION if is_attention else str(func.overloadpacket)
 
 
 @functools.cache

@@ -1,0 +1,55 @@
+"""Attention whose kernel draws its dropout itself, as on a GPU, stays unsplit with a reason."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.split.gradients import Gradients
+from samestep.autopilot.split.random_draws import FUSED_ATTENTION
+from samestep.autopilot.split_calls import CallSplitter, intercepted_calls, splitting_calls
+
+
+def attention(q, k, v, p):
+    """Compute attention with dropout in one operation, as the kernels of CUDA do."""
+    weights = (q @ k.transpose(-1, -2)).softmax(-1)
+    return weights.bernoulli(1 - p).mul(weights / (1 - p)) @ v
+
+
+class Attention(nn.Module):
+    """Computes in one kernel, except in double precision, for which CUDA has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        q = self.layer(x).detach()
+        if q.dtype == torch.float64:
+            return self.layer(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5))
+        return self.layer(torch.ops.aten._scaled_dot_product_stand_in_attention(q, q, q, 0.5))
+
+
+def reasons(world):
+    """Call the model on a rank; return its output, and the reasons for unsplit calls."""
+    library = torch.library.Library("aten", "FRAGMENT")
+    try:
+        library.define(
+            "_scaled_dot_product_stand_in_attention(Tensor q, Tensor k, Tensor v, float p) -> Tensor",
+            tags=(torch.Tag.nondeterministic_seeded,),
+        )
+        library.impl("_scaled_dot_product_stand_in_attention", attention, "CPU")
+        torch.manual_seed(0)
+        model, account, gradients = Attention(), Account(), Gradients(world)
+        with intercepted_calls(), splitting_calls(CallSplitter(world, gradients, account)):
+            output = model(torch.rand(8, 6, 4))
+        gradients.detach()
+        return output.sum().item(), [why for counts in account.counts.values() for why in counts]
+    finally:
+        library._destroy()
+
+
+def test_attention_with_dropout_in_one_kernel_is_unsplit_with_the_way_out(processes):
+    (one, why), (second, _) = processes.run(reasons, 2)
+    assert why == [FUSED_ATTENTION]
+    assert second == one
