@@ -1,10 +1,13 @@
 """Buckets are sent during backward, in the same order on all ranks, and only where that is safe."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.parallel.gradients import bucketed
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.thread_world import run_ranks
 from support.backward_cases import (
@@ -51,6 +54,21 @@ def test_full_buckets_are_sent_before_backward_has_reached_the_first_layer():
     for events in run_ranks(events_of_backward, 2, plain, 2):
         assert events.index("first layer") >= 2
         assert events.count("sent") > events.index("first layer")
+
+
+@pytest.mark.parametrize(("streams", "early"), [("aaaaaa", 4), ("aaaabb", 3), ("abbbbb", 0), ("aaabaa", 2)])
+def test_nothing_more_is_sent_early_once_gradients_arrive_on_another_stream(monkeypatch, streams, early):
+    """A stand-in for streams: the gradients of each rank's backward arrive on these."""
+    own = threading.local()
+
+    def stream(_):
+        own.number = getattr(own, "number", -1) + 1
+        return streams[own.number]
+
+    monkeypatch.setattr(bucketed, "current_stream", stream)
+    for events in run_ranks(events_of_backward, 2, plain, 2):
+        assert events.index("first layer") == early
+        assert events.count("sent") == 5
 
 
 def test_the_first_synchronization_sends_nothing_early():

@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients.bucket_layout import lay_out
@@ -18,6 +20,11 @@ FROZEN_SYNCS = 10
 """Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""
 AGREE_EVERY = 16
 """Synchronizations between agreements on whether any rank misses gradients."""
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the stream on which the calling thread computes; None on a CPU, which has none."""
+    return None if device.type == "cpu" else torch.get_device_module(device).current_stream(device)
 
 
 class Bucketed(GradientSynchronizer):
@@ -36,6 +43,9 @@ class Bucketed(GradientSynchronizer):
     gradient can change after its bucket was sent. The first synchronization sends nothing early and detects,
     for all ranks, whether that happens. If it begins later, those buckets are sent again, which is correct
     because averaging starts from ``p.grad``, and nothing is sent early any more.
+
+    A bucket is copied on the stream of its last gradient, which waits for no other stream. So nothing more is
+    sent early in a backward whose gradients are accumulated on several streams; torch joins these at its end.
 
     All ranks lay out the buckets again when parameters have been unfrozen, and when some have stayed frozen
     for a while, because their bucket is never full.
@@ -77,6 +87,8 @@ class Bucketed(GradientSynchronizer):
         self._repeated = False
         self._steady = True
         self._stale: set[int] = set()
+        self._streams: dict[torch.device, Any] = {}  # of the first gradient of this backward on each device
+        self._has_one_stream = True
 
     def _gradient_ready(self, index: int) -> None:
         with self._lock:
@@ -89,8 +101,15 @@ class Bucketed(GradientSynchronizer):
                 self._repeated = True
                 if row < self._num_sent:
                     self._stale.add(row)
-            if self._overlap and self._may_send_early:
+            if self._overlap and self._may_send_early and self._is_on_one_stream(self._parameters[index]):
                 self._send_full()
+
+    def _is_on_one_stream(self, parameter: Tensor) -> bool:
+        """Return whether the gradients so far were accumulated on one stream of each device."""
+        stream = current_stream(parameter.device)
+        if self._streams.setdefault(parameter.device, stream) != stream:
+            self._has_one_stream = False
+        return self._has_one_stream
 
     def _send_full(self) -> None:
         with torch.no_grad():
