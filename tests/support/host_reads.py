@@ -52,11 +52,15 @@ class HostReads:
 
     It must be active before samestep creates tensors of the host, so it is around a whole script.
 
+    Args:
+        within: the file and the name of a function of samestep, below which reads count; None for all reads.
+
     Attributes:
         found: the file and the line of each read, and of each collective of Python objects, so far.
     """
 
-    def __init__(self):
+    def __init__(self, within=None):
+        self._within = within
         self.found = []
         self._stack = ExitStack()
 
@@ -82,9 +86,12 @@ class HostReads:
         Reads by `ON_HOST` and below `CHECKS` do not count.
         """
         frames = [one for one in _frames() if not one[0].startswith(passed)] if passed else list(_frames())
-        own, line = frames[0]
-        is_check = any(file.startswith(tuple(CHECKS)) for file, _ in frames)
-        if not (own.startswith((os.sep, "<", *ON_HOST)) or is_check):
+        own, line, _ = frames[0]
+        is_check = any(file.startswith(tuple(CHECKS)) for file, *_ in frames)
+        is_outside = self._within is not None and self._within not in [
+            (file, name) for file, _, name in frames
+        ]
+        if not (is_outside or own.startswith((os.sep, "<", *ON_HOST)) or is_check):
             self.found.append(f"{own}:{line}")
 
     def _counted(self, original):
@@ -148,14 +155,16 @@ def _backward(tensor, gradient=None, retain_graph=None, create_graph=False, inpu
 
 
 def _frames():
-    """Yield the file and the line of each frame of samestep or user code, innermost first.
+    """Yield file, line and function of each frame of samestep or user code, innermost first.
 
     A file of samestep has its path in the package, and another one its absolute path. A layer of torch counts
     as user code: samestep only calls it in the place of the script.
     """
     frame = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file != __file__ and (not file.startswith(_TORCH) or file.startswith(f"{_TORCH}/nn/")):
-            yield file.removeprefix(f"{PACKAGE}/"), frame.f_lineno
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        is_of_torch = file.startswith(_TORCH) and not file.startswith(f"{_TORCH}/nn/")
+        is_mode = name == "__torch_function__" and not file.startswith(f"{PACKAGE}/")  # another one of a test
+        if file != __file__ and not is_of_torch and not is_mode:
+            yield file.removeprefix(f"{PACKAGE}/"), frame.f_lineno, name
         frame = frame.f_back

@@ -6,7 +6,7 @@ import pytest
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Load, Options
-from support.script_runner import difference, run_script
+from support.script_runner import READS, difference, run_script
 from support.written_files import files, same_contents
 
 REFUSED = {"simclr_inside.py", "forward_by_name.py"}
@@ -82,6 +82,7 @@ def test_a_serial_script_has_equal_output_and_files_on_several_workers(processes
         assert split
         assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]
         assert not [line for line in account if line.endswith(IN_SHARES)]
+        assert not [line for line in account if line.startswith(READS)]
         if script.deterministic:
             patterns = script.timing_patterns + script.slice_patterns
             assert difference(serial, printed, leave_out=patterns) is None
