@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -53,7 +54,8 @@ class HostReads:
     It must be active before samestep creates tensors of the host, so it is around a whole script.
 
     Args:
-        within: the file and the name of a function of samestep, below which reads count; None for all reads.
+        within: the file and the name of a function of samestep, below which reads count; None for all reads,
+            also after the engine within `Tensor.backward`, where the mode makes torch call hooks twice.
 
     Attributes:
         found: the file and the line of each read, and of each collective of Python objects, so far.
@@ -67,7 +69,7 @@ class HostReads:
     def __enter__(self):
         for name in ("all_gather_object", "broadcast_object_list"):
             self._stack.enter_context(mock.patch.object(dist, name, self._counted(getattr(dist, name))))
-        reads = self._stack.enter_context(_Reads(self.count))
+        reads = self._stack.enter_context(_Reads(self.count, follows_backward=self._within is None))
         engine = torch.autograd._engine_run_backward
 
         def run_backward(*args, **kwargs):
@@ -108,18 +110,18 @@ class _Reads(TorchFunctionMode):
     # A mode of the script would get slices, so calls would stay unsplit under it.
     __module__ = "samestep.host_reads"
 
-    def __init__(self, count):
+    def __init__(self, count, *, follows_backward):
         super().__init__()
-        self._count = count
+        self._count, self._follows_backward = count, follows_backward
         self._on_host = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if func is torch.Tensor.backward:  # within `func` the mode is not active
+        if func is torch.Tensor.backward and self._follows_backward:  # within `func` the mode is not active
             with self:
                 return _backward(*args, **kwargs)
         result = func(*args, **kwargs)
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and not is_lazy(one)]
         if self._waits(name, args, kwargs, given):
             self._count()
         device = kwargs.get("device")
