@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -52,18 +53,23 @@ class HostReads:
 
     It must be active before samestep creates tensors of the host, so it is around a whole script.
 
+    Args:
+        within: the file and the name of a function of samestep, below which reads count; None for all reads,
+            also after the engine within `Tensor.backward`, where the mode makes torch call hooks twice.
+
     Attributes:
         found: the file and the line of each read, and of each collective of Python objects, so far.
     """
 
-    def __init__(self):
+    def __init__(self, within=None):
+        self._within = within
         self.found = []
         self._stack = ExitStack()
 
     def __enter__(self):
         for name in ("all_gather_object", "broadcast_object_list"):
             self._stack.enter_context(mock.patch.object(dist, name, self._counted(getattr(dist, name))))
-        reads = self._stack.enter_context(_Reads(self.count))
+        reads = self._stack.enter_context(_Reads(self.count, follows_backward=self._within is None))
         engine = torch.autograd._engine_run_backward
 
         def run_backward(*args, **kwargs):
@@ -82,9 +88,12 @@ class HostReads:
         Reads by `ON_HOST` and below `CHECKS` do not count.
         """
         frames = [one for one in _frames() if not one[0].startswith(passed)] if passed else list(_frames())
-        own, line = frames[0]
-        is_check = any(file.startswith(tuple(CHECKS)) for file, _ in frames)
-        if not (own.startswith((os.sep, "<", *ON_HOST)) or is_check):
+        own, line, _ = frames[0]
+        is_check = any(file.startswith(tuple(CHECKS)) for file, *_ in frames)
+        is_outside = self._within is not None and self._within not in [
+            (file, name) for file, _, name in frames
+        ]
+        if not (is_outside or own.startswith((os.sep, "<", *ON_HOST)) or is_check):
             self.found.append(f"{own}:{line}")
 
     def _counted(self, original):
@@ -101,18 +110,18 @@ class _Reads(TorchFunctionMode):
     # A mode of the script would get slices, so calls would stay unsplit under it.
     __module__ = "samestep.host_reads"
 
-    def __init__(self, count):
+    def __init__(self, count, *, follows_backward):
         super().__init__()
-        self._count = count
+        self._count, self._follows_backward = count, follows_backward
         self._on_host = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if func is torch.Tensor.backward:  # within `func` the mode is not active
+        if func is torch.Tensor.backward and self._follows_backward:  # within `func` the mode is not active
             with self:
                 return _backward(*args, **kwargs)
         result = func(*args, **kwargs)
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and not is_lazy(one)]
         if self._waits(name, args, kwargs, given):
             self._count()
         device = kwargs.get("device")
@@ -148,14 +157,16 @@ def _backward(tensor, gradient=None, retain_graph=None, create_graph=False, inpu
 
 
 def _frames():
-    """Yield the file and the line of each frame of samestep or user code, innermost first.
+    """Yield file, line and function of each frame of samestep or user code, innermost first.
 
     A file of samestep has its path in the package, and another one its absolute path. A layer of torch counts
     as user code: samestep only calls it in the place of the script.
     """
     frame = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file != __file__ and (not file.startswith(_TORCH) or file.startswith(f"{_TORCH}/nn/")):
-            yield file.removeprefix(f"{PACKAGE}/"), frame.f_lineno
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        is_of_torch = file.startswith(_TORCH) and not file.startswith(f"{_TORCH}/nn/")
+        is_mode = name == "__torch_function__" and not file.startswith(f"{PACKAGE}/")  # another one of a test
+        if file != __file__ and not is_of_torch and not is_mode:
+            yield file.removeprefix(f"{PACKAGE}/"), frame.f_lineno, name
         frame = frame.f_back

@@ -22,6 +22,9 @@ from support.strict_device import StrictDevice
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 
+READS = "samestep reads its device at"
+"""The beginning of a line of the account about a split call on a strict device."""
+
 
 def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False):
     """Run a script on a rank of `world`, in `folder`; the CPU is as strict as a CUDA device if `is_strict`.
@@ -38,6 +41,7 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_stri
                 # With a callback the traceback of a hook of torch's is returned, not printed.
                 ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
         lines += account.lines()
+        lines += sorted({f"{READS} {place}" for place in device.reads})
         if device.lost:
             return printed.getvalue(), lines, f"the device was lost by {device.lost}"
         if ending.exit_code:

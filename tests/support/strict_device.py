@@ -9,6 +9,7 @@ layout or an operand, the CPU's do without. So faults that end a process on a GP
     batch norm's backward without saved    the error of CUDA's kernel
       statistics
     backward                               runs in another thread, where no context variables are set
+    a value that samestep reads            is counted, since the host waits for a device there
 
 The device stays lost, whoever catches the error: `StrictDevice.lost` has the operation, and a test asserts
 that it is empty.
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.autograd_thread import autograd_in_another_thread
+from support.host_reads import HostReads
 
 aten = torch.ops.aten
 _DeviceError = getattr(torch, "AcceleratorError", RuntimeError)  # torch has it since 2.8
@@ -38,22 +40,31 @@ _OF_SIZES = re.compile(
 )
 """What operations say of their sizes, which torch compares on the host for each device."""
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+SPLIT_CALL = "autopilot/split_calls.py", "_by_plan"
+"""The function that computes a split call after its check."""
 _OWN = "samestep.tests.strict_device"
 """The module of the modes: the autopilot splits no calls under a mode that is not samestep's."""
 _NORM_BACKWARD = (aten.native_batch_norm_backward, aten.cudnn_batch_norm_backward)
 
 
 class StrictDevice:
-    """The strict device of one thread; `lost` names the operation that has asserted, and is empty before."""
+    """The strict device of one thread.
+
+    Attributes:
+        lost: the operation that has asserted; empty before.
+        reads: the places where samestep has read values in split calls after their checks; see `HostReads`.
+    """
 
     def __init__(self) -> None:
         self.lost = ""
+        self.reads: list[str] = []
 
     @contextmanager
     def __call__(self):
         """Run a block on the strict device."""
         with ExitStack() as stack:
             stack.enter_context(autograd_in_another_thread())
+            self.reads = stack.enter_context(HostReads(within=SPLIT_CALL)).found
             stack.enter_context(_Functions(self))
             stack.enter_context(_Kernels(self))
             yield self

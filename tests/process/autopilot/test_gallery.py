@@ -6,7 +6,7 @@ import pytest
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Load, Options
-from support.script_runner import difference, run_script
+from support.script_runner import READS, difference, run_script
 from support.written_files import files, same_contents
 
 REFUSED = {"simclr_inside.py", "forward_by_name.py"}
@@ -65,6 +65,9 @@ DRAW_IN_LOADING = {"phases_in_one_loop.py"}
 IN_SHARES = "(--load shared)"
 """The end of the account's line about such a script, where each worker has to load its share."""
 
+NEW_WEIGHTS = {"weights_beside.py"}
+"""Scripts whose calls use weights of no module for the first time, which the ranks compare then."""
+
 SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 
 
@@ -82,6 +85,7 @@ def test_a_serial_script_has_equal_output_and_files_on_several_workers(processes
         assert split
         assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]
         assert not [line for line in account if line.endswith(IN_SHARES)]
+        assert script.name in NEW_WEIGHTS or not [line for line in account if line.startswith(READS)]
         if script.deterministic:
             patterns = script.timing_patterns + script.slice_patterns
             assert difference(serial, printed, leave_out=patterns) is None

@@ -5,7 +5,7 @@ Slices of a batch then differ by the rounding of these products, since a device 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,10 +34,10 @@ class ResultPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Operands that are all of double precision are those of a disturbed call, which wants it throughout.
         """
-        own = {_real(tensor.dtype) for tensor in operands}
-        if {dtype for dtype in own if dtype.is_floating_point} == {torch.float64}:
+        own = _of_floats(tensor.dtype for tensor in operands)
+        if own == {torch.float64}:
             return torch.float64
-        dtypes = own | set(map(_real, self._dtypes))
+        dtypes = own | _of_floats(self._dtypes)
         if torch.float32 in dtypes:
             dtypes |= _of_products(device)
         return max(dtypes, key=_rounding, default=torch.float32)
@@ -53,12 +53,13 @@ class ResultPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype
+def _of_floats(dtypes: Iterable[torch.dtype]) -> set[torch.dtype]:
+    """Return the floating-point dtypes, those of the parts of complex ones included."""
+    return {dtype.to_real() for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    return torch.finfo(dtype).eps
 
 
 def _of_products(device: torch.device) -> set[torch.dtype]:
@@ -96,8 +97,8 @@ def close(
         return True
     if not (found.is_floating_point() or found.is_complex()):
         return torch.equal(found, expected)
-    dtypes = [_real(found.dtype), *([] if precision is None else [precision])]
-    coarsest = max(dtypes, key=_rounding)
+    own = found.dtype.to_real()
+    coarsest = own if precision is None else max(own, precision, key=_rounding)
     relative, of_scale = (table.get(coarsest, _COARSER) for table in (_RELATIVE, _OF_SCALE))
     a, b = found.detach(), expected.detach()
     least = max(relative * largest(b), of_scale * scale)

@@ -28,7 +28,7 @@ def of_autocast():
         (lambda: X @ X, torch.float32),
         (lambda: (X.half() + 1).float(), torch.float16),
         (of_autocast, torch.bfloat16),
-        (lambda: (X > 0).long(), torch.int64),
+        (lambda: (X > 0).long(), torch.float32),
         (lambda: (X + 0j).abs(), torch.float32),
     ],
 )
