@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from samestep.autopilot.equivalence.positions import CheckedPositions
 from support.autograd_thread import autograd_in_another_thread
 from support.host_reads import HostReads
 
@@ -32,7 +33,8 @@ _DeviceError = getattr(torch, "AcceleratorError", RuntimeError)  # torch has it 
 _LOST = "CUDA error: device-side assert triggered"
 _ASSERTED = re.compile(
     r"out of (range|bounds|DATA bounds)|valid range|invalid max index|between 0 and 1|p_in >= 0|Poisson rate"
-    r"|repeats can not be negative|Class values must be|number of ones in mask|single nonzero value"
+    r"|repeats can not be negative|multinomial distribution|Class values must be|number of ones in mask"
+    r"|single nonzero value"
 )
 """What the CPU's kernels say of values that CUDA's kernels assert."""
 _OF_SIZES = re.compile(
@@ -122,5 +124,11 @@ class _Functions(TorchFunctionMode):
             for state in (states,) if isinstance(states, Tensor) else states:
                 if not state.is_contiguous():
                     raise RuntimeError("rnn: hx is not contiguous")
-        with self._device.losing(name) if name == "one_hot" else nullcontext():
+        # On CUDA it is a scatter of unchecked classes, which `CheckedPositions` would check.
+        asserts = name == "one_hot" and not _are_positions_checked()
+        with self._device.losing(name) if asserts else nullcontext():
             return func(*args, **(kwargs or {}))
+
+
+def _are_positions_checked() -> bool:
+    return any(isinstance(mode, CheckedPositions) for mode in _get_current_dispatch_mode_stack())

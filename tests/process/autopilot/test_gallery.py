@@ -23,6 +23,7 @@ UNSPLIT = {
     "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
     "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),
     "table_lookups.py": ("Graph",),
+    "labels_as_indices.py": ("Gathered", "Positioned", "Shifted", "Routed"),
     "later_batches.py": ("MissingTargets", "Clamped", "Outliers", "Watched"),
 }
 """Modules whose calls must stay unsplit, in scripts that also call modules that are split."""

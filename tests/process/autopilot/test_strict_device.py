@@ -78,3 +78,30 @@ def test_a_script_fails_without_the_care_that_a_device_needs(processes, name, ho
     ran = how, script.path, script.arguments, tmp_path, 1, DEFAULTS, True
     for _, account, trace in processes.run(run_careless, 2, *ran):
         assert failure in f"{account} {trace}"
+
+
+FAILING = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return self.layer(x)
+
+Net()(torch.ones(9, 4))
+"""
+
+
+def test_a_device_that_fails_in_a_check_ends_the_script_in_one_line(processes, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILING)
+    for _, _, trace in processes.run(run_script, 2, path, (), tmp_path):
+        (line,) = trace.splitlines()
+        assert line.startswith("samestep: error: ")
+        assert "train.py:12" in line

@@ -120,8 +120,9 @@ class EquivalenceCheck:
     def _verdict(self) -> Verdict:
         whole: UnsplitCall | None = None
         reasons: list[str] = []
-        self._uses = self._uses_of_inputs()
         ways = list(self._ways())
+        if ways:
+            self._uses = self._uses_of_inputs()
         for dims in ways:
             began = monotonic()
             why = self._refuted(dims)

@@ -228,20 +228,22 @@ def emptying(given: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tupl
         input_of(path, dims): (path, tensor) for path, tensor in given.tensors() if is_split(path, dims)
     }
     for place, (path, tensor) in inputs.items():
-        if path in uses.indices | uses.unchecked:
-            yield from ((place, None) for _ in range(path in dims))
-        elif _is_mask(tensor):
+        if path in dims and path in uses.indices | uses.unchecked:
+            yield place, None
+        if path in uses.unchecked:
+            continue
+        if _is_mask(tensor):
             yield place, 0
-        elif path in uses.ignored:
-            yield from ((place, label) for label in sorted(uses.ignored[path]))
         elif tensor.dtype == torch.int64:
-            yield from ((place, label) for label in _IGNORED)
+            yield from ((place, label) for label in {*_IGNORED, *uses.ignored.get(path, ())})
         elif tensor.is_floating_point():
             yield from ((place, missing) for missing in _MISSING)
 
 
 class DoublePrecision(CheckedPositions):  # type: ignore[no-untyped-call]
     """A context that creates tensors of lower precision in double precision instead, casts included."""
+
+    precision = torch.float64
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if kwargs.get("dtype") in _LOWER:

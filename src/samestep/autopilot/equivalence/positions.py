@@ -100,8 +100,28 @@ def _of_rows(given: Mapping[str, Any]) -> Iterator[Positions]:
 
 
 def _of_places(given: Mapping[str, Any]) -> Iterator[Positions]:
-    height, width = given["output_size"][-2:]
-    yield Positions(given["indices"], 0, height * width)
+    yield Positions(given["indices"], 0, math.prod(given["output_size"]))
+
+
+def _of_sequences(given: Mapping[str, Any]) -> Iterator[Positions]:
+    """Read the labels of a CTC loss: rows that are padded to one length, or all in one row."""
+    lengths = given["target_lengths"]
+    counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+    targets, classes = given["targets"], given["log_probs"].size(-1)
+    rows = zip(targets, counts, strict=True) if targets.dim() > 1 else [(targets, sum(counts))]
+    yield from (Positions(row[:count], 0, classes) for row, count in rows)
+
+
+def _repeats(given: Mapping[str, Any]) -> Iterator[Positions]:
+    repeats, total = given["repeats"], given["output_size"]
+    yield Positions(repeats, 0, math.inf)
+    if total is not None:
+        yield Positions(repeats.sum(), total, total + 1)
+
+
+def _weights_of_draws(given: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(given["self"], 0, math.inf)
+    yield Positions(given["self"].sum(-1), _ABOVE_ZERO, math.inf)
 
 
 def _not_negative(name: str) -> _Reader:
@@ -126,7 +146,7 @@ def _asserted(given: Mapping[str, Any]) -> Iterator[Positions]:
     yield Positions(given["self"] != 0, 1, 2)
 
 
-_ABOVE_ONE = math.nextafter(1.0, 2.0)
+_ABOVE_ZERO, _ABOVE_ONE = math.ulp(0.0), math.nextafter(1.0, 2.0)
 _READERS: Mapping[Any, _Reader] = {
     aten.embedding: _in_table("weight", "indices"),
     aten.embedding_renorm_: _in_table("self", "indices"),
@@ -145,15 +165,17 @@ _READERS: Mapping[Any, _Reader] = {
     **dict.fromkeys((aten.nll_loss_forward, aten.nll_loss2d_forward), _labels),
     aten.multi_margin_loss: _margin_labels(is_padded=False),
     aten.multilabel_margin_loss_forward: _margin_labels(is_padded=True),
-    aten.max_unpool2d: _of_places,
+    **dict.fromkeys((aten.max_unpool2d, aten.max_unpool3d), _of_places),
+    aten._ctc_loss: _of_sequences,  # noqa: SLF001
     aten.bincount: _not_negative("self"),
-    aten.repeat_interleave: _not_negative("repeats"),
+    aten.repeat_interleave: _repeats,
     aten.poisson: _not_negative("self"),
+    aten.multinomial: _weights_of_draws,
     **dict.fromkeys((aten.bernoulli, aten.bernoulli_, aten.binary_cross_entropy), _probabilities),
     **dict.fromkeys((aten.masked_scatter, aten.masked_scatter_), _number_of_elements),
-    aten._assert_async: _asserted,  # noqa: SLF001
+    **dict.fromkeys((aten._assert_async, aten._functional_assert_async), _asserted),  # noqa: SLF001
 }
-"""The operations of torch whose kernels assert, with the values that they assert about."""
+"""The operations of torch whose kernels assert or access memory out of bounds, with their operands."""
 _FROM_TABLE = frozenset(
     {aten.embedding, aten.index, aten._unsafe_index, aten.index_select, aten.gather, aten.take}  # noqa: SLF001
 )
@@ -188,6 +210,9 @@ class _Decomposed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class CheckedPositions(_Decomposed):  # type: ignore[no-untyped-call]
     """A context in which a position out of range raises an `IndexError` before a kernel gets it."""
+
+    precision: torch.dtype | None = None
+    """The precision of all results of the context; None if it does not change them."""
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for found in positions_in(func, args, kwargs):

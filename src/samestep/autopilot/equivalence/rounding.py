@@ -5,8 +5,8 @@ Slices of a batch then differ by the rounding of these products, since a device 
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,24 +22,37 @@ _COARSER = 0.25
 _TF32 = torch.float16  # TF32 has as many bits
 
 
+_ACCUMULATING = re.compile(
+    r"mm|mv|dot|matmul|linear|einsum|conv|attention|rnn|lstm|gru|sum|mean|norm(?!al)|softmax|var|std|prod|pool"
+    r"|loss|scatter|index_add|bag"
+)
+"""Names of operations that add many values, in an order that a device chooses by the shape."""
+_PRODUCTS = {
+    "matmul": re.compile(r"mm|mv|dot|matmul|linear|einsum|attention"),
+    "conv": re.compile(r"conv"),
+    "rnn": re.compile(r"rnn|lstm|gru"),
+}
+"""Names of the operations that TF32 concerns, by torch's names of their settings."""
+
+
 class ResultPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that records the coarsest precision of the results of its operations."""
+    """A context that records the coarsest precision in which its operations have added values.
+
+    Operations on single elements round equally, whatever the shape: a cast to half precision does not count.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dtypes: set[torch.dtype] = set()
+        self._seen: set[tuple[str, torch.dtype]] = set()
 
-    def coarsest(self, device: torch.device, *operands: Tensor) -> torch.dtype:
-        """Return the coarsest precision of the operands and of the results so far, as a dtype.
-
-        Operands that are all of double precision are those of a disturbed call, which wants it throughout.
-        """
-        own = _of_floats(tensor.dtype for tensor in operands)
-        if own == {torch.float64}:
-            return torch.float64
-        dtypes = own | _of_floats(self._dtypes)
-        if torch.float32 in dtypes:
-            dtypes |= _of_products(device)
+    def coarsest(self, device: torch.device) -> torch.dtype:
+        """Return the coarsest precision, as a dtype; single precision if no operation was observed."""
+        added = {(name, dtype) for name, dtype in self._seen if _ACCUMULATING.search(name)}
+        dtypes = _of_floats(dtype for _, dtype in added)
+        of_single = [name for name, dtype in added if dtype == torch.float32]
+        for setting, names in _PRODUCTS.items():
+            if any(map(names.search, of_single)):
+                dtypes |= _of_products(device, setting)
         return max(dtypes, key=_rounding, default=torch.float32)
 
     def __torch_dispatch__(
@@ -49,8 +62,18 @@ class ResultPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, Tensor):
-                self._dtypes.add(tensor.dtype)
+                self._seen.add((func.overloadpacket.__name__, tensor.dtype))
         return result
+
+
+def unobserved_precision(device: torch.device, operands: Iterable[Tensor]) -> torch.dtype:
+    """Return the coarsest precision that compiled code may have used, by its operands and settings."""
+    dtypes = _of_floats(tensor.dtype for tensor in operands)
+    if torch.float32 in dtypes:
+        dtypes |= {kind for setting in _PRODUCTS for kind in _of_products(device, setting)}
+        if torch.is_autocast_enabled(device.type):
+            dtypes.add(torch.get_autocast_dtype(device.type))
+    return max(dtypes, key=_rounding, default=torch.float32)
 
 
 def _of_floats(dtypes: Iterable[torch.dtype]) -> set[torch.dtype]:
@@ -62,22 +85,21 @@ def _rounding(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def _of_products(device: torch.device) -> set[torch.dtype]:
-    """Return the precisions, beside their own, in which a device computes products in single precision."""
-    found: set[torch.dtype] = set()
-    if torch.is_autocast_enabled(device.type):
-        found.add(torch.get_autocast_dtype(device.type))
+def _of_products(device: torch.device, setting: str) -> set[torch.dtype]:
+    """Return the coarser precision that a device uses for products in single precision, if there is one."""
     backends = torch.backends
-    owners = [backends.mkldnn] if device.type == "cpu" else [backends.cuda, backends.cudnn]
-    operations = [getattr(owner, name, None) for owner in owners for name in ("matmul", "conv", "rnn")]
-    settings = [getattr(operation, "fp32_precision", "none") for operation in operations]
-    # torch refuses to read its older settings once a newer one has been changed.
-    with suppress(RuntimeError):
-        settings.append({"high": "tf32", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "none"))
-    with suppress(RuntimeError):
-        if device.type == "cuda" and (backends.cuda.matmul.allow_tf32 or backends.cudnn.allow_tf32):
-            settings.append("tf32")
-    return found | {kind for name, kind in (("tf32", _TF32), ("bf16", torch.bfloat16)) if name in settings}
+    if device.type == "cpu":
+        owner: Any = getattr(backends.mkldnn, setting, None)
+    else:
+        owner = backends.cuda.matmul if setting == "matmul" else getattr(backends.cudnn, setting, None)
+    found = getattr(owner, "fp32_precision", None)
+    if found is None and device.type == "cuda":  # torch before 2.9
+        is_allowed = backends.cuda.matmul.allow_tf32 if setting == "matmul" else backends.cudnn.allow_tf32
+        found = "tf32" if is_allowed else "ieee"
+    if found is None:
+        medium = setting == "matmul" and torch.get_float32_matmul_precision() == "medium"
+        found = "bf16" if medium else "ieee"
+    return {kind for name, kind in (("tf32", _TF32), ("bf16", torch.bfloat16)) if found == name}
 
 
 def close(
@@ -86,9 +108,10 @@ def close(
     """Return whether two tensors are equal but for rounding.
 
     Args:
-        found: a tensor.
-        expected: another one.
-        scale: the largest value of the operands, which may cancel.
+        found: the result of a split call.
+        expected: that of the unsplit call, of any shape.
+        scale: the largest value of the operands, which may cancel. It counts for single and double precision
+            only: half of an image's 255 would be a tolerance of whole units.
         precision: the coarsest precision in which they were computed; None for their own.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -101,7 +124,8 @@ def close(
     coarsest = own if precision is None else max(own, precision, key=_rounding)
     relative, of_scale = (table.get(coarsest, _COARSER) for table in (_RELATIVE, _OF_SCALE))
     a, b = found.detach(), expected.detach()
-    least = max(relative * largest(b), of_scale * scale)
+    is_half = _rounding(coarsest) > torch.finfo(torch.float32).eps
+    least = max(relative * largest(b), of_scale * (largest(b) if is_half else scale))
     return torch.allclose(a, b, rtol=relative, atol=least, equal_nan=True)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.positions import PositionTrace
-from samestep.autopilot.equivalence.rounding import ResultPrecision, close, largest
+from samestep.autopilot.equivalence.positions import CheckedPositions, PositionTrace
+from samestep.autopilot.equivalence.rounding import ResultPrecision, close, largest, unobserved_precision
 from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.draw_plans import DrawRecord
@@ -83,7 +83,7 @@ class ModuleRun:
         self.drawn.restore()
 
     def recorded(
-        self, given: CallArguments, *, grad: bool = False, precise: AbstractContextManager[Any] | None = None
+        self, given: CallArguments, *, grad: bool = False, precise: CheckedPositions | None = None
     ) -> UnsplitCall | None:
         """Return the results of `unsplit`, with the random draws; None if recording changes the draws."""
         whole = self.unsplit(given, grad=grad, precise=precise)
@@ -103,7 +103,7 @@ class ModuleRun:
         *,
         grad: bool = False,
         records: bool = False,
-        precise: AbstractContextManager[Any] | None = None,
+        precise: CheckedPositions | None = None,
         trace: PositionTrace | None = None,
     ) -> UnsplitCall:
         """Return the results of an unsplit call; do not restore the module.
@@ -120,8 +120,8 @@ class ModuleRun:
         own = given if grad else copied
         kept, versions_in = SavedArguments(own), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
-        reads, precision = SampleReads(), ResultPrecision()
-        runs_eagerly = records or trace is not None or not is_compiled(self.module)
+        reads, runs_eagerly = SampleReads(), records or trace is not None or not is_compiled(self.module)
+        observed = ResultPrecision() if runs_eagerly else None
         reads.follow(own.samples(self.dims))
         if trace is not None:
             trace.follow(own.tensors())
@@ -129,7 +129,7 @@ class ModuleRun:
             torch.set_grad_enabled(grad),
             quiet() as printed,
             eagerly(self.module, when=runs_eagerly),
-            precision if runs_eagerly else nullcontext(),
+            observed or nullcontext(),
             precise or nullcontext(),
             trace or nullcontext(),
             recorder or nullcontext(),
@@ -146,6 +146,11 @@ class ModuleRun:
             writes = f"it writes to {name}, and what it writes could not be compared"
         kept.restore()
         operands = [*dict(given.tensors()).values(), *self.module.parameters()]
+        precision = precise.precision if precise is not None else None
+        if precision is None and observed is not None:
+            precision = observed.coarsest(self._device)
+        elif precision is None:
+            precision = unobserved_precision(self._device, operands)
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
         return UnsplitCall(
@@ -160,7 +165,7 @@ class ModuleRun:
             writes=writes,
             printed=printed.any,
             scale=largest(*found.values(), *operands),
-            precision=precision.coarsest(self._device, *operands),
+            precision=precision,
             reads=reads.found,
         )
 

@@ -5,6 +5,7 @@ raised, all ranks continue equally. If some have not, they wait in the call for 
 next call, or the end of its script, then ends the run.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.base.errors import Error, OutOfStep, UsageError
 from samestep.base.polling import holds_within
 
+_FINAL = re.compile(
+    r"(CUDA|HIP)( driver)? error: .*(assert|illegal|misaligned|launch fail|uncorrectable|hardware stack"
+    r"|invalid program counter|invalid address space)"
+)
+"""Errors after which each operation of a process fails on its device."""
 _PATIENCE_S = 20.0
 """Seconds that a rank waits for the others to raise as well: they compute slices of the same batch."""
 
@@ -56,11 +62,8 @@ class FailedCalls:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Return whether an error ends all computations on a device, unlike one of memory."""
-    kind = getattr(torch, "AcceleratorError", None)  # torch has it since 2.8
-    return (kind is not None and isinstance(error, kind)) or (
-        isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "HIP error"))
-    )
+    """Return whether an error ends all computations on a device, unlike one of memory or of an argument."""
+    return isinstance(error, RuntimeError) and bool(_FINAL.search(str(error)))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from samestep.base.console import log
-from samestep.base.errors import INTERRUPTED, Error, UsageError, WorldError
+from samestep.base.errors import INTERRUPTED, DeviceFailed, Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
 from samestep.launch.local.own_modules import unload_shadowed
@@ -142,7 +142,7 @@ def ending_of(error: BaseException) -> Ending:
     could not communicate; the program is not at fault.
     """
     visible, line, unwritten = _user_frames(error.__traceback__), _place_of(error), ""
-    if isinstance(error, (UsageError, WorldError)):
+    if isinstance(error, (UsageError, WorldError, DeviceFailed)):
         where = f" ({line})" if line else ""
         code, text = error.exit_code, f"samestep: error: {' '.join(str(error).split())}{where}\n"
     else:
@@ -165,7 +165,7 @@ def _in_its_own_words(
     error: BaseException, ending: Ending, send_provisional: Callable[[Ending], None] | None
 ) -> Ending:
     """Call the program's own ``sys.excepthook`` with the error, as the interpreter would."""
-    if isinstance(error, (UsageError, WorldError)) or sys.excepthook is sys.__excepthook__:
+    if isinstance(error, (UsageError, WorldError, DeviceFailed)) or sys.excepthook is sys.__excepthook__:
         return ending
     visible = _user_frames(error.__traceback__)
     text = io.TextIOWrapper(io.BytesIO(), errors="backslashreplace", write_through=True)

@@ -70,8 +70,15 @@ def test_masks_labels_and_values_can_be_emptied():
         (LENGTHS, -100),
         (LENGTHS, -1),
         (LABELS, -100),
+        (LABELS, -1),
         (TOKENS, None),
+        (TOKENS, -100),
+        (TOKENS, -1),
     }
+    unchecked = InputUses(unchecked=frozenset({TOKENS, MASK}))
+    assert [value for path, value in emptying(given(), DIMS, unchecked) if path in (TOKENS, MASK)] == [
+        None
+    ] * 2
     how = Disturbance(2, 5, empties=(LABELS, -100))
     assert disturbed_inputs(given(), DIMS, 8, how, USES).args[4][-2:].tolist() == [-100, -100]
 

@@ -9,6 +9,7 @@ from samestep.autopilot.equivalence.positions import CheckedPositions, PositionT
 from support.strict_device import StrictDevice
 
 NAN = float("nan")
+SCORES = torch.zeros(5, 2, 4).log_softmax(2)
 ONES, SIX, LABELS = torch.ones(3, 2), torch.full((1, 2), 6), torch.tensor([0, 2, 7])
 ASSERTED = {
     "embedding": lambda: F.embedding(torch.tensor([0, -1]), ONES),
@@ -42,6 +43,10 @@ ASSERTED = {
     "rates": lambda: torch.poisson(torch.tensor([-1.0])),
     "binary targets": lambda: F.binary_cross_entropy(torch.tensor([0.5]), torch.tensor([2.0])),
     "binary scores": lambda: F.binary_cross_entropy(torch.tensor([NAN]), torch.tensor([1.0])),
+    "unpooling of volumes": lambda: F.max_unpool3d(
+        torch.ones(1, 1, 1, 1, 1), torch.full((1, 1, 1, 1, 1), 8), 2
+    ),
+    "draws of a distribution": lambda: torch.multinomial(torch.tensor([0.5, NAN]), 2, replacement=True),
     "masked scatter": lambda: ONES.masked_scatter(ONES > 0, torch.ones(5)),
     "assertion": lambda: torch._assert_async(torch.tensor(0)),
 }
@@ -60,6 +65,17 @@ def test_an_operation_that_would_assert_raises_before_its_kernel(operation):
         assert not strict.lost
 
 
+def test_sequences_and_repeats_beyond_their_memory_raise_before_their_kernel():
+    """The CPU's kernels read what lies there."""
+    for operation in (
+        lambda: F.ctc_loss(SCORES, torch.tensor([[1, 2], [2, -1]]), (5, 5), (1, 2)),
+        lambda: F.ctc_loss(SCORES, torch.tensor([1, 2, 4]), torch.tensor([5, 5]), torch.tensor([1, 2])),
+        lambda: ONES.repeat_interleave(torch.tensor([1, 1, 2]), 0, output_size=3),
+    ):
+        with CheckedPositions(), pytest.raises(IndexError):
+            operation()
+
+
 RIGHT = {
     "embedding": lambda: F.embedding(torch.tensor([2, 0]), ONES),
     "no row": lambda: F.embedding(torch.tensor([], dtype=torch.long), ONES),
@@ -74,6 +90,10 @@ RIGHT = {
     "chance": lambda: torch.ones(2).bernoulli_(0.5),
     "binary": lambda: F.binary_cross_entropy(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])),
     "assertion": lambda: torch._assert_async(torch.tensor(2)),
+    "draws": lambda: torch.multinomial(torch.tensor([[0.5, 0.0], [1.0, 2.0]]), 4, replacement=True),
+    "repeats": lambda: ONES.repeat_interleave(torch.tensor([1, 0, 2]), 0, output_size=3),
+    "padded sequences": lambda: F.ctc_loss(SCORES, torch.tensor([[1, -1], [2, 3]]), (5, 5), (1, 2)),
+    "sequences in a row": lambda: F.ctc_loss(SCORES, torch.tensor([1, 2, 3]), (5, 5), (1, 2)),
 }
 
 
@@ -161,3 +181,9 @@ def test_memory_of_a_freed_tensor_is_not_followed():
             TABLE(torch.zeros(2, dtype=torch.long) + 3)
 
     assert traced(model, torch.tensor([1, 2]), torch.tensor([1])) == (set(), {})
+
+
+def test_classes_out_of_range_are_found_in_the_scatter_of_a_device():
+    """CUDA's `one_hot` compares nothing, and scatters."""
+    with CheckedPositions(), pytest.raises(IndexError):
+        torch.zeros(2, 5).scatter_(-1, torch.tensor([[-100], [1]]), 1)
