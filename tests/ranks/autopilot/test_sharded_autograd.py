@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import grad
 
+from samestep.autopilot.split import sharded_autograd
 from samestep.autopilot.split.gradients import Gradients
 from samestep.autopilot.split.sharded_autograd import BatchSplit, call_graph
 from samestep.ranks.world.thread_world import run_ranks
@@ -79,7 +80,19 @@ def test_weighted_sums_ignore_parts_of_weight_0():
     assert run_ranks(on_each_rank, 3) == [(1.75, 0.75), (1.75, 2.25), (1.75, 0.0)]
 
 
-def test_leaves_that_only_the_graph_holds_are_no_weights_of_the_script():
+@pytest.fixture
+def is_first_call():
+    """Forgets what the first call of a process has measured."""
+    sharded_autograd._references_of_graph.cache_clear()
+    yield
+    sharded_autograd._references_of_graph.cache_clear()
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.usefixtures("is_first_call")
+def test_leaves_that_only_the_graph_holds_are_no_weights_of_the_script(mode):
+    with mode():
+        assert call_graph(torch.ones(2)).leaves == ()
     kept = torch.ones(2, requires_grad=True)
 
     def output(x):

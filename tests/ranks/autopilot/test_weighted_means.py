@@ -1,5 +1,7 @@
 """Means of slices become the mean of the batch, in value and gradient, also where slices have no weight."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from samestep.base.errors import UsageError
 from samestep.ranks.world.thread_world import run_ranks
 
 D = torch.float64
-RECIPROCAL = Reading(multiplied=True)
+RECIPROCAL, INNER = Reading(multiplied=True), Reading(inner=True)
 CLASSES = torch.tensor([0.0, 0.5, 2.0, 3.0], dtype=D)
 
 
@@ -23,6 +25,17 @@ def drawn(*shape, seed=0):
 def masked(scores, y):
     counts = (y >= 0).to(scores.dtype)
     return (F.cross_entropy(scores, y, reduction="none") * counts).sum(), counts.sum()
+
+
+def two_masked(scores, y):
+    counts = (y >= 0).to(scores.dtype)
+    sums = [(each * counts).sum() for each in (scores.square().sum(1), scores.abs().sum(1))]
+    return [one / counts.sum() for one in sums]
+
+
+def of_each_feature(scores, y):
+    counts = (y >= 0).to(scores.dtype)
+    return (scores.square() * counts[:, None]).sum(0) / counts.sum()
 
 
 LOSSES = {
@@ -41,6 +54,26 @@ LOSSES = {
         PLAIN,
     ),
     "selected elements": (lambda s, y: s[y >= 0].square().mean(), PLAIN),
+    "the sum of stacked losses": (lambda s, y: torch.stack(two_masked(s, y)).sum(), PLAIN),
+    "the mean of stacked losses": (lambda s, y: torch.stack(two_masked(s, y)).mean() * 3, PLAIN),
+    "the sum over features of means": (lambda s, y: of_each_feature(s, y).sum(), INNER),
+    "the mean over features of means": (lambda s, y: of_each_feature(s, y).mean(), INNER),
+}
+# Losses whose factor is 0: their weight is 1 / 0.
+ZEROS = {
+    "a tensor": lambda s, y: masked(s, y)[0] * torch.zeros((), dtype=D),
+    "a number": lambda s, y: masked(s, y)[0] * 0.0,
+    "a reciprocal": lambda s, y: masked(s, y)[0] * (torch.zeros((), dtype=D) / masked(s, y)[1]),
+    "a reciprocal, and a term": lambda s, y: (
+        masked(s, y)[0] * (torch.zeros((), dtype=D) / masked(s, y)[1]) + 1
+    ),
+    "zeros of both signs": lambda s, y: (
+        masked(s, y)[0] * (torch.zeros((), dtype=D) / (masked(s, y)[1] - 2.5))
+    ),
+    "two terms": lambda s, y: (
+        masked(s, y)[0] * (torch.zeros((), dtype=D) / masked(s, y)[1])
+        + masked(2 * s, y)[0] * (torch.zeros((), dtype=D) / masked(s, y)[1])
+    ),
 }
 LABELS = {
     "all": [0, 1, 2, 3, 1, 2, 3],
@@ -85,6 +118,36 @@ def test_values_and_gradients_are_those_of_one_rank(name, labels, size):
     assert expected[0].isfinite()
     for found in on_ranks(loss, reading, y, size):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("labels", ["all", "none in the first slices", "one"])
+@pytest.mark.parametrize("name", ZEROS)
+def test_a_factor_that_is_zero_gives_what_it_gives_on_one_rank(name, labels, size):
+    y = torch.tensor(LABELS[labels])
+    expected = serial(ZEROS[name], y)
+    assert expected[0] == ("and a term" in name)
+    for found in on_ranks(ZEROS[name], RECIPROCAL, y, size):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reading"),
+    [(lambda s, n: s.sum() * n, RECIPROCAL), (lambda s, n: s.sum() / n, PLAIN)],
+    ids=["factor", "divisor"],
+)
+def test_a_factor_that_is_nan_on_some_ranks_is_refused(loss, reading):
+    def on_rank(world, factors):
+        part = loss(drawn(3).requires_grad_(), torch.tensor(factors[world.place.rank], dtype=D))
+        try:
+            return ReducedOutput(reading).gather(part, BatchSplit(world, 6)).item()
+        except UsageError as error:
+            return str(error)
+
+    found = run_ranks(lambda world: on_rank(world, [math.nan, 2.0]), 2)
+    assert "NaN on some workers" in found[0]
+    assert found[0] == found[1]
+    assert all(math.isnan(one) for one in run_ranks(lambda world: on_rank(world, [math.nan] * 2), 2))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +205,29 @@ def test_complex_means():
 
     for found in run_ranks(on_rank, 2):
         torch.testing.assert_close(found, z.mean())
+
+
+def test_gradients_of_samples_through_an_output_without_weight_leave_those_of_another():
+    y = torch.tensor(LABELS["none in the first slices"])
+
+    def on_rank(world):
+        split = BatchSplit(world, 7)
+        weight = nn.Parameter(drawn(5, 4, seed=1))
+        own = slice(split.start, split.start + split.local)
+        each = 2 * (drawn(7, 5)[own] @ weight).square().sum(1)
+        counts = (y[own] >= 0).to(D)
+        masked_mean = ReducedOutput(PLAIN).gather((each * counts).sum() / counts.sum(), split)
+        (masked_mean + ReducedOutput(PLAIN).gather(each.mean(), split)).backward()
+        world.all_reduce(weight.grad)
+        return weight.grad / 2
+
+    def whole(s, y):
+        each, counts = 2 * s.square().sum(1), (y >= 0).to(D)
+        return (each * counts).sum() / counts.sum() + each.mean()
+
+    expected = serial(whole, y)[1] / 0.7
+    for found in run_ranks(on_rank, 2):
+        torch.testing.assert_close(found, expected)
 
 
 def gathered(parts, make, size):

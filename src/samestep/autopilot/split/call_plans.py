@@ -121,7 +121,7 @@ class ReducedOutput:
             )
         if found.kind == "sum":
             return split.summed(part)
-        return mean_over_ranks(part, found, split.world)
+        return mean_over_ranks(part, found, split.world, reading=self.reading)
 
 
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput

@@ -8,7 +8,9 @@ there, and the host reads that memory later::
     backward   host: the copy has arrived; raises, before the optimizer steps
                or it has not arrived; goes on, until a later call or backward, or the end of the script
 
-On a CPU every copy has arrived at once, by the same code. Flags are equal on all ranks, so all of them raise.
+On a CPU every copy has arrived at once, by the same code. Flags are equal on all ranks, but a copy may arrive
+at one rank some calls before it arrives at another. That rank raises first, and the launcher ends the others,
+which may wait for it in an all-reduce.
 """
 
 from collections import deque
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
+from samestep.parallel.gradients.batch_norm import raise_now
 
 _current: ContextVar["DeferredChecks | None"] = ContextVar("samestep_deferred_checks", default=None)
 
@@ -91,7 +94,7 @@ def refuse(has_failed: Tensor, message: str) -> None:
     Elsewhere, as in an equivalence check, it is read at once.
     """
     checks = _current.get()
-    if checks is not None:
+    if checks is None:
+        raise_now(has_failed, message)
+    else:
         checks.add(has_failed, message)
-    elif bool(has_failed):
-        raise UsageError(message)

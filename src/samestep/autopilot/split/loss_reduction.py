@@ -135,7 +135,7 @@ def scaled(term: Term, factor: Weight, *, applies: bool) -> Term:
     """Return the reading of a term times a number."""
     if not isinstance(term, Reduction) or not applies:
         return term
-    return None if factor.is_zero else divided(term, factor.reciprocal(), applies=True)
+    return divided(term, factor.reciprocal(), applies=True)
 
 
 def multiplied(terms: Iterable[Term]) -> Term:
@@ -163,25 +163,19 @@ def by_elements(reduction: int, count: int) -> Term:
 
 def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
     """Return the reduction that computed `value`, from its graph; None if it is unknown."""
-    found = _Graph(reading).read(value.grad_fn, depth=60)
+    found = _Graph(reading).read(value.grad_fn, _DEPTH)
     return found if isinstance(found, Reduction) else None
 
 
-def reducing_nodes(value: Tensor) -> list[Any]:
+def reducing_nodes(value: Tensor, reading: Reading) -> list[Any]:
     """Return the nodes in the graph of a reduced value whose gradient is NaN if it has no weight.
 
     These are products and quotients, and losses with class weights; without these, ignored labels have none.
+    They are nodes of reduced values only: operations on samples may be part of other outputs, too.
     """
-    found: list[Any] = []
-    waiting: list[Any] = [value.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        name = type(node).__name__.rstrip("0123456789")
-        if name in _PRODUCTS or (name in _OF_LABELS and node._saved_weight is not None):  # noqa: SLF001
-            found.append(node)
-        if name in _LINEAR or name in _PRODUCTS:
-            waiting += [one for one, _ in node.next_functions if one is not None]
-    return found
+    graph = _Graph(reading)
+    graph.read(value.grad_fn, _DEPTH)
+    return graph.reducing
 
 
 class _Graph:
@@ -189,11 +183,22 @@ class _Graph:
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
+        self.reducing: list[Any] = []
+        """The nodes of `reducing_nodes` that have been read."""
 
     def read(self, node: Any, depth: int) -> Term:
+        before = len(self.reducing)
+        found = self._read(node, depth)
+        if not isinstance(found, Reduction):
+            del self.reducing[before:]  # what was read below has no part in the reduction
+        elif _divides_by_weight(node):
+            self.reducing.append(node)
+        return found
+
+    def _read(self, node: Any, depth: int) -> Term:
         if node is None or not depth:
             return None
-        name = type(node).__name__.rstrip("0123456789")
+        name = _name(node)
         found: Term = None
         if name == "AccumulateGrad":
             found = INDEPENDENT if node.variable.numel() == 1 else None
@@ -228,7 +233,7 @@ class _Graph:
     def _reduced(self, node: Any, depth: int, name: str) -> Term:
         """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
         operand = next((one for one, _ in node.next_functions), None)
-        is_stack = type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward")
+        is_stack = _name(operand) in ("StackBackward", "CatBackward")
         if self._reading.each and not is_stack:
             return Reduction("sum")
         if (is_stack and not self._reading.each) or self._reading.inner:
@@ -236,6 +241,16 @@ class _Graph:
             if isinstance(inside, Reduction):
                 return inside
         return Reduction("sum") if name == "SumBackward" else _mean(node)
+
+
+def _name(node: Any) -> str:
+    """Return the name of a graph node without its version: ``MulBackward`` for ``MulBackward0``."""
+    return type(node).__name__.rstrip("0123456789")
+
+
+def _divides_by_weight(node: Any) -> bool:
+    name = _name(node)
+    return name in _PRODUCTS or (name in _OF_LABELS and node._saved_weight is not None)  # noqa: SLF001
 
 
 def _node_of(operation: str) -> str:
@@ -265,7 +280,7 @@ def _of_selection(node: Any, term: Term) -> Term:
     while waiting and seen < _NEAR:
         seen += 1
         for one, _ in waiting.pop(0).next_functions:
-            if type(one).__name__.rstrip("0123456789") in _SELECTING:
+            if _name(one) in _SELECTING:
                 return replace(term, source=("selected", id(one)))
             if one is not None:
                 waiting.append(one)
@@ -282,6 +297,7 @@ def _mean(node: Any) -> Term:
     return _of_selection(node, Reduction("mean", Weight.of(count)))
 
 
+_DEPTH = 60  # the largest number of operations after a reduction that are read
 _NEAR = 50  # the largest number of operations before a mean that are searched for a selection
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _PRODUCTS = frozenset({"MulBackward", "DivBackward"})

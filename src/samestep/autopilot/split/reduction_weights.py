@@ -5,6 +5,7 @@ the device may not have computed yet. It stays a tensor: the ranks' means are co
 `samestep.autopilot.split.weighted_means`.
 """
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,11 +43,6 @@ class Weight:
         by_class = None if classes is None else origin_of(classes)
         return cls(total, ("labels", origin_of(target), by_class, ignored))
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether the host knows that this is 0."""
-        return self.value == 0 if isinstance(self.value, float) else False
-
     def times(self, other: "Weight") -> "Weight":
         """Return the product of two weights."""
         if isinstance(self.value, float) and isinstance(other.value, float):
@@ -54,9 +50,9 @@ class Weight:
         return Weight(_scalar(self.value) * _scalar(other.value), ("product", self.origin, other.origin))
 
     def reciprocal(self) -> "Weight":
-        """Return 1 divided by this weight, which the host does not know to be 0."""
+        """Return 1 divided by this weight, which is infinite if this weight is 0."""
         if isinstance(self.value, float):
-            return Weight.of(1 / self.value)
+            return Weight.of(1 / self.value if self.value else math.inf)
         return Weight(self.value.detach().double().reciprocal(), ("reciprocal", self.origin))
 
     def read(self) -> float:

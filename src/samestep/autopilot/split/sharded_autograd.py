@@ -191,7 +191,8 @@ def _references(found: list[Tensor]) -> list[int]:
 @cache
 def _references_of_graph() -> int:
     """Return the references of a leaf that only the graph holds, which depend on torch and Python."""
-    with torch.enable_grad():
+    # The first split call may be in inference mode, in which `enable_grad` alone makes no graph.
+    with torch.inference_mode(mode=False), torch.enable_grad():
         output = torch.zeros(1, device="cpu").requires_grad_() * 1
     _, found = _operations_and_leaves(output)
     (count,) = _references(found)  # while the graph exists, which has one of them
