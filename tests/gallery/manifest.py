@@ -173,7 +173,7 @@ SCRIPTS = [
     Script("created_leaves.py", ("states.pt",)),
     Script("lists_of_samples.py", ("detector.pt",)),
     Script("table_lookups.py", ("tables.pt",)),
-    Script("labels_as_indices.py"),
+    Script("labels_as_indices.py", notes=("no-gradient",)),
     Script("physics_informed.py", ("net.pt",)),
     Script("neural_ode.py", ("field.pt",)),
     Script("threads_beside.py", ("changes0.pt", "changes1.pt", "rings.pt")),
