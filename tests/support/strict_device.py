@@ -36,11 +36,11 @@ _ASSERTED = re.compile(
     r"|repeats can not be negative|multinomial distribution|Class values must be|number of ones in mask"
     r"|single nonzero value"
 )
-"""What the CPU's kernels say of values that CUDA's kernels assert."""
+"""Errors of the CPU's kernels about values that CUDA's kernels assert."""
 _OF_SIZES = re.compile(
     r"Dimension out of range|out of bounds for tensor of dimension|out of range for tensor of size"
 )
-"""What operations say of their sizes, which torch compares on the host for each device."""
+"""Errors of operations about their sizes, which torch compares on the host for each device."""
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 SPLIT_CALL = "autopilot/split_calls.py", "_by_plan"
 """The function that computes a split call after its check."""

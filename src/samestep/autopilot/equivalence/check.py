@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
+T = TypeVar("T")
 LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
@@ -159,28 +160,28 @@ class EquivalenceCheck:
         integers = [path for path, tensor in self._given.tensors() if is_integer(tensor)]
         if not integers:
             return InputUses()
-        # A model may need a graph to differentiate within its forward.
-        for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
-            trace = PositionTrace()
-            with changing_no_files():
-                run = partial(self._run.unsplit, self._given, grad=grad, trace=trace)
-                _, failure = self._comparison.attempted(run, "it failed on another worker")
-            self.restore()
-            if not failure:
-                return trace.uses
-        return InputUses(unchecked=frozenset(integers))
+        trace = PositionTrace()
+        with changing_no_files():
+            _, failure = self._attempted(partial(self._run.unsplit, self._given, trace=trace))
+        return InputUses(unchecked=frozenset(integers)) if failure else trace.uses
 
-    def _whole(self) -> UnsplitCall | str:
-        """Return the results of the unsplit call, or the reason why it is not split."""
-        whole, failure = None, ""
+    def _attempted(self, run: Callable[..., T]) -> tuple[T | None, str]:
+        """Return the result of an unsplit call of the module or its error, and restore the module."""
+        result, failure = None, ""
         # Without a graph first, to save memory; a model may need one to differentiate within its forward.
         for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
-            run = partial(self._run.recorded, self._given, grad=grad)
-            whole, failure = self._comparison.attempted(run, "it failed on another worker")
+            result, failure = self._comparison.attempted(
+                partial(run, grad=grad), "it failed on another worker"
+            )
             self.restore()
             if not failure:
                 break
-        else:
+        return result, failure
+
+    def _whole(self) -> UnsplitCall | str:
+        """Return the results of the unsplit call, or the reason why it is not split."""
+        whole, failure = self._attempted(partial(self._run.recorded, self._given))
+        if failure:
             return failure
         if whole is None:
             return COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS

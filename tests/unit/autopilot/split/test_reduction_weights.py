@@ -1,4 +1,4 @@
-"""Weights are compared by their origin, without a read, and numbers of Python are told from tensors."""
+"""Weights are compared by their origin, without a read, and Python numbers are distinguished from tensors."""
 
 import pytest
 import torch
