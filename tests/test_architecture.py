@@ -159,54 +159,47 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
         _ = samestep.nonsense
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(path.parent for path in SOURCE.rglob("__init__.py")), ids=lambda p: p.name
-)
-def test_the_init_file_of_a_folder_is_one_sentence(folder):
-    if folder in (SOURCE, SOURCE / "testing"):  # whose names a user imports
-        return
-    tree = ast.parse((folder / "__init__.py").read_text())
+def test_the_init_file_of_a_folder_is_one_sentence():
+    with_names = {SOURCE, SOURCE / "testing"}  # which a user imports
+    trees = {
+        path: ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("__init__.py"))
+        if path.parent not in with_names
+    }
+    found = {path for path, tree in trees.items() if len(tree.body) != 1 or "\n" in ast.get_docstring(tree)}
 
-    assert len(tree.body) == 1
-    assert ast.get_docstring(tree).count("\n") == 0
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_module_is_not_longer_than_the_limit(module):
-    assert len(module.read_text().splitlines()) <= LONGEST
+    assert found == set()
 
 
-@pytest.mark.parametrize(
-    "page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name
-)
-def test_relative_links_resolve(page):
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-        if "://" not in target and not target.startswith("mailto:"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_no_module_is_longer_than_the_limit():
+    lengths = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in MODULES}
+
+    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}
 
 
-def test_the_picture_of_the_folders_is_up_to_date():
-    subprocess.run([sys.executable, ROOT / "docs" / "draw_rooms.py", "--check"], check=True)
+def test_relative_links_resolve():
+    found = [
+        f"{page.relative_to(ROOT)} links to {target}"
+        for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        if "://" not in target
+        and not target.startswith("mailto:")
+        and not (page.parent / target).exists()
+    ]
+
+    assert found == []
 
 
-@pytest.mark.parametrize("page", ["design.md", "../CONTRIBUTING.md"])
-def test_the_pages_about_the_code_name_files_that_exist(page):
-    names = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / "docs" / page).read_text())
+def test_the_pages_about_the_code_name_files_that_exist():
+    pages = [(ROOT / name).read_text() for name in ("docs/design.md", "CONTRIBUTING.md")]
+    names = [re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page) for page in pages]
     paths = {f"/{path.relative_to(ROOT)}" for path in SOURCE.rglob("*")}
 
     def exists(name: str) -> bool:
         return (ROOT / name).exists() or any(path.endswith(f"/{name.rstrip('/')}") for path in paths)
 
-    assert names
-    assert [name for name in names if not exists(name)] == []
-
-
-def test_the_table_of_hooks_is_up_to_date():
-    subprocess.run([sys.executable, ROOT / "docs" / "list_hooks.py", "--check"], check=True)
-
-
-def test_the_listings_of_the_six_steps_are_the_fenced_parts_of_the_scripts():
-    subprocess.run([sys.executable, ROOT / "docs" / "list_steps.py", "--check"], check=True)
+    assert all(names)
+    assert [name for one in names for name in one if not exists(name)] == []
 
 
 INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ[", "del os.environ[")
@@ -247,9 +240,9 @@ def without_device(code: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("folder", WITH_SCRIPTS)
-def test_own_tensors_are_not_on_the_default_device_of_a_script(folder):
-    found = {str(path): without_device(path.read_text()) for path in (SOURCE / folder).rglob("*.py")}
+def test_own_tensors_are_not_on_the_default_device_of_a_script():
+    modules = [path for folder in WITH_SCRIPTS for path in (SOURCE / folder).rglob("*.py")]
+    found = {str(path): without_device(path.read_text()) for path in modules}
     assert {path: calls for path, calls in found.items() if calls} == {}
 
 
@@ -355,6 +348,6 @@ for kind in nn.Module.__subclasses__():
     assert len(list(patches_of(ast.parse(patches)))) == 13
 
 
-@pytest.mark.parametrize("script", ["draw_claim.py", "list_commands.py"])
-def test_the_picture_of_the_readme_and_the_command_reference_are_up_to_date(script):
-    subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], check=True)
+def test_pages_and_pictures_that_scripts_write_are_up_to_date():
+    for script in ("draw_claim.py", "draw_rooms.py", "list_commands.py", "list_hooks.py", "list_steps.py"):
+        subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], check=True)

@@ -7,7 +7,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 import typer
 
 from samestep.cli.main import VERBS, application, run_command
@@ -78,39 +77,47 @@ def old_words(text):
     return PATTERN.findall(re.sub(r"`[^`\n]*`", "``", text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_uses_the_terms_of_the_field(page):
+def test_pages_use_the_terms_of_the_field():
     # Blocks of output and code are tested where they are made; lines of the reference name modules.
-    text = re.sub(r"^```.*?^```|^    .*|^::: .*", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    code = re.compile(r"^```.*?^```|^    .*|^::: .*", re.DOTALL | re.MULTILINE)
+    found = {str(page.relative_to(ROOT)): old_words(code.sub("", page.read_text())) for page in PAGES}
 
-    assert old_words(text) == []
+    assert {page: words for page, words in found.items() if words} == {}
 
 
-@pytest.mark.parametrize("module", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_first_lines_of_docstrings_use_the_terms_of_the_field(module):
+def test_first_lines_of_docstrings_use_the_terms_of_the_field():
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    documented = (node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, kinds))
-    lines = [text.split("\n", 1)[0] for node in documented if (text := ast.get_docstring(node))]
+    found = [
+        f"{module.relative_to(SOURCE)}:{getattr(node, 'lineno', 1)}: {line}"
+        for module in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, kinds)
+        and (line := (ast.get_docstring(node) or "").split("\n", 1)[0])
+        and (old_words(line) or HEADLESS.match(line))
+    ]
 
-    assert [line for line in lines if old_words(line) or HEADLESS.match(line)] == []
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_uses_the_terms_of_the_field(verb, capsys):
-    command = typer.main.get_command(application(verb)).commands[verb]
-    for words in ([verb], *([verb, name] for name in getattr(command, "commands", ()))):
-        assert run_command([*words, "--help"]) == 0
-        text = capsys.readouterr().out
-        assert "--help" in text
-        assert old_words(text) == []
+    assert found == []
 
 
-@pytest.mark.parametrize(
-    "module", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda p: str(p.relative_to(ROOT / "tests"))
-)
-def test_names_of_tests_use_the_terms_of_the_field(module):
-    functions = (
-        node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.FunctionDef)
-    )
+def test_help_uses_the_terms_of_the_field(capsys):
+    found = {}
+    for verb in VERBS:
+        command = typer.main.get_command(application(verb)).commands[verb]
+        for words in ([verb], *([verb, name] for name in getattr(command, "commands", ()))):
+            assert run_command([*words, "--help"]) == 0
+            text = capsys.readouterr().out
+            assert "--help" in text
+            found[" ".join(words)] = old_words(text)
 
-    assert [one.name for one in functions if one.name.startswith("test_") and NAMES.search(one.name)] == []
+    assert {command: words for command, words in found.items() if words} == {}
+
+
+def test_names_of_tests_use_the_terms_of_the_field():
+    found = [
+        f"{module.relative_to(ROOT)}: {node.name}"
+        for module in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and NAMES.search(node.name)
+    ]
+
+    assert found == []

@@ -1,5 +1,6 @@
 """On macOS and Windows, which are simulated, verbs that start workers are refused; `report` works."""
 
+import json
 import subprocess
 import sys
 
@@ -27,7 +28,7 @@ LACKING = {
 }
 """Modules and names that Python lacks on each system."""
 PRELUDE = """
-import contextlib, io, os, signal, sys, sysconfig
+import contextlib, io, json, os, signal, sys, sysconfig
 import psutil
 from samestep.cli.main import run_command
 # Other packages are those of the real system: only samestep itself is loaded again.
@@ -45,41 +46,44 @@ for name in names:
     delattr(sys.modules[owner], attribute)
 sys.platform = "{system}"
 from samestep.cli.main import main
-main(sys.argv[1:])
+ends = []
+for words in json.loads(sys.argv[1]):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(words)
+        except SystemExit as end:
+            code = end.code or 0
+    ends.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(ends))
 """
+STARTING = [(verb, "train.py") for verb in VERBS if verb != "report"]
+"""Commands that start workers."""
+HELP = [("--help",), ("--version",), ("report", "--help")]
+REPORT = ("report", "times.csv")
 
 
-def command(system, *words, folder):
-    code = PRELUDE.format(system=system, lacking=LACKING[system])
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=folder, env=environment(), capture_output=True, text=True
+@pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_commands_that_start_workers_are_refused_and_the_others_work(system, name, tmp_path):
+    (tmp_path / "times.csv").write_text("workers,seconds\n1,10\n2,6\n")
+    code, commands = PRELUDE.format(system=system, lacking=LACKING[system]), [*STARTING, *HELP, REPORT]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
 
-
-@pytest.mark.parametrize("system", LACKING)
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "report"])
-def test_a_command_that_starts_workers_is_refused_in_one_line(system, verb, tmp_path):
-    ended = command(system, verb, "train.py", folder=tmp_path)
-
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
-    assert {"darwin": "macOS", "win32": "Windows"}[system] in ended.stderr
-
-
-@pytest.mark.parametrize("system", LACKING)
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("report", "--help")])
-def test_help_works(system, words, tmp_path):
-    ended = command(system, *words, folder=tmp_path)
-
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout
-
-
-@pytest.mark.parametrize("system", LACKING)
-def test_report_writes_the_page_of_a_table(system, tmp_path):
-    (tmp_path / "times.csv").write_text("workers,seconds\n1,10\n2,6\n")
-
-    ended = command(system, "report", "times.csv", folder=tmp_path)
-
-    assert ended.returncode == 0, ended.stderr
+    ends = dict(zip(commands, json.loads(ended.stdout), strict=True))
+    refused = {words: ends.pop(words) for words in STARTING}
+    wrong = [
+        (words, code, err)
+        for words, (code, _, err) in refused.items()
+        if code != 2 or len(err.splitlines()) != 1 or name not in err
+    ]
+    assert wrong == []
+    assert {words: (code, err) for words, (code, _, err) in ends.items() if code or err} == {}
+    assert all(out for _, out, _ in ends.values())
     assert list(tmp_path.rglob("*.html"))
