@@ -10,12 +10,13 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu gpu-bundle oldest newest clean
+.PHONY: help setup train test test-long test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu gpu-bundle oldest newest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
 	@echo "make train   train the digits recipe on 2 workers"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests; 15 minutes on 2 cores"
+	@echo "make test-long  run the tests that repeat others at other sizes or on other scripts; 45 minutes"
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
@@ -45,19 +46,26 @@ $(FRAMEWORKS_READY): requirements-frameworks.lock
 train: $(READY)
 	$(BIN)/samestep train digits -n 2
 
+# Which tests run: those that are not marked as long, or those.
+TESTS ?= not long
+PARTS := test-commands test-processes test-threads
+
 # Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The longest part begins
 # first, and the shortest last, so that both jobs end at about the same time.
 test: $(READY) $(FRAMEWORKS_READY)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes test-threads
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going $(PARTS)
+
+test-long: $(READY) $(FRAMEWORKS_READY)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going $(PARTS) TESTS=long
 
 test-threads: $(READY)
-	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end
+	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end -m "$(TESTS)"
 
 test-processes: $(READY)
-	$(BIN)/python -m pytest tests/process
+	$(BIN)/python -m pytest tests/process -m "$(TESTS)"
 
 test-commands: $(READY) $(FRAMEWORKS_READY)
-	$(BIN)/python -m pytest tests/end_to_end
+	$(BIN)/python -m pytest tests/end_to_end -m "$(TESTS)"
 
 check: $(READY)
 	$(BIN)/ruff check .

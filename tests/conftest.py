@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.ranks.rendezvous.network_store import close_all
+from support import process_budget
 
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("samestep")
@@ -65,8 +66,30 @@ def _kept(thread: threading.Thread) -> bool:
     return thread.daemon and thread.name.startswith(("QueueFeederThread", "pydevd"))
 
 
+def pytest_configure(config):
+    process_budget.watch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    process_budget.begin(process_budget.tier_of(item.nodeid.removeprefix("tests/").partition("::")[0]))
+
+
 def pytest_sessionfinish(session, exitstatus):
-    """End what a broken test may have left, and say so."""
+    """End what a broken test may have left, and fail a short run that has started too many processes."""
     for child in multiprocessing.active_children():
         print(f"a test left the process {child.name} ({child.pid}) behind")
         child.kill()
+    if _is_short(session.config) and process_budget.exceeded():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"processes started: {dict(process_budget.started)}")
+    if _is_short(config):
+        for line in process_budget.exceeded():
+            terminalreporter.write_line(line, red=True)
+
+
+def _is_short(config):
+    return config.getoption("markexpr") == "not long"

@@ -182,9 +182,7 @@ def test_relative_links_resolve():
         f"{page.relative_to(ROOT)} links to {target}"
         for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
-        if "://" not in target
-        and not target.startswith("mailto:")
-        and not (page.parent / target).exists()
+        if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists()
     ]
 
     assert found == []

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +15,7 @@ from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.networks import build
 from support.hand_made_shards import LARGE, LARGE_DIGESTS, digest_of
+from support.tiers import mostly_long
 from support.training import digits, settings, train
 
 
@@ -32,11 +34,14 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("name", ["convnet", "resnet18"])
+TRAININGS = list(product(("convnet", "resnet18"), ("sgd", "adamw"), ("fp32", "bf16")))
+SHORT = ("convnet-adamw-fp32", "convnet-sgd-bf16")
+
+
+@pytest.mark.parametrize("training", mostly_long(TRAININGS, SHORT, "-".join))
 @pytest.mark.usefixtures("one_thread")
-def test_processes_end_with_the_bits_of_one(processes, name, optimizer, precision):
+def test_processes_end_with_the_bits_of_one(processes, training):
+    name, optimizer, precision = training
     alone = train_exact(SoloWorld(), name, precision, optimizer)
 
     for size in (2, 3, 4) if name == "convnet" else (3,):
@@ -51,10 +56,9 @@ def both_ways(world, shards):
     return digest_of(world, shards, LARGE), by_messages
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("shards", LARGE_DIGESTS)
-def test_sums_of_processes_have_the_bits_of_whole_nodes(processes, size, shards):
-    assert processes.run(both_ways, size, shards) == [(LARGE_DIGESTS[shards],) * 2] * size
+def test_sums_of_processes_have_the_bits_of_whole_nodes(processes, shards):
+    assert processes.run(both_ways, 3, shards) == [(LARGE_DIGESTS[shards],) * 2] * 3
 
 
 def differing(world):

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import torch
 
 from support.commands import DEADLINE_S, STACKS_SIGNAL, Ended, environment, finish
+from support.process_budget import count_process
 from support.process_pool import fork_server
 
 
@@ -42,6 +43,7 @@ class Command:
             target=_serve, args=(run, arguments, variables, names), name=" ".join(arguments)
         )
         self._process.start()
+        count_process()
         self.pid = self._process.pid
 
     @property

@@ -31,8 +31,7 @@ def run(processes):
     return run
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("make", SPLIT, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(("make", "size"), [*((make, 2) for make in SPLIT), (models.Masked, 3)])
 def test_losses_computed_inside_a_model_are_combined_by_weight(run, make, size):
     serial = models.trained(make)
     for found, split, unsplit in run(size, models.trained, make):

@@ -1,4 +1,4 @@
-"""Serial scripts of many styles run unchanged on 2 and 3 workers with equal output and equal files."""
+"""Serial scripts of many styles run unchanged on several workers with equal output and equal files."""
 
 import functools
 
@@ -7,6 +7,7 @@ import pytest
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import Load, Options
 from support.script_runner import READS, difference, run_script
+from support.tiers import mostly_long, stem
 from support.written_files import files, same_contents
 
 REFUSED = {"simclr_inside.py", "forward_by_name.py"}
@@ -70,31 +71,45 @@ NEW_WEIGHTS = {"weights_beside.py"}
 """Scripts whose calls use weights of no module for the first time, which the ranks compare then."""
 
 SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
+SHORT_ON_THREE = (
+    *("archive_and_database", "dropout_zoo", "gpt_loss_inside", "iterable_data", "lists_of_samples"),
+    *("packed_sequences", "small_router", "sparse_embeddings", "threads_beside", "wgan_gp"),
+)
+"""Scripts whose slices, files or random numbers are distributed in another way among three ranks."""
 
 
-@pytest.mark.parametrize("script", SHARED, ids=lambda script: script.name.removesuffix(".py"))
-def test_a_serial_script_has_equal_output_and_files_on_several_workers(processes, alone, script, tmp_path):
-    """Two workers load a share of each batch; how three load is chosen by the time that it takes."""
-    serial, theirs = alone(script)
-    two: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"
-    for size, load in ((2, two), (3, "auto")):
-        folder = tmp_path / str(size)
-        ranks = run(processes, script, size, folder, load, is_strict=size == 2)
-        assert not any(trace for _, _, trace in ranks), ranks
-        printed, account, _ = ranks[0]
-        split = [line for line in account if line.endswith((" call split", " calls split"))]
-        assert split
-        assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]
-        assert not [line for line in account if line.endswith(IN_SHARES)]
-        assert script.name in NEW_WEIGHTS or not [line for line in account if line.startswith(READS)]
-        if script.deterministic:
-            patterns = script.timing_patterns + script.slice_patterns
-            assert difference(serial, printed, leave_out=patterns) is None
-        assert len(printed.splitlines()) == len(serial.splitlines())
-        assert files(folder) == files(theirs) == sorted(script.files)
-        if script.deterministic:
-            for name in script.files:
-                assert same_contents(theirs / name, folder / name), name
+@pytest.mark.parametrize("script", SHARED, ids=stem)
+def test_a_serial_script_has_equal_output_and_files_on_two_workers(processes, alone, script, tmp_path):
+    """Each worker loads a share of each batch, on a device that is as strict as CUDA."""
+    load: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"
+    runs_as_alone(script, alone(script), processes, 2, tmp_path / "2", load, is_strict=True)
+
+
+@pytest.mark.parametrize("script", mostly_long(SHARED, SHORT_ON_THREE, stem))
+def test_a_serial_script_has_equal_output_and_files_on_three_workers(processes, alone, script, tmp_path):
+    """How the workers load is chosen by the time that it takes."""
+    runs_as_alone(script, alone(script), processes, 3, tmp_path / "3", "auto")
+
+
+def runs_as_alone(script, ran_alone, processes, size, folder, load, *, is_strict=False):
+    """Run a script on several workers, and compare it with its run on one."""
+    serial, theirs = ran_alone
+    ranks = run(processes, script, size, folder, load, is_strict=is_strict)
+    assert not any(trace for _, _, trace in ranks), ranks
+    printed, account, _ = ranks[0]
+    split = [line for line in account if line.endswith((" call split", " calls split"))]
+    assert split
+    assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]
+    assert not [line for line in account if line.endswith(IN_SHARES)]
+    assert script.name in NEW_WEIGHTS or not [line for line in account if line.startswith(READS)]
+    if script.deterministic:
+        patterns = script.timing_patterns + script.slice_patterns
+        assert difference(serial, printed, leave_out=patterns) is None
+    assert len(printed.splitlines()) == len(serial.splitlines())
+    assert files(folder) == files(theirs) == sorted(script.files)
+    if script.deterministic:
+        for name in script.files:
+            assert same_contents(theirs / name, folder / name), name
 
 
 @pytest.mark.parametrize("name", sorted(DRAW_IN_LOADING))

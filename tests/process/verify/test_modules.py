@@ -3,9 +3,13 @@
 import pytest
 
 from gallery_modules.manifest import SCRIPTS
+from support.tiers import mostly_long, stem
+
+SHORT = ("backward_hook", "batch_mean", "contrastive_loss", "late_mean_of_gradient", "rank_in_forward")
+"""Both phases; a module, a loss, a submodule; the first steps and later ones."""
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name.removesuffix(".py"))
+@pytest.mark.parametrize("script", mostly_long(SCRIPTS, SHORT, stem))
 def test_the_first_module_that_differs_is_named(verifier, script):
     report = verifier.verify(script.path, steps=4)
     (finding,) = report["findings"]

@@ -3,9 +3,11 @@
 import pytest
 
 from gallery_notes.manifest import SCRIPTS
+from support.tiers import mostly_long, stem
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name.removesuffix(".py"))
+# Each note has a test of its observer in one process.
+@pytest.mark.parametrize("script", mostly_long(SCRIPTS, ("clipped_scaled", "forgotten_head"), stem))
 def test_a_mistake_on_one_worker_is_noted(verifier, script):
     report = verifier.verify(script.path, steps=script.steps)
     found = [(one["code"], one["gravity"], one["workers"], one["file"]) for one in report["findings"]]

@@ -8,24 +8,35 @@ import gallery_ddp.manifest
 from gallery.manifest import SCRIPTS as SERIAL
 from gallery_ddp.manifest import DIFFERENT, INCONCLUSIVE, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
+from support.tiers import mostly_long, stem
 from support.verifier import SHORT_HANG_S
 
 REFUSED = {"forward_by_name.py", "simclr_inside.py"}
 """Serial scripts that cannot be split."""
 NEEDS_GPU = {"hard_coded_cuda.py"}
 
+SHORT_SERIAL = (
+    *("accumulation", "amp_scaler", "gpt_loss_inside", "iterable_data", "kept_in_objects", "lbfgs"),
+    *("phases_in_one_loop", "resume", "switched_by_values", "two_targets", "unseeded", "wgan_gp"),
+)
+"""Scripts that verification reads in another way each: steps, draws, samples, notes, unsplit calls."""
 
-def script_name(script):
-    return script.name.removesuffix(".py")
+
+def first_of_each_cause(scripts):
+    """Return the names of the first script with each verdict and cause."""
+    return {stem(script) for script in {(s.verdict, s.cause): s for s in reversed(scripts)}.values()}
 
 
 def causes(report):
     return sorted({finding["code"] for finding in report["findings"]})
 
 
-@pytest.mark.parametrize("script", [s for s in SERIAL if s.name not in REFUSED | NEEDS_GPU], ids=script_name)
-def test_a_serial_script_is_the_same_on_two_and_three_workers(verifier, script):
-    report = verifier.verify(script.path, arguments=script.arguments, steps=5, workers=(2, 3))
+VERIFIED = [script for script in SERIAL if script.name not in REFUSED | NEEDS_GPU]
+
+
+@pytest.mark.parametrize("script", mostly_long(VERIFIED, SHORT_SERIAL, stem))
+def test_a_serial_script_is_the_same_on_two_workers(verifier, script):
+    report = verifier.verify(script.path, arguments=script.arguments, steps=5)
     assert (report["verdict"], causes(report)) == ("same", [*script.notes])
     assert report["steps"]
 
@@ -43,15 +54,20 @@ def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
         verifier.verify(script.path, steps=5)
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME], ids=script_name)
+RIGHT = [script for script in SCRIPTS if script.verdict == SAME]
+SHORT_RIGHT = ("accumulation_and_schedule", "averaged_by_hand", "snapshots", "two_networks")
+
+
+@pytest.mark.parametrize("script", mostly_long(RIGHT, SHORT_RIGHT, stem))
 def test_a_correct_distributed_script_is_the_same(verifier, script):
-    report = verifier.verify(script.path, mode=script.mode, workers=(2, 3))
+    report = verifier.verify(script.path, mode=script.mode)
     assert (report["verdict"], causes(report)) == (SAME, [])
 
 
-@pytest.mark.parametrize(
-    "script", [s for s in SCRIPTS if s.verdict in (DIFFERENT, INCONCLUSIVE)], ids=script_name
-)
+WRONG = [script for script in SCRIPTS if script.verdict in (DIFFERENT, INCONCLUSIVE)]
+
+
+@pytest.mark.parametrize("script", mostly_long(WRONG, first_of_each_cause(WRONG), stem))
 def test_the_cause_of_a_difference_is_found(verifier, script):
     hang_s = SHORT_HANG_S if script.cause == "steps-differ" else 20.0
     report = verifier.verify(script.path, mode=script.mode, hang_s=hang_s)
@@ -60,7 +76,10 @@ def test_the_cause_of_a_difference_is_found(verifier, script):
     assert not any(finding["gravity"] == "exception" for finding in report["findings"])
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME_BUT], ids=script_name)
+EXCEPTIONS = [script for script in SCRIPTS if script.verdict == SAME_BUT]
+
+
+@pytest.mark.parametrize("script", mostly_long(EXCEPTIONS, first_of_each_cause(EXCEPTIONS), stem))
 def test_a_legitimate_difference_between_ranks_is_an_exception(verifier, script):
     report = verifier.verify(script.path, workers=(2, 3), steps=5)
     assert (report["verdict"], causes(report)) == (SAME_BUT, [script.cause]), report["findings"]
@@ -68,7 +87,7 @@ def test_a_legitimate_difference_between_ranks_is_an_exception(verifier, script)
     assert all(finding["gravity"] == "exception" for finding in report["findings"])
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=script_name)
+@pytest.mark.parametrize("script", mostly_long([s for s in SCRIPTS if s.twin], ("ddp_tutorial",), stem))
 def test_a_distributed_script_is_the_same_as_its_serial_twin(verifier, script):
     report = verifier.verify(script.path, against=script.path.parent / script.twin)
     assert (report["verdict"], causes(report)) == (script.verdict, [script.cause] if script.cause else [])
@@ -85,10 +104,12 @@ NOISY_AND_FAULTY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"), [(n, c) for n, faults in NOISY_AND_FAULTY.items() for c in faults]
-)
-def test_a_fault_is_found_despite_different_noise_on_each_worker(verifier, tmp_path, name, cause):
+NOISY_CASES = [(name, cause) for name, faults in NOISY_AND_FAULTY.items() for cause in faults]
+
+
+@pytest.mark.parametrize("case", mostly_long(NOISY_CASES, ("diffusion.py-never-averaged",), "-".join))
+def test_a_fault_is_found_despite_different_noise_on_each_worker(verifier, tmp_path, case):
+    name, cause = case
     text = (Path(gallery_ddp.manifest.__file__).parent / name).read_text()
     right, faulty = NOISY_AND_FAULTY[name][cause]
     assert right in text

@@ -5,6 +5,7 @@ import pytest
 from gallery_hangs.manifest import SCRIPTS
 from samestep.base.errors import UsageError
 from support.hang_reports import read_report
+from support.tiers import mostly_long, stem
 from support.verifier import SHORT_HANG_S
 
 NAMES = [
@@ -21,7 +22,14 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.path.stem in NAMES], ids=lambda s: s.path.stem)
+@pytest.mark.parametrize(
+    "script",
+    mostly_long(
+        [script for script in SCRIPTS if stem(script) in NAMES],
+        ("early_break_before_metric", "evaluation_on_rank_0", "segfault"),
+        stem,
+    ),
+)
 def test_cause_rank_and_line_are_named(verifier, script):
     hang_s = SHORT_HANG_S if script.kind in ("hang", "out of step") else 20.0
     finding = verifier.verify(script.path, mode="native", hang_s=hang_s)["findings"][0]

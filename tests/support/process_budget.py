@@ -1,0 +1,63 @@
+"""Counts the processes that tests start, and compares them with a budget for each tier.
+
+An interpreter that imports torch takes 2 s of a core. The suite has grown to an hour by such starts once.
+"""
+
+import sys
+from collections import Counter
+
+BUDGETS = {
+    "unit": 0,
+    "ranks": 0,
+    "process": 0,
+    "end_to_end": 0,
+    "systems": 0,
+}
+"""The programs, and the commands forked from a server, that the tests of a tier may start in `make test`."""
+
+started: Counter[str] = Counter()
+"""The processes that the tests of each tier have started."""
+_tier = ""
+
+
+def begin(tier: str) -> None:
+    """Count the processes that are started from now on for a tier."""
+    global _tier
+    _tier = tier
+
+
+def count_process() -> None:
+    """Count one process that was started."""
+    started[_tier] += 1
+
+
+def _audit(event: str, _: object) -> None:
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
+        count_process()
+
+
+def watch() -> None:
+    """Count the programs that this process starts, and its forks."""
+    sys.addaudithook(_audit)
+
+
+def tier_of(path: str) -> str:
+    """Return the tier of a test by its path below the folder of the tests.
+
+    >>> tier_of("end_to_end/systems/test_mpi.py"), tier_of("ranks/test_worlds.py"), tier_of("test_words.py")
+    ('systems', 'ranks', 'unit')
+    """
+    first, *rest = path.split("/")
+    if rest and rest[0] == "systems":
+        return "systems"
+    return first if first in BUDGETS else "unit"
+
+
+def exceeded() -> list[str]:
+    """Return a line for each tier that has started more processes than its budget."""
+    return [
+        f"tests/{tier} started {started[tier]} processes; their budget is {budget} "
+        "(tests/support/process_budget.py): share a kept process, or mark tests as long"
+        for tier, budget in BUDGETS.items()
+        if started[tier] > budget
+    ]
