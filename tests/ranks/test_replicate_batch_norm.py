@@ -14,6 +14,7 @@ from support.backward_cases import share_of
 SHAPES = {1: (7, 3), 2: (7, 3, 4, 2), 3: (7, 3, 2, 2, 2)}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SHARES = [[4, 3], [7, 0], [1, 6], [3, 3, 1], [0, 7, 0]]
+SHARES_OF_DIMS = list(zip((2, 3, 1, 2, 1), SHARES, strict=True))
 
 
 def batch(shape, step=0, dtype=torch.float64):
@@ -82,8 +83,7 @@ def assert_state(found, expected, *, tolerance=1e-12):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-@pytest.mark.parametrize("dims", SHAPES)
+@pytest.mark.parametrize(("dims", "shares"), SHARES_OF_DIMS, ids=str)
 def test_global_batch_norm_trains_as_in_serial(dims, shares):
     expected, _ = train(build(dims), batch(SHAPES[dims]), 1.0)
     ranks = train_ranks(shares, SHAPES[dims], dims=dims)
@@ -148,8 +148,9 @@ def penalized(model, inputs, weight):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("options", [{}, {"affine": False}], ids=str)
-@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize(
+    ("shares", "options"), [*((shares, {}) for shares in SHARES), ([4, 3], {"affine": False})], ids=str
+)
 def test_global_batch_norm_can_be_differentiated_twice(shares, options):
     expected = penalized(build(**options), batch(SHAPES[2]), 1.0)
 
@@ -333,8 +334,7 @@ def local_statistics(shares, *, sync="bucketed", momentum=0.1, steps=2):
     return run_ranks(on_rank, len(shares))
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("sync", ["reference", "bucketed"])
+@pytest.mark.parametrize(("sync", "momentum"), [("reference", 0.1), ("bucketed", None)])
 def test_local_running_statistics_are_the_average_over_ranks(sync, momentum):
     ranks = local_statistics([4, 3], sync=sync, momentum=momentum, steps=1)
     alone = []
@@ -348,8 +348,9 @@ def test_local_running_statistics_are_the_average_over_ranks(sync, momentum):
             assert_state(found[name], (getattr(alone[0], name) + getattr(alone[1], name)) / 2)
 
 
-@pytest.mark.parametrize("shares", [[7, 0], [0, 7], [0, 7, 0]], ids=str)
-@pytest.mark.parametrize("sync", ["reference", "bucketed"])
+@pytest.mark.parametrize(
+    ("sync", "shares"), [("reference", [7, 0]), ("bucketed", [0, 7]), ("bucketed", [0, 7, 0])], ids=str
+)
 def test_a_rank_without_samples_does_not_change_local_statistics(sync, shares):
     model = build()
     train(model, batch(SHAPES[2]), 1.0, steps=2)
@@ -501,8 +502,7 @@ def test_a_graph_with_local_batch_norm_can_be_kept_for_a_second_backward(trainin
 # instance norm
 
 
-@pytest.mark.parametrize("batch_norm", ["local", "global"])
-@pytest.mark.parametrize("shares", [[3, 3], [6, 0]], ids=str)
+@pytest.mark.parametrize(("shares", "batch_norm"), [([3, 3], "local"), ([6, 0], "global")], ids=str)
 def test_running_statistics_of_instance_norm_are_the_serial_ones(shares, batch_norm):
     def make():
         return nn.Sequential(Scale(), nn.InstanceNorm1d(3, affine=True, track_running_stats=True)).double()

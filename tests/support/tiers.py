@@ -25,3 +25,8 @@ def mostly_long(cases: Iterable[Any], kept: Collection[str], name: Callable[[Any
 def stem(script: Any) -> str:
     """Return the name of a script in a gallery's manifest, without its suffix."""
     return str(script.name).removesuffix(".py")
+
+
+def long_param(*values: Any, **options: Any) -> Any:
+    """Return a parameter that `make test-long` runs."""
+    return pytest.param(*values, marks=pytest.mark.long, **options)

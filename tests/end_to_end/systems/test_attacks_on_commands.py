@@ -57,6 +57,7 @@ def found_by(command, out):
     return [rank["host"] for rank in record["ranks"]], links, hurting
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launch", [tasks, srun])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_other_user_connects_to_a_command_of_two_nodes_or_delays_it(

@@ -23,6 +23,7 @@ from support.launches import RUN
 from support.mpi import mpirun
 from support.nodes import LOGIN
 from support.systems import program
+from support.tiers import long_param, mostly_long
 
 DELAY_S = 5.0
 FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
@@ -106,7 +107,11 @@ def mpich(nodes, slurm, program):
 @pytest.mark.parametrize(
     ("launch", "listeners"),
     # Launchers of several nodes have a store of their own beside that of rank 0.
-    [(static, 2), (c10d, 2), (slurm_script, 1), (slurm_rendezvous, 1), (open_mpi, 1), (mpich, 1)],
+    [
+        (static, 2),
+        *(long_param(*more) for more in ((c10d, 2), (slurm_rendezvous, 1), (open_mpi, 1), (mpich, 1))),
+        (slurm_script, 1),
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_users_of_either_host_neither_connect_to_a_run_nor_delay_it(
@@ -149,7 +154,7 @@ def test_users_of_either_host_neither_connect_to_a_run_nor_delay_it(
     assert took < usual + DELAY_S
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", mostly_long(COMMANDS, ("serial",)))
 def test_a_user_of_the_same_host_neither_connects_to_a_command_nor_delays_it(nodes, tmp_path, command):
     program("netns", "setpriv")
 
@@ -203,7 +208,7 @@ def test_nodes_with_different_secrets_are_refused_with_the_flag_to_use(nodes, tm
 @pytest.mark.parametrize(
     "command",
     [
-        ("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out"),
+        long_param(("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out")),
         ("doctor", "--no-devices", "--wait", 8),
     ],
     ids=lambda command: command[0],

@@ -7,6 +7,7 @@ import pytest
 
 from support.launches import RUN
 from support.mpi import mpirun
+from support.tiers import long_param
 
 FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
 PROCESSORS = ("--no-python", "grep", "Cpus_allowed_list", "/proc/self/status")
@@ -63,7 +64,7 @@ def test_ranks_under_open_mpi_are_bound_only_if_requested(nodes):
     assert kept.out != 2 * all_of_them
 
 
-@pytest.mark.parametrize("launch", [("-n", 2), ("srun", "--ntasks=2")], ids=["here", "srun"])
+@pytest.mark.parametrize("launch", [("-n", 2), long_param(("srun", "--ntasks=2"))], ids=["here", "srun"])
 def test_ranks_are_bound_to_different_cores_if_requested(slurm, launch):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one processor cannot be shared out")

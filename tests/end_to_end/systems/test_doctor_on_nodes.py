@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from support.commands import finish
 
 DOCTOR = (sys.executable, "-m", "samestep", "doctor")
@@ -16,6 +18,7 @@ def on_two_nodes(nodes, folder, *flags, **changes):
     return nodes.run("node0", *DOCTOR, *flags, folder=folder, RANK="0", **master), finish(other)
 
 
+@pytest.mark.long
 def test_a_slow_link_is_measured_and_hurts(nodes, tmp_path):
     with nodes.limited("100mbit"):
         main, other = on_two_nodes(nodes, tmp_path, "--json")

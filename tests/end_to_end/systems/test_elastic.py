@@ -69,6 +69,7 @@ class Cluster:
         return {node: (process.returncode, said[node][1]) for node, process in self._running.items()}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_run_waits_for_a_link_and_continues_without_a_lost_node_and_with_one_that_returns(nodes, tmp_path):
     torn, whole = tmp_path / "torn", tmp_path / "whole"

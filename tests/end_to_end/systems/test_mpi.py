@@ -8,6 +8,7 @@ import pytest
 from support.launches import MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
 from support.mpi import KINDS, mpirun
 from support.nodes import LOGIN
+from support.tiers import long_param, mostly_long
 
 FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
 TWO = ("node0", "node1")
@@ -30,6 +31,7 @@ with samestep.join(device="cpu") as world:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_on_one_host_are_the_workers(nodes, kind):
     done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3, forward=FORWARD), *RUN, *PLACE)
@@ -43,7 +45,7 @@ def test_ranks_on_one_host_are_the_workers(nodes, kind):
     assert f"3 workers started by {kind}" in done.err
 
 
-@pytest.mark.parametrize("here", [LOGIN, "node0"])
+@pytest.mark.parametrize("here", [LOGIN, long_param("node0")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_on_two_hosts_have_one_rendezvous_address(nodes, kind, here):
     done = nodes.run(here, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *PLACE)
@@ -55,6 +57,7 @@ def test_ranks_on_two_hosts_have_one_rendezvous_address(nodes, kind, here):
     assert address == "node0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_master_addr_and_master_port_are_used_if_they_are_set(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=(*FORWARD, "MASTER_ADDR", "MASTER_PORT"))
@@ -64,6 +67,7 @@ def test_master_addr_and_master_port_are_used_if_they_are_set(nodes, kind):
     assert places(done.out) == (placed(*TWO), {"10.77.0.1:29511"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_of_a_joined_script_on_two_hosts_send_messages(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=FORWARD)
@@ -94,6 +98,7 @@ def test_all_ranks_under_mpich_end_if_one_fails(nodes, tmp_path):
     assert done.out == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_launcher_on_each_host_starts_its_share(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=FORWARD)
@@ -105,7 +110,7 @@ def test_one_launcher_on_each_host_starts_its_share(nodes, kind):
     assert len(points) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, ("openmpi",)))
 def test_ranks_without_their_launchers_variables_are_refused(nodes, kind, tmp_path):
     script = tmp_path / "serial.py"
     script.write_text("print('a copy')")
@@ -118,6 +123,7 @@ def test_ranks_without_their_launchers_variables_are_refused(nodes, kind, tmp_pa
     assert "a copy" not in done.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_mpirun_in_a_job_script_has_its_rendezvous_on_the_first_node(slurm, kind, tmp_path):
     mpi = "mpirun.openmpi --allow-run-as-root --bind-to none" if kind == "openmpi" else "mpirun.mpich"

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from support.tiers import long_param
+
 PROMPT_S = 20.0
 """Of which most is what a loaded machine takes to tell of an end."""
 BACKENDS = {
@@ -58,7 +60,8 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("backend", "failing", "other"), [("static", 1, "ended"), ("static", 0, "running"), ("c10d", 0, "ended")]
+    ("backend", "failing", "other"),
+    [long_param("static", 1, "ended"), ("static", 0, "running"), long_param("c10d", 0, "ended")],
 )
 def test_a_failure_on_one_node_ends_the_other_and_is_named_there(nodes, tmp_path, backend, failing, other):
     run = Run(nodes, tmp_path, backend, failing=failing, other=other)
@@ -71,7 +74,7 @@ def test_a_failure_on_one_node_ends_the_other_and_is_named_there(nodes, tmp_path
     assert "exit code 7" in said[1], words
 
 
-@pytest.mark.parametrize(("backend", "signalled"), [("static", 0), ("c10d", 1)])
+@pytest.mark.parametrize(("backend", "signalled"), [long_param("static", 0), ("c10d", 1)])
 def test_a_signal_to_one_launcher_ends_all_nodes(nodes, tmp_path, backend, signalled):
     run = Run(nodes, tmp_path, backend, failing=1, other="ended" if signalled == 0 else "running")
     run.await_up()

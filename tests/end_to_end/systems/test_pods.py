@@ -14,6 +14,7 @@ from samestep.launch.submit.kubernetes import KubernetesJob, manifest
 from samestep.launch.submit.site_defaults import KubernetesSite
 from support.commands import finish
 from support.launches import PLACE, placed, places
+from support.tiers import long_param
 
 SERIAL = Path(__file__).parents[3] / "examples" / "serial.py"
 OPERATOR_SETS = {"WORLD_SIZE": "2", "MASTER_PORT": "23456", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}
@@ -54,7 +55,7 @@ def in_pods(nodes, tmp_path, *, operator, per_node, words):
 
 
 @pytest.mark.parametrize("operator", ["none", "pytorchjob"])
-@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("per_node", [long_param(1), 2])
 def test_the_workers_of_all_pods_have_one_rendezvous_address(nodes, tmp_path, operator, per_node):
     both = in_pods(nodes, tmp_path, operator=operator, per_node=per_node, words=PLACE)
 
@@ -65,6 +66,7 @@ def test_the_workers_of_all_pods_have_one_rendezvous_address(nodes, tmp_path, op
     assert len(points) == 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_serial_script_trains_in_two_pods_as_in_one_process(nodes, tmp_path):
     alone = nodes.run("node0", sys.executable, SERIAL)

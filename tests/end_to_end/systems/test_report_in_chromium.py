@@ -17,6 +17,7 @@ from support.page_checks import found_in, with_checks
 from support.run_folders import run_folder
 from support.studies import study
 from support.systems import program
+from support.tiers import mostly_long
 
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
@@ -83,6 +84,7 @@ def browse(address, profile, *flags):
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "curves"), [("one/report.html", 6), ("both.html", 4), ("studies.html", 8)])
 def test_a_page_is_drawn_without_log_messages_or_requests(served, tmp_path, page, curves):
     address, paths = served
@@ -95,6 +97,7 @@ def test_a_page_is_drawn_without_log_messages_or_requests(served, tmp_path, page
     assert paths == [f"/{page}"]
 
 
+@pytest.mark.long
 def test_a_measured_study_is_drawn(measured, tmp_path):
     page = measured[0] / "report.html"
 
@@ -106,6 +109,7 @@ def test_a_measured_study_is_drawn(measured, tmp_path):
     assert "CONSOLE" not in log
 
 
+@pytest.mark.long
 def test_the_picture_is_not_blank(pages, tmp_path):
     from PIL import Image
 
@@ -134,6 +138,7 @@ def painted(page, tmp_path, *flags):
     return np.asarray(Image.open(picture).convert("RGB")).reshape(-1, 3).astype(int)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "paper"),
     [((), (255, 255, 255)), (("--blink-settings=preferredColorScheme=0",), (0x14, 0x17, 0x1B))],
@@ -145,6 +150,7 @@ def test_a_study_is_drawn_in_light_and_dark_mode(pages, tmp_path, flags, paper):
         assert (np.abs(pixels - colour).sum(1) < 12).sum() > 300
 
 
+@pytest.mark.long
 def test_equal_lines_are_all_visible(tmp_path):
     runs = [read_run(run_folder(tmp_path / name, steps=1000)) for name in ("a", "b", "c")]
     page = tmp_path / "equal.html"
@@ -156,6 +162,7 @@ def test_equal_lines_are_all_visible(tmp_path):
         assert (np.abs(pixels - color).sum(1) < 12).sum() > 700, color  # 400 of them are keys
 
 
+@pytest.mark.long
 def test_a_study_is_printed_in_its_colors_on_white_paper(pages, tmp_path):
     paper = tmp_path / "study.pdf"
     browse(
@@ -179,13 +186,20 @@ def inflated(stream):
         return b""
 
 
-@pytest.mark.parametrize(
-    "page", ["one/report.html", "both.html", "study.html", "studies.html", "long_run.html", "long_study.html"]
-)
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
-def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path, page, width, scheme):
+VIEWS = [
+    f"{page} {width} {scheme}"
+    for page in (
+        *("one/report.html", "both.html", "study.html", "studies.html", "long_run.html", "long_study.html"),
+    )
+    for width in (400, 1280)
+    for scheme in ("dark", "light")
+]
+
+
+@pytest.mark.parametrize("view", mostly_long(VIEWS, ("long_study.html 400 dark",)))
+def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path, view):
     """The window of headless Chromium is at least 500 wide: a frame in it has the width."""
+    page, width, scheme = view.split()[0], int(view.split()[1]), int(view.endswith("light"))
     with_checks(pages / page, tmp_path / "page.html")
     frame = tmp_path / "frame.html"
     frame.write_text(
@@ -211,6 +225,7 @@ def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path
     assert "color-contrast" in found["passes"]
 
 
+@pytest.mark.long
 def test_a_scaling_report_is_printed_to_a_pdf_by_one_flag(tmp_path, capsys):
     program("chromium", "chromium", "chromium-browser", "google-chrome")
     table, paper = tmp_path / "times.csv", tmp_path / "proposal" / "report.pdf"

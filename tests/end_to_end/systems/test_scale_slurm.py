@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from support.commands import finish
+from support.tiers import long_param
 
 SCALE = (sys.executable, "-m", "samestep", "scale")
 FEW = ("--steps", 3, "--warm-up", 1, "--repeats", 1, "--out", "study")
@@ -85,6 +86,7 @@ def test_runs_are_steps_of_an_allocation_that_fill_its_nodes(slurm, tmp_path):
     assert points(tmp_path) == [(1, 1, 12), (2, 2, 12)]
 
 
+@pytest.mark.long
 def test_launchers_are_compared_in_steps(slurm, tmp_path):
     started = in_steps(slurm, tmp_path, "-n", "2", "--compare", "launcher=torchrun,srun")
 
@@ -100,8 +102,8 @@ def test_launchers_are_compared_in_steps(slurm, tmp_path):
     ("asked", "of_one"),
     [
         ("--gpus-per-task=1", ["0", "1", "0", "1"]),
-        ("--ntasks-per-gpu=1 --gpus=4", ["0,1"] * 4),
-        ("--gpus-per-node=2", ["0,1"] * 4),
+        long_param("--ntasks-per-gpu=1 --gpus=4", ["0,1"] * 4),
+        long_param("--gpus-per-node=2", ["0,1"] * 4),
     ],
 )
 def test_steps_have_the_gpus_of_their_workers_however_these_were_requested(slurm, tmp_path, asked, of_one):
@@ -145,6 +147,7 @@ def test_a_study_is_submitted_as_jobs_and_collected_later(slurm, here):
     assert any("separate job" in note for note in study["notes"])
 
 
+@pytest.mark.long
 def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_path):
     (tmp_path / "train.py").write_text(NATIVE)
     flags = ("--submit", "slurm", "--partition", "main", "-n", "1,2")
@@ -160,6 +163,7 @@ def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_pat
     ]
 
 
+@pytest.mark.long
 def test_cancelled_jobs_are_reported(slurm, here):
     flags = ("--submit", "slurm", "--directive=--hold", "--detach")
     sent = slurm.run(*SCALE, "train.py", "-n", "1,2", *FEW, *flags, folder=here)

@@ -29,6 +29,7 @@ from support.script_kinds import (
     variables,
 )
 from support.script_kinds_page import cells_on_page
+from support.tiers import mostly_long
 
 FILE = absolute(os.environ["SAMESTEP_MATRIX"]) if os.environ.get("SAMESTEP_MATRIX") else None
 """The file for the outcomes; without it, the cells of CI are started and compared with the page."""
@@ -60,8 +61,15 @@ def launches(nodes, slurm, tmp_path):
     return Launches(nodes, slurm, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "launcher"), CELLS if FILE else IN_CI)
-def test_a_script_has_the_serial_output_or_is_refused_in_one_line(launches, expected, record, kind, launcher):
+SHORT = (
+    *("accelerate-launch on static", "ddp-slurm on srun", "lightning-ddp on srun", "module on openmpi"),
+    *("notebook on run", "spawn on sbatch"),
+)
+
+
+@pytest.mark.parametrize("cell", mostly_long(CELLS if FILE else IN_CI, SHORT, " on ".join))
+def test_a_script_has_the_serial_output_or_is_refused_in_one_line(launches, expected, record, cell):
+    kind, launcher = cell
     found = outcome(launches.ends(launcher, KINDS[kind]), expected, launcher=launcher)
 
     record(kind, launcher, found)

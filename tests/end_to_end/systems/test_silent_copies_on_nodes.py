@@ -10,6 +10,7 @@ from support.commands import finish
 from support.launches import RUN
 from support.mpi import mpirun
 from support.nodes import LOGIN
+from support.tiers import long_param
 
 FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
 TWO = ("node0", "node1")
@@ -64,11 +65,14 @@ GROUPS = {
 @pytest.mark.parametrize(
     ("launch", "group"),
     [
-        *((static, group) for group in GROUPS),
-        *((openmpi, group) for group in ("no group", "groups of one")),
-        *((srun, group) for group in ("no group", "one group per node")),
-        (sbatch_per_node, "one group per node"),
-        (mpich, "halves"),
+        (static, "halves"),
+        (srun, "one group per node"),
+        (openmpi, "no group"),
+        *(long_param(static, group) for group in GROUPS if group != "halves"),
+        long_param(openmpi, "groups of one"),
+        long_param(srun, "no group"),
+        long_param(sbatch_per_node, "one group per node"),
+        long_param(mpich, "halves"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -86,11 +90,11 @@ def test_ranks_that_train_independently_end_in_their_first_steps(nodes, slurm, t
 @pytest.mark.parametrize(
     ("launch", "group"),
     [
-        (srun, silent_copy_scripts.BY_SLURM),
-        (sbatch_per_node, silent_copy_scripts.BY_SLURM),
+        long_param(srun, silent_copy_scripts.BY_SLURM),
+        long_param(sbatch_per_node, silent_copy_scripts.BY_SLURM),
         (static, silent_copy_scripts.BY_SLURM),
         (openmpi, silent_copy_scripts.BY_OPEN_MPI),
-        (static, silent_copy_scripts.BY_OPEN_MPI),
+        long_param(static, silent_copy_scripts.BY_OPEN_MPI),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

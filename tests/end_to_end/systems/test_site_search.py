@@ -16,7 +16,7 @@ from support.commands import environment
 from support.systems import program
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 QUERIES = {
     "install": "install/",
     "learning rate": "howto/learning-rate/",

@@ -7,6 +7,7 @@ import pytest
 
 from samestep.ranks.rendezvous.endpoint import PORTS
 from support.launches import JOIN, PLACE, RUN, placed, places
+from support.tiers import long_param
 
 SERIAL = """
 import socket, torch
@@ -41,8 +42,8 @@ def error_of(done):
     [
         (("--nodes=2", "--ntasks-per-node=2"), ("node0", "node0", "node1", "node1")),
         (("--nodes=2", "--ntasks=4"), ("node0", "node0", "node0", "node1")),
-        (("--ntasks=2",), ("node0", "node0")),
-        (("--nodes=4",), ("node0", "node1", "node2", "node3")),
+        long_param(("--ntasks=2",), ("node0", "node0")),
+        long_param(("--nodes=4",), ("node0", "node1", "node2", "node3")),
     ],
     ids=["2x2", "3+1", "ntasks only", "4x1"],
 )
@@ -67,6 +68,7 @@ def test_a_joined_script_under_srun_is_one_run(slurm, script):
     ]
 
 
+@pytest.mark.long
 def test_one_launcher_on_each_node_starts_its_share(slurm):
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *PLACE)
 
@@ -95,6 +97,7 @@ def test_a_number_of_workers_other_than_that_of_tasks_is_refused_under_salloc(sl
     assert "3 workers were asked for, but allocation" in error_of(done)
 
 
+@pytest.mark.long
 def test_verify_from_a_login_node_runs_as_one_task_of_the_allocation(slurm, script):
     script.write_text(SERIAL)
     verify = (sys.executable, "-m", "samestep", "verify", script, "-n", 2, "--steps", 2)
@@ -113,6 +116,7 @@ def test_verify_as_several_tasks_is_refused(slurm, script):
     assert all(one in error_of(done) for one in ("verify", "slurm", "2 tasks", "--ntasks=1"))
 
 
+@pytest.mark.long
 def test_a_job_script_without_srun_is_one_process(slurm, script, tmp_path):
     (out,) = slurm.batch(
         f"exec 2>&1; {' '.join(RUN)} --no-python printenv WORLD_SIZE; {sys.executable} {script}",
@@ -125,6 +129,7 @@ def test_a_job_script_without_srun_is_one_process(slurm, script, tmp_path):
     assert out.count("has room for 4 tasks, but this is not one of them") == 2
 
 
+@pytest.mark.long
 def test_tasks_of_an_array_have_separate_rendezvous(slurm, tmp_path):
     outs = slurm.batch(
         f"srun {' '.join(RUN)} --no-python sh -c 'echo $SLURM_ARRAY_TASK_ID $RANK $WORLD_SIZE $MASTER_PORT'",
@@ -139,6 +144,7 @@ def test_tasks_of_an_array_have_separate_rendezvous(slurm, tmp_path):
     assert all(len({port for *_, port in lines}) == 1 for lines in told)
 
 
+@pytest.mark.long
 def test_torchrun_in_a_step_determines_the_ranks(slurm):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
     meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--rdzv-id=9")
@@ -168,7 +174,7 @@ def test_an_unresolvable_master_is_an_error(slurm):
     ],
     ids=["no rank", "no step", "nothing"],
 )
-@pytest.mark.parametrize("what", ["command", "join"])
+@pytest.mark.parametrize("what", [long_param("command"), "join"])
 def test_tasks_without_variables_of_their_place_are_refused(slurm, script, through, words, what):
     program = (*RUN, *PLACE) if what == "command" else (sys.executable, script)
     done = slurm.run("srun", "--ntasks=2", *through, *program)

@@ -8,6 +8,7 @@ import pytest
 
 from support.commands import finish
 from support.mpi import KINDS, mpirun
+from support.tiers import long_param, mostly_long
 
 SCRIPT = Path(__file__).parents[2] / "gallery_spawn" / "spawns_on_nodes.py"
 RUN = (sys.executable, "-m", "samestep", "run")
@@ -43,7 +44,7 @@ def trained(*outs):
     return {what for what, _ in lines}, len(losses)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", mostly_long(BACKENDS, ("static",)))
 def test_the_workers_of_all_nodes_are_one_group(nodes, backend):
     init = () if backend == "static" else ("--init", "tcp://10.57.23.164:8888")
     one, other = on_two(nodes, *init, backend=backend)
@@ -54,6 +55,7 @@ def test_the_workers_of_all_nodes_are_one_group(nodes, backend):
     assert sorted(ended) == ["node 0 has ended", "node 1 has ended"]
 
 
+@pytest.mark.long
 def test_the_steps_of_all_workers_are_clocked(nodes, tmp_path):
     launchers = [
         nodes.start(
@@ -73,7 +75,7 @@ def test_the_steps_of_all_workers_are_clocked(nodes, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
-        (("--gpus", "{local}"), "2 ranks as rank"),
+        long_param(("--gpus", "{local}"), "2 ranks as rank"),
         (("--gpus", "{local}", "--nodes", "{nodes}"), "4 ranks as rank"),
         (("--gpus", "{n}", "--nodes", "{nodes}", "--nr", "{node_rank}"), "spawns 4 workers on this node"),
     ],
@@ -103,6 +105,7 @@ def test_one_task_of_slurm_on_each_node_starts_the_script(slurm):
     assert trained(done.out) == (TRAINED, 2)
 
 
+@pytest.mark.long
 def test_one_worker_is_spawned_on_each_node(slurm):
     srun = ("srun", "--nodes=2", "--ntasks-per-node=1")
     done = slurm.run(*srun, *RUN, "-n", 2, "--device", "cpu", SCRIPT, *OWN_FLAGS)
@@ -119,6 +122,7 @@ def test_a_script_is_refused_without_a_number_of_workers(slurm):
     assert not done.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_of_mpi_on_each_node_starts_the_script(nodes, kind):
     own = mpirun(kind, nodes, ["node0", "node1"], per_host=1, forward=FORWARD)
@@ -154,6 +158,7 @@ def test_the_workers_of_samesteps_spawn_are_one_world(slurm, tmp_path):
     assert sorted(done.out.splitlines()) == RESULTS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_workers_of_samesteps_spawn_are_one_world_under_mpi(nodes, tmp_path, kind):
     script = tmp_path / "train.py"
@@ -165,6 +170,7 @@ def test_the_workers_of_samesteps_spawn_are_one_world_under_mpi(nodes, tmp_path,
     assert sorted(done.out.splitlines()) == RESULTS
 
 
+@pytest.mark.long
 def test_a_failure_in_samesteps_spawn_names_the_rank(slurm, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SPAWN)

@@ -12,6 +12,7 @@ from support.mpi import KINDS
 from support.nodes import LOGIN
 from support.run_files import json_lines, json_lines_so_far
 from support.systems import program
+from support.tiers import long_param, mostly_long
 
 SUBMIT = (sys.executable, "-m", "samestep", "submit")
 
@@ -24,7 +25,9 @@ def here(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("launch", "odd"), [("tasks", 'a "name"; with $(odd) \\ parts'), ("node", "plain")], ids=["tasks", "node"]
+    ("launch", "odd"),
+    [("tasks", 'a "name"; with $(odd) \\ parts'), long_param("node", "plain")],
+    ids=["tasks", "node"],
 )
 def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here, launch, odd):
     flags = ("--nodes", 2, "--nproc-per-node", 2, "--launch", launch, "--job-name", odd)
@@ -56,6 +59,7 @@ def test_a_job_that_slurm_refuses_is_one_line(slurm, here):
     assert "invalid partition specified: none" in line
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_training_resumes_after_a_warning_a_preemption_and_the_loss_of_its_first_node(slurm, here):
     flags = ("--requeue", "--job-name", "long", "--nodes", 2)
@@ -103,7 +107,7 @@ def test_a_training_resumes_after_a_warning_a_preemption_and_the_loss_of_its_fir
     assert steps == list(range(1, 20 * 15 + 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, ("openmpi",)))
 def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, kind):
     program(kind, f"mpirun.{kind}")
     over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavor", kind)

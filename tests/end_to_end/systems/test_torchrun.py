@@ -6,6 +6,7 @@ import pytest
 
 from support.commands import finish
 from support.launches import JOIN, MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
+from support.tiers import long_param
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TWO = ("node0", "node0", "node1", "node1")
@@ -17,6 +18,7 @@ def on_both(nodes, command):
     return [finish(process) for process in started]
 
 
+@pytest.mark.long
 def test_torch_distributed_launch_passes_the_local_rank(nodes):
     launch = (sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node=2")
     done = nodes.run("node0", *launch, "-m", "samestep", "run", *PLACE)
@@ -35,6 +37,7 @@ def test_torchruns_workers_on_two_nodes_have_their_places(nodes):
     assert points == {"node0:29400"}
 
 
+@pytest.mark.long
 def test_torchruns_workers_on_two_nodes_send_messages(nodes):
     flags = ("--nnodes=2", "--node-rank={i}", "--nproc-per-node=1", "--master-addr=node0")
     both = on_both(nodes, (*TORCHRUN, *flags, MESSAGES))
@@ -84,7 +87,11 @@ STATIC, C10D = ("--node-rank", "{i}", "--master-addr"), ("--rdzv-backend", "c10d
 
 @pytest.mark.parametrize(
     ("rendezvous", "named"),
-    [((*STATIC, "node0"), False), ((*STATIC, "node0-ipv6"), True), ((*C10D, "[fd77::1]"), False)],
+    [
+        ((*STATIC, "node0"), False),
+        long_param((*STATIC, "node0-ipv6"), True),
+        long_param((*C10D, "[fd77::1]"), False),
+    ],
     ids=["by name", "by name of IPv6", "by address of IPv6"],
 )
 def test_two_launchers_of_samestep_start_one_group_on_two_nodes(nodes, tmp_path, rendezvous, named):
@@ -103,7 +110,7 @@ def test_two_launchers_of_samestep_start_one_group_on_two_nodes(nodes, tmp_path,
         assert any("Gloo" in line and "eth0" in line for line in done.err.splitlines()) != named
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, long_param(1)])
 def test_launchers_with_the_same_node_rank_all_report_the_error(nodes, number):
     flags = ("--nnodes", 3, "--node-rank", number, "--master-addr", "node0", "--nproc-per-node", 1)
     third = (
@@ -133,7 +140,9 @@ sys.stdout.write("order " + " ".join(set(map(str, range(100)))) + "\\n")
 """
 
 
-@pytest.mark.parametrize("launcher", [RUN, (*TORCHRUN, "--master-port=29400")], ids=["samestep", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", [RUN, long_param((*TORCHRUN, "--master-port=29400"))], ids=["samestep", "torchrun"]
+)
 def test_a_serial_scripts_sets_have_one_order_on_two_nodes(nodes, tmp_path, launcher):
     script = tmp_path / "ordered.py"
     script.write_text(ORDERED)

@@ -10,6 +10,7 @@ import pytest
 from support.commands import finish
 from support.mpi import mpirun
 from support.nodes import LOGIN
+from support.tiers import long_param
 
 TUTORIAL = Path(__file__).parents[3] / "examples" / "tutorial"
 SCRIPT = TUTORIAL / "message_passing.py"
@@ -36,7 +37,7 @@ NODE = "--nproc_per_node=2 --nnodes=2 --node_rank={rank} --master_addr=node0 --m
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
-        (SRUN, ("--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1")),
+        long_param(SRUN, ("--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1")),
         (SRUN_TORCHRUN, ("--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=2")),
     ],
     ids=["srun", "srun torchrun"],
@@ -47,6 +48,7 @@ def test_the_jobs_of_the_course_send_messages_between_four_ranks(slurm, script, 
     assert_messages_of_four(out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "launch", [("python3", "-W", "ignore", "-m", "torch.distributed.launch"), ("torchrun",)], ids=" ".join
 )
@@ -77,6 +79,7 @@ def test_open_mpi_with_the_flags_of_the_guide_sends_messages_between_four_ranks(
     assert_messages_of_four(done.out)
 
 
+@pytest.mark.long
 def test_mpich_sends_messages_between_four_ranks(nodes):
     command = mpirun("mpich", nodes, ["node0", "node1"], per_host=2)
     done = nodes.run(
@@ -87,6 +90,7 @@ def test_mpich_sends_messages_between_four_ranks(nodes):
     assert_messages_of_four(done.out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["openmpi", "mpich"])
 def test_hello_world_is_printed_once_by_each_process(nodes, kind):
     done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3), "echo", "hello", "world")

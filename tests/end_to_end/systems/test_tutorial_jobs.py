@@ -9,6 +9,7 @@ import pytest
 
 from support.mpi import mpirun
 from support.nodes import LOGIN
+from support.tiers import long_param
 
 TUTORIAL = Path(__file__).parents[3] / "examples" / "tutorial"
 SPAWNS = f"""
@@ -22,7 +23,7 @@ spawn.main()' --synthetic --subset 48 --batch-size 24 --norm group --epochs 1
 """
 
 
-@pytest.mark.parametrize(("job", "tasks"), [("srun.sh", 2), ("srun_torchrun.sh", 1)])
+@pytest.mark.parametrize(("job", "tasks"), [("srun.sh", 2), long_param("srun_torchrun.sh", 1)])
 def test_ranks_that_a_job_script_starts_on_two_nodes_send_messages(slurm, job, tasks, tmp_path):
     path = TUTORIAL / "jobs" / job
     directives = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
@@ -38,7 +39,7 @@ def test_ranks_that_a_job_script_starts_on_two_nodes_send_messages(slurm, job, t
     assert_messages_within_and_across_nodes(out)
 
 
-@pytest.mark.parametrize("variable", ["HOSTS", "HOSTFILE"])
+@pytest.mark.parametrize("variable", [long_param("HOSTS"), "HOSTFILE"])
 def test_ranks_that_the_mpirun_script_starts_on_two_nodes_send_messages(nodes, variable, tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# hosts\nnode0 slots=2\nnode1 slots=2\n")
