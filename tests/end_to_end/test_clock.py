@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.forked_commands import samestep
+from support.tiers import long_param
 
 GALLERIES = Path(__file__).parents[1]
 FEW = ("--clock-steps", 3, "--clock-warm-up", 2)
@@ -22,7 +23,7 @@ def read(folder):
 @pytest.mark.parametrize(
     ("script", "kind", "workers", "sync"),
     [
-        ("gallery/toplevel_cnn.py", "serial", 1, ""),
+        long_param("gallery/toplevel_cnn.py", "serial", 1, ""),
         ("gallery/toplevel_cnn.py", "replicated", 2, "bucketed"),
         ("gallery_ddp/ddp_tutorial.py", "native", 2, "ddp"),
     ],
@@ -48,7 +49,7 @@ def test_all_workers_are_stopped_after_the_same_step(tmp_path, script, kind, wor
 
 @pytest.mark.parametrize(
     ("script", "where"),
-    [("gallery/toplevel_cnn.py", ""), ("gallery_ddp/ddp_tutorial.py", " on worker 0")],
+    [long_param("gallery/toplevel_cnn.py", ""), ("gallery_ddp/ddp_tutorial.py", " on worker 0")],
 )
 def test_the_steps_and_samples_of_a_script_are_counted(tmp_path, monkeypatch, script, where):
     monkeypatch.chdir(tmp_path)  # it stores its model

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.forked_commands import samestep
+from support.tiers import long_param
 
 SCRIPT = Path(__file__).parents[1] / "gallery_gpu/nccl_ddp.py"
 
@@ -55,7 +56,7 @@ def variant(tmp_path, *changes):
     return tmp_path / "train.py"
 
 
-@pytest.mark.parametrize("group", ["", ", dist.new_group()"], ids=["default group", "own group"])
+@pytest.mark.parametrize("group", ["", long_param(", dist.new_group()")], ids=["default group", "own group"])
 def test_synchronized_batch_norm_normalizes_over_all_ranks(tmp_path, group):
     norm = ("torch.nn.Linear(8, 8), torch", "torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch")
     convert = (

@@ -13,6 +13,7 @@ from samestep.parallel.exact.identity import check_resumable
 from samestep.training.checkpoint.newest import newest_valid
 from support import commands
 from support.forked_commands import samestep
+from support.tiers import long_param
 
 TRAIN = ("train", "digits", "--exact", 4, "--subset", 192, "--batch-size", 48, "--epochs", 2)
 
@@ -45,7 +46,7 @@ def test_three_workers_end_with_the_weights_of_one(alone, tmp_path):
     assert digest(samestep(*TRAIN, "-n", 3, "--out", tmp_path / "three", "--json")) == alone[1]
 
 
-@pytest.mark.parametrize(("workers", "variables"), [(1, {}), (2, {"OMP_NUM_THREADS": "2"})])
+@pytest.mark.parametrize(("workers", "variables"), [long_param(1, {}), (2, {"OMP_NUM_THREADS": "2"})])
 def test_a_training_started_by_run_ends_with_the_same_weights(alone, tmp_path, workers, variables):
     run = ("run", "-n", workers, "-m", "samestep")
     assert digest(samestep(*run, *TRAIN, "--out", tmp_path / "run", "--json", **variables)) == alone[1]

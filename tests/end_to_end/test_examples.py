@@ -10,6 +10,7 @@ import torch
 from support import commands
 from support.forked_commands import samestep
 from support.script_runner import difference
+from support.tiers import long_param
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,7 +26,9 @@ def serial(tmp_path_factory):
     return ended.out, torch.load(folder / "model.pt")
 
 
-@pytest.mark.parametrize(("workers", "script"), [(1, "joined.py"), (2, "joined.py"), (2, "serial.py")])
+@pytest.mark.parametrize(
+    ("workers", "script"), [long_param(1, "joined.py"), (2, "joined.py"), (2, "serial.py")]
+)
 def test_twin_and_serial_script_print_the_serial_losses_and_save_the_serial_weights(
     workers, script, serial, tmp_path, monkeypatch
 ):
@@ -51,7 +54,7 @@ def test_the_documentation_shows_what_the_examples_print(serial):
         assert shown == printed.splitlines() * 2
 
 
-@pytest.mark.parametrize(("workers", "total"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(("workers", "total"), [long_param(1, 0), (2, 1)])
 def test_a_script_with_its_own_torch_distributed_runs_unchanged(workers, total):
     ended = samestep("run", "-n", workers, EXAMPLES / "torch_distributed.py")
 
@@ -60,7 +63,7 @@ def test_a_script_with_its_own_torch_distributed_runs_unchanged(workers, total):
     assert ended.out.endswith(f"all {workers} hold the same weights: True\n")
 
 
-@pytest.mark.parametrize(("workers", "total"), [(1, 1), (3, 6)])
+@pytest.mark.parametrize(("workers", "total"), [long_param(1, 1), (3, 6)])
 def test_messages_arrive_along_the_line_and_around_the_ring(workers, total):
     ended = samestep("run", "-n", workers, EXAMPLES / "message_passing.py")
 
@@ -71,6 +74,7 @@ def test_messages_arrive_along_the_line_and_around_the_ring(workers, total):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "words", "digits"),
     [

@@ -9,6 +9,7 @@ import pytest
 from support.kept_interpreter import KeptInterpreter
 from support.script_runner import difference
 from support.systems import missing
+from support.tiers import mostly_long, stem
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "tests/gallery_frameworks"
@@ -53,8 +54,11 @@ def results(text):
     return "".join(line for line in text.splitlines(keepends=True) if not TIMES[0].search(line))
 
 
+SCRIPTS = [*(GALLERY / f"{name}.py" for name in ONE_DEVICE), *EXAMPLES]
+
+
 @pytest.mark.parametrize(
-    "script", [*(GALLERY / f"{name}.py" for name in ONE_DEVICE), *EXAMPLES], ids=lambda script: script.stem
+    "script", mostly_long(SCRIPTS, ("accelerate_loop", "keras_on_torch", "transformers_trainer"), stem)
 )
 def test_a_script_of_a_library_on_one_device_gives_the_serial_output(run, script):
     serial = run("serial", script)
@@ -91,9 +95,10 @@ def test_a_library_that_starts_ranks_unexpectedly_is_refused_in_one_line(run, tm
     assert "--mode native" in two.err
 
 
-@pytest.mark.parametrize(
-    "name", ["accelerate_metrics", "fabric_ranks", "lightning_ranks", "transformers_ranks"]
-)
+NATIVE = ("accelerate_metrics", "fabric_ranks", "lightning_ranks", "transformers_ranks")
+
+
+@pytest.mark.parametrize("name", mostly_long(NATIVE, ("accelerate_metrics",)))
 def test_verify_finds_no_fault_in_a_correct_script_of_a_library(run, name):
     options = ("--mode", "native", "--steps", 10, "--json")
 

@@ -10,6 +10,7 @@ import pytest
 
 from support import commands
 from support.commands import environment, finish
+from support.tiers import long_param
 
 SCRIPT = dedent(
     """\
@@ -60,7 +61,7 @@ def ranks_of(script, seeds):
     return started, [finish(process) for process in started]
 
 
-@pytest.mark.parametrize("seed", ["", "5"])
+@pytest.mark.parametrize("seed", ["", long_param("5")])
 def test_processes_of_another_launcher_have_one_order(tmp_path, seed):
     script = tmp_path / "prog.py"
     script.write_text(SCRIPT)
@@ -74,7 +75,7 @@ def test_processes_of_another_launcher_have_one_order(tmp_path, seed):
     ]
 
 
-@pytest.mark.parametrize("seeds", [("1", "2"), ("random", "random")])
+@pytest.mark.parametrize("seeds", [("1", "2"), long_param(("random", "random"))])
 def test_different_seeds_of_the_user_are_refused_with_the_variable_to_set(tmp_path, seeds):
     script = tmp_path / "prog.py"
     script.write_text(SCRIPT)

@@ -7,6 +7,7 @@ import pytest
 from samestep.studies.scaling.analysis.study_file import read_study
 from support.commands import finish
 from support.forked_commands import samestep, scale, start
+from support.tiers import long_param, mostly_long
 
 GALLERY = Path(__file__).parents[1] / "gallery_spawn"
 BY_FLAG, BY_COUNT = GALLERY / "spawns_by_flag.py", GALLERY / "spawns_by_count.py"
@@ -18,7 +19,7 @@ def run(*arguments, n=2):
     return samestep("run", "-n", n, *ON_CPU, *arguments)
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, long_param(3)])
 def test_the_number_of_workers_is_a_template_in_the_scripts_flags(number):
     ended = run(BY_FLAG, "--gpus", "{n}", n=number)
 
@@ -257,7 +258,7 @@ def test_spawned_workers_are_bound_to_different_cores(tmp_path):
     assert first.isdisjoint(second)
 
 
-@pytest.mark.parametrize("way", ["by flag", "by count", "alone", "by hand"])
+@pytest.mark.parametrize("way", mostly_long(("by flag", "by count", "alone", "by hand"), ("by flag",)))
 def test_steps_of_spawned_workers_are_measured_on_each_number_of_workers(tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     text, call = TRAINS.read_text(), "mp.spawn(train, args=(args.gpus, args.fault), nprocs=args.gpus)"
@@ -275,7 +276,7 @@ def test_steps_of_spawned_workers_are_measured_on_each_number_of_workers(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study", "train.py"]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", long_param("spawn")])
 def test_processes_that_a_script_starts_by_hand_are_its_workers(method):
     ended = samestep("run", "-n", 3, "--count", BY_HAND, "--size", "{n}", "--method", method)
 
@@ -296,7 +297,7 @@ def test_two_simultaneous_runs_of_a_script_have_separate_groups():
     assert all("[0, 0]" in one.out for one in ends)
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [long_param(1), 3])
 def test_another_number_of_processes_than_requested_is_refused_in_one_line(number):
     ended = samestep("run", "-n", number, BY_HAND)
 

@@ -19,6 +19,7 @@ from support.forked_commands import lines, samestep, start
 from support.run_files import json_lines
 from support.snapshots import names
 from support.systems import small_file_system
+from support.tiers import long_param
 
 TRAIN = (
     *("train", "digits", "--subset", 320, "--batch-size", 16, "--epochs", 10, "--precision", "fp64"),
@@ -75,9 +76,9 @@ def assert_uninterrupted(folder, whole):
     ("number", "workers", "target", "then"),
     [
         (signal.SIGTERM, 2, "the launcher", 1),
-        (signal.SIGUSR2, 2, "the launcher", 3),
+        long_param(signal.SIGUSR2, 2, "the launcher", 3),
         (signal.SIGUSR1, 2, "one worker", 1),
-        (signal.SIGTERM, 1, "the only one", 2),
+        long_param(signal.SIGTERM, 1, "the only one", 2),
     ],
     ids=["TERM to the launcher", "USR2 to the launcher", "USR1 to one worker", "TERM to the only one"],
 )
@@ -106,7 +107,7 @@ def test_a_run_that_gets_a_stop_signal_exits_with_75_and_resumes_with_other_work
     assert sessions[1]["checkpoint"] == f"step-{sessions[1]['step']}"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [long_param(1), 2])
 def test_ctrl_c_names_a_command_that_resumes_the_run(whole, tmp_path, workers):
     folder = tmp_path / "a run"
     process = start(*TRAIN, "-n", workers, "--checkpoint-steps", 4, "--out", folder)
@@ -142,8 +143,8 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, long_param(signal.SIGUSR1)], ids=["TERM", "USR1"])
+@pytest.mark.parametrize("workers", [long_param(1), 2])
 def test_a_stop_signal_to_the_process_group_does_not_end_loader_processes_early(
     pictures, tmp_path, workers, number
 ):

@@ -17,6 +17,7 @@ import torch
 
 from support import commands
 from support.forked_commands import samestep
+from support.tiers import long_param
 
 TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 JOBS = sorted((TUTORIAL / "jobs").glob("*.sh"))
@@ -83,7 +84,7 @@ def serial(tmp_path_factory):
         return found, torch.load("mnist.pt")
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [long_param(1), 2, long_param(3)])
 def test_ddp_takes_the_steps_of_the_serial_script_and_saves_its_weights(workers, serial):
     expected, weights = serial
 
@@ -109,6 +110,7 @@ def test_spawned_workers_take_the_steps_of_the_serial_script(serial):
     assert_same_steps(epochs(done.stdout), serial[0])
 
 
+@pytest.mark.long
 def test_mixed_precision_is_near_the_serial_script_but_not_equal(serial):
     found, _ = run(2, "ddp_mixed_precision.py", *SMALL)
 
@@ -128,7 +130,7 @@ def test_the_twin_in_samestep_takes_the_same_steps_on_any_number_of_workers():
     assert_same_steps(three, one, loss=1e-3)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [long_param(1), long_param(2), 3])
 def test_messages_arrive(workers):
     _, ended = run(workers, "message_passing.py", "--count", 100)
 
@@ -144,7 +146,7 @@ def alone(tmp_path_factory):
         return run(1, "trainer_from_primitives.py", *SMALL_RESNET)[0]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, long_param(3)])
 def test_the_trainer_takes_the_same_steps_counts_all_samples_and_times_each_phase(workers, alone):
     found, ended = run(workers, "trainer_from_primitives.py", *SMALL_RESNET)
 

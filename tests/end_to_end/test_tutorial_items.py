@@ -10,6 +10,7 @@ import pytest
 from samestep.lab.exercises import SOLUTIONS
 from support.commands import Ended, environment
 from support.forked_commands import samestep, scale
+from support.tiers import mostly_long
 from support.tutorial_items import commands, prints
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -19,11 +20,17 @@ INTERPRETERS = {
     "torchrun": ["-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"],
 }
 COMMANDS = commands()
+SHORT = (
+    "samestep lab hello -n 2",
+    "samestep train digits -n 2 --epochs 1 --evaluate-first --print-every 30 --per-rank",
+    "samestep lab grade SOLUTIONS/broadcast.py --ranks 2,3",
+    "torchrun --nproc-per-node 2 examples/tutorial/ddp.py SMALL",
+)
 DEADLINE_S = 900.0
 
 
 @pytest.mark.timeout(960)  # some train a dozen times
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", mostly_long(COMMANDS, SHORT))
 def test_the_command_prints_the_lines_of_the_table(command, tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
