@@ -115,7 +115,7 @@ def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, 
 
     assert done.code == 0, done.err
     told, points = places(done.out)
-    assert told == placed("node0", "node0", "node1", "node1")
+    assert told == placed("node0", "node0", "node1", "node1"), done.out
     assert {point.partition(":")[0] for point in points} == {"node0"}
     assert "has ended well" in done.err.splitlines()[-1]
 
