@@ -13,6 +13,7 @@ from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from samestep.training.networks import ConvNet
 from support.data import shared_data
+from support.tiers import long_param
 from support.training import largest_difference, settings, train
 
 SAMPLES = 400
@@ -60,7 +61,7 @@ def serial():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, long_param(3)])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_loss_curve_is_the_serial_one_and_each_test_image_counts_once(processes, serial, size, name):
     data_dir = shared_data("mnist")
@@ -73,7 +74,7 @@ def test_the_loss_curve_is_the_serial_one_and_each_test_image_counts_once(proces
     assert score[1] == MODELS[name][1]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [long_param(2), 3])
 def test_each_step_trains_on_the_serial_samples(processes, size):
     data_dir = shared_data("mnist")
     serial_steps = samples_of_each_step(SoloWorld(), data_dir)

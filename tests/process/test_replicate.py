@@ -23,6 +23,7 @@ from support.backward_cases import (
     two_models,
     two_models_rank,
 )
+from support.tiers import long_param
 
 
 def conv_net():
@@ -91,7 +92,7 @@ def train_directly(world):
 average = Bucketed._average
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [long_param(2), 3])
 def test_gradients_are_sent_within_backward_beside_batch_norm_over_direct_connections(processes, size):
     expected = train(conv_net())
     for states, early in processes.run(train_directly, size):
@@ -99,7 +100,7 @@ def test_gradients_are_sent_within_backward_beside_batch_norm_over_direct_connec
         torch.testing.assert_close(states, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [long_param(1), long_param(2), 3])
 @pytest.mark.parametrize("sync", SYNCHRONIZERS)
 def test_training_with_global_batch_norm_is_the_serial_training(processes, sync, size):
     expected = train(conv_net())
@@ -110,7 +111,7 @@ def test_training_with_global_batch_norm_is_the_serial_training(processes, sync,
     assert list(ranks[-1][0]) == list(conv_net().state_dict())
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [long_param(2), 3])
 def test_all_synchronizers_train_equally_with_equal_bits(processes, size):
     found = {sync: processes.run(train_rank, size, sync, "local") for sync in SYNCHRONIZERS}
     for ranks in found.values():
@@ -152,7 +153,7 @@ def towers_rank(world, sync):
     return gradients(model)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [long_param(2), 3])
 def test_large_gradients_of_some_ranks_reach_all(processes, size):
     flat, reference = (processes.run(towers_rank, size, sync) for sync in ("flat", "reference"))
 

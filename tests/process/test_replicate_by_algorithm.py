@@ -9,6 +9,7 @@ from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, AUTO, Measured
 from samestep.ranks.collectives.algorithms import by_algorithm
 from support.backward_cases import assert_equal_gradients, gradients, network, plain, samples, share_of
+from support.tiers import long_param
 
 TEXTS = [*ALGORITHMS, "tree,ring:64,shared_memory:128,native:256"]
 
@@ -26,7 +27,7 @@ def carried(world, text, sync):
         return replicas.sync, found
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [long_param(2), 3])
 @pytest.mark.parametrize("text", TEXTS)
 def test_gradients_are_the_serial_ones_with_equal_bits(processes, text, size):
     for sync in ("auto", "reference"):

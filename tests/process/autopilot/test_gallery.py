@@ -72,17 +72,14 @@ NEW_WEIGHTS = {"weights_beside.py"}
 
 SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 SHORT_ON_THREE = (
-    *("archive_and_database", "dropout_zoo", "gpt_loss_inside", "iterable_data", "lists_of_samples"),
-    *("packed_sequences", "small_router", "sparse_embeddings", "threads_beside", "wgan_gp"),
+    *("archive_and_database", "dropout_zoo", "gpt_loss_inside", "iterable_data", "later_batches"),
+    *("regression_by_hand", "small_router", "sparse_embeddings", "threads_beside", "wgan_gp"),
 )
 """Scripts whose slices, files or random numbers are distributed in another way among three ranks."""
 
 
-SHORT_STRICT = (
-    *("accumulation", "cropped_to_longest", "gan", "labels_as_indices", "packed_sequences", "rnn_classifier"),
-    *("table_lookups", "wgan_gp"),
-)
-"""Scripts with indices, labels, sequences, batch norm, and calls in other orders."""
+SHORT_STRICT = ("cropped_to_longest", "gan", "labels_as_indices", "rnn_classifier", "table_lookups")
+"""Scripts with indices, labels, sequences, and batch norm."""
 
 
 @pytest.mark.parametrize("script", SHARED, ids=stem)

@@ -8,6 +8,7 @@ from gallery.manifest import SCRIPTS
 from samestep.autopilot.script.options import DEFAULTS, Options
 from support.careless_runs import run_careless
 from support.script_runner import READS, difference, run_script
+from support.tiers import mostly_long
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SPLIT = Options(short_calls="split")
@@ -16,7 +17,7 @@ COUNTED = (r"test images right$",)
 SERIAL = ("gan", "gpt", "image_classification", "lbfgs", "serial")
 
 
-@pytest.mark.parametrize("name", SERIAL)
+@pytest.mark.parametrize("name", mostly_long(SERIAL, ("gpt", "serial")))
 def test_an_example_has_equal_output_on_two_ranks(processes, name, tmp_path):
     path, printed = EXAMPLES / f"{name}.py", []
     for size in (1, 2):

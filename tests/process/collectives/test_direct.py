@@ -17,6 +17,7 @@ from samestep.ranks.rendezvous import peer_connections
 from samestep.ranks.rendezvous.authentication import AuthenticationError, connect
 from samestep.ranks.world.operation import OPS
 from samestep.testing.ranks import on_processes
+from support.tiers import long_param
 
 ELEMENTS = [0, 1, 7, SMALL // 8 + 1, MOST // 4, MOST // 4 + 1]
 """Of float32: reduced as a whole, by chunks, and by Gloo."""
@@ -61,7 +62,7 @@ def reference(op, tensors):
     return ways[op]()
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, long_param(5)])
 def test_reductions_are_those_of_a_reference_and_equal_on_all_ranks(processes, size):
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-14, torch.bfloat16: 0.05, torch.int32: 0.0}
 

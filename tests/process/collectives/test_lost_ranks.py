@@ -24,6 +24,7 @@ from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostW
 from samestep.ranks.hang import peer_waits
 from samestep.testing.checks import CountingWorld
 from samestep.testing.ranks import on_processes
+from support.tiers import mostly_long
 
 SIZE, LOST = 4, 1
 """Rank 3 of a ring of four exchanges no messages with rank 1."""
@@ -114,13 +115,20 @@ def memory(monkeypatch):
         yield Path(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [(name, signal.SIGKILL) for name in CALLS]
-    + [(name, signal.SIGSTOP) for name in CALLS if "all_reduce" in name],
+LOSSES = [(name, signal.SIGKILL) for name in CALLS]
+LOSSES += [(name, signal.SIGSTOP) for name in CALLS if "all_reduce" in name]
+SHORT = (
+    *("all_reduce direct SIGKILL", "all_reduce native SIGKILL", "all_reduce ring SIGKILL"),
+    *("all_reduce shared_memory SIGKILL", "broadcast in parts SIGKILL"),
+    *("all_reduce direct SIGSTOP", "all_reduce native SIGSTOP", "all_reduce shared_memory SIGSTOP"),
 )
+"""Each transport, by which a rank is lost in another way."""
+
+
+@pytest.mark.parametrize("loss", mostly_long(LOSSES, SHORT, lambda loss: f"{loss[0]} {loss[1].name}"))
 @pytest.mark.usefixtures("short_timeouts")
-def test_a_lost_rank_is_named_by_all_others(name, number, memory):
+def test_a_lost_rank_is_named_by_all_others(loss, memory):
+    name, number = loss
     ((*outcomes,),) = on_processes([losing(name, number)], SIZE, timeout_s=30, group_timeout_s=2)
 
     lost = outcomes.pop(LOST)

@@ -11,6 +11,7 @@ from gallery_exercises.manifest import FUNCTIONS, path_of
 from samestep.cli.lab import grade
 from samestep.lab.exercises import EXERCISES, SOLUTIONS, file_stem
 from samestep.lab.grading import grade_file
+from support.tiers import mostly_long
 
 RANKS = [1, 2, 3, 4, 5]
 
@@ -22,7 +23,14 @@ def test_a_solution_passes(name):
     assert (result.name, result.faults) == (EXERCISES[name].function, [])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+SHORT = (
+    *("whole_tensor_ring", "both_send_first", "own_twice", "changed_beside_the_root", "zeroing_broadcast"),
+    *("always_from_rank_0", "mean_without_division"),
+)
+"""A function with each fault; `no_modulo` and `float32_buffers` are below."""
+
+
+@pytest.mark.parametrize("name", mostly_long(FUNCTIONS, SHORT))
 def test_a_wrong_function_is_named(name):
     (result,) = grade_file(path_of(name), RANKS, verify=None, timeout_s=3.0)
 
