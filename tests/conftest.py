@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import signal
 import threading
 
 import hypothesis
@@ -68,6 +69,8 @@ def _kept(thread: threading.Thread) -> bool:
 
 def pytest_configure(config):
     process_budget.watch()
+    # A background job ignores the signal, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

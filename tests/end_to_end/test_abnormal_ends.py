@@ -3,6 +3,7 @@
 import pytest
 
 from support.abnormal_ends import Case, Remains, end
+from support.tiers import mostly_long
 
 CASES = [
     Case("serial", "SIGKILL", "launcher"),
@@ -13,7 +14,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", mostly_long(CASES, ("serial SIGKILL launcher", "native SIGKILL all")))
 def test_the_next_command_deletes_all_processes_segments_and_files(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     assert end(case, tmp_path) == Remains([], [], [])

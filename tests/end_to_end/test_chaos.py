@@ -35,6 +35,7 @@ def launch(program, said):
     return start(*RUN, *program, into=said)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_training_survives_each_kind_of_fault_with_equal_bits(disk, tmp_path):
     draw = random.Random(6)

@@ -12,6 +12,7 @@ from support.commands import environment
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path):
     file = tmp_path / "figures.json"

@@ -41,6 +41,7 @@ def test_checks_run_on_the_cpu(tmp_path):
     assert found["machine"]["type"] == "cpu"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_scripts_on_two_ranks_equal_those_of_python(tmp_path):
     names = [name for name, script in SCRIPTS.items() if script.on_cpu and not script.packages]

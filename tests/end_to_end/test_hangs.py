@@ -188,6 +188,7 @@ def test_a_rank_that_serves_the_store_and_ends_first_is_named(under_another_laun
     assert f"at {line_with(file, 'dist.all_reduce')}" in said
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_no_hang(tmp_path):
     file = tmp_path / "train.py"
     # Unbuffered, print writes text and line end apart, and two workers' lines may share one.
@@ -231,6 +232,7 @@ def test_a_thread_that_waits_for_messages_is_no_hang(tmp_path):
     assert samestep("run", "-n", 2, "--hang-timeout", 2, tmp_path / "train.py").code == 0
 
 
+@pytest.mark.long
 def test_a_script_joins_again_after_a_deadlock_of_its_ranks(tmp_path):
     (tmp_path / "train.py").write_text(
         dedent("""\

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from support.forked_commands import samestep
 
 
@@ -17,6 +19,7 @@ def test_ranks_of_an_experiment_are_processes():
     ]
 
 
+@pytest.mark.long
 def test_a_killed_worker_changes_no_weight():
     ended = samestep("lab", "restart", "--json")
 

@@ -110,7 +110,7 @@ def mpich(nodes, slurm, program):
     [
         (static, 2),
         *(long_param(*more) for more in ((c10d, 2), (slurm_rendezvous, 1), (open_mpi, 1), (mpich, 1))),
-        (slurm_script, 1),
+        long_param(slurm_script, 1),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -205,10 +205,11 @@ def test_nodes_with_different_secrets_are_refused_with_the_flag_to_use(nodes, tm
     assert "Traceback" not in done.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [
-        long_param(("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out")),
+        ("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out"),
         ("doctor", "--no-devices", "--wait", 8),
     ],
     ids=lambda command: command[0],

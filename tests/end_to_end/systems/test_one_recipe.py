@@ -11,7 +11,7 @@ import pytest
 from support.commands import finish, samestep
 from support.mpi import mpirun
 from support.nodes import LOGIN
-from support.tiers import long_param, mostly_long
+from support.tiers import mostly_long
 
 SERIAL = Path(__file__).parents[2] / "gallery" / "regression_by_hand.py"  # the one that needs no optimizer
 RECIPE = ("train", "digits", "--exact", 4, "--subset", 96, "--batch-size", 48, "--epochs", 1, "--json")
@@ -113,7 +113,8 @@ def test_a_serial_script_prints_the_same_losses(way, losses, request, tmp_path):
 TIME_BUDGET = Path(__file__).parents[2] / "gallery" / "time_budget.py"
 
 
-@pytest.mark.parametrize("way", ["torchrun_on_two_nodes", long_param("srun")])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["torchrun_on_two_nodes", "srun"])
 def test_a_time_budget_ends_on_all_nodes_after_the_same_step(way, request, tmp_path):
     out = printed(getattr(Launches(request, tmp_path), way)("run", TIME_BUDGET))
     assert out.count("steps: ") == 1

@@ -130,6 +130,7 @@ def test_more_workers_than_an_allocation_has_room_for_are_refused_before_any_run
     assert not (here / "study").exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_study_is_submitted_as_jobs_and_collected_later(slurm, here):
     flags = ("--submit", "slurm", "--partition", "main", "--detach")

@@ -61,10 +61,7 @@ def launches(nodes, slurm, tmp_path):
     return Launches(nodes, slurm, tmp_path)
 
 
-SHORT = (
-    *("accelerate-launch on static", "ddp-slurm on srun", "lightning-ddp on srun", "module on openmpi"),
-    *("notebook on run", "spawn on sbatch"),
-)
+SHORT = (*("accelerate-launch on static", "ddp-slurm on srun", "module on openmpi", "notebook on run"),)
 
 
 @pytest.mark.parametrize("cell", mostly_long(CELLS if FILE else IN_CI, SHORT, " on ".join))

@@ -66,8 +66,8 @@ GROUPS = {
     ("launch", "group"),
     [
         (static, "halves"),
-        (srun, "one group per node"),
-        (openmpi, "no group"),
+        long_param(srun, "one group per node"),
+        long_param(openmpi, "no group"),
         *(long_param(static, group) for group in GROUPS if group != "halves"),
         long_param(openmpi, "groups of one"),
         long_param(srun, "no group"),
@@ -92,7 +92,7 @@ def test_ranks_that_train_independently_end_in_their_first_steps(nodes, slurm, t
     [
         long_param(srun, silent_copy_scripts.BY_SLURM),
         long_param(sbatch_per_node, silent_copy_scripts.BY_SLURM),
-        (static, silent_copy_scripts.BY_SLURM),
+        long_param(static, silent_copy_scripts.BY_SLURM),
         (openmpi, silent_copy_scripts.BY_OPEN_MPI),
         long_param(static, silent_copy_scripts.BY_OPEN_MPI),
     ],

@@ -114,6 +114,7 @@ def test_one_worker_is_spawned_on_each_node(slurm):
     assert trained(done.out)[0] == {f"rank {rank} of 2 epoch {epoch}" for rank in (0, 1) for epoch in (0, 1)}
 
 
+@pytest.mark.long
 def test_a_script_is_refused_without_a_number_of_workers(slurm):
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "--device", "cpu", SCRIPT, *OWN_FLAGS)
 
@@ -149,6 +150,7 @@ RESULTS = [
 ]
 
 
+@pytest.mark.long
 def test_the_workers_of_samesteps_spawn_are_one_world(slurm, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SPAWN)

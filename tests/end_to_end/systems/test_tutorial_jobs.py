@@ -23,6 +23,7 @@ spawn.main()' --synthetic --subset 48 --batch-size 24 --norm group --epochs 1
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("job", "tasks"), [("srun.sh", 2), long_param("srun_torchrun.sh", 1)])
 def test_ranks_that_a_job_script_starts_on_two_nodes_send_messages(slurm, job, tasks, tmp_path):
     path = TUTORIAL / "jobs" / job
@@ -59,6 +60,7 @@ def test_ranks_that_the_mpirun_script_starts_on_two_nodes_send_messages(nodes, v
     assert_messages_within_and_across_nodes(done.out)
 
 
+@pytest.mark.long
 def test_spawned_workers_of_two_nodes_are_one_run(slurm, tmp_path):
     (out,) = slurm.batch(f"exec 2>&1\n{SPAWNS}", "--nodes=2", folder=tmp_path, OMP_NUM_THREADS="1")
 

@@ -82,7 +82,11 @@ SHORT_STRICT = ("cropped_to_longest", "gan", "labels_as_indices", "rnn_classifie
 """Scripts with indices, labels, sequences, and batch norm."""
 
 
-@pytest.mark.parametrize("script", SHARED, ids=stem)
+SHORT_ON_TWO = {stem(script) for script in SHARED} - {"compiled_dropout"}
+"""The compiler takes long for one, and `compiled` shows the rest."""
+
+
+@pytest.mark.parametrize("script", mostly_long(SHARED, SHORT_ON_TWO, stem))
 def test_a_serial_script_has_equal_output_and_files_on_two_workers(processes, alone, script, tmp_path):
     """Each worker loads a share of each batch."""
     load: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"

@@ -7,6 +7,7 @@ import pytest
 import gallery_ddp.manifest
 from gallery_ddp.manifest import DIFFERENT, SAME
 from samestep.base.errors import UsageError
+from support.tiers import long_param
 
 GALLERY = Path(gallery_ddp.manifest.__file__).parents[1] / "gallery_spawn"
 BY_COUNT, BY_FLAG = GALLERY / "trains_by_count.py", GALLERY / "spawns_by_flag.py"
@@ -81,7 +82,7 @@ def test_a_worker_that_dies_is_named(verifier):
     assert (finding["file"], finding["line"]) == (str(BY_COUNT), line)
 
 
-@pytest.mark.parametrize("flags", [(), ("--gpus", "{n}")], ids=["by count", "by flag"])
+@pytest.mark.parametrize("flags", [(), long_param(("--gpus", "{n}"))], ids=["by count", "by flag"])
 def test_a_script_that_trains_on_one_worker_without_spawning_it_is_its_own_reference(
     verifier, tmp_path, flags
 ):
@@ -101,7 +102,7 @@ def test_another_number_of_workers_than_asked_for_is_refused(verifier):
         verify(verifier, BY_COUNT, "--gpus", "2")
 
 
-@pytest.mark.parametrize("fault", ["", "never-averaged", "crash"])
+@pytest.mark.parametrize("fault", [long_param(""), "never-averaged", long_param("crash")])
 def test_processes_that_a_script_starts_by_hand_are_compared_too(verifier, fault):
     report = verify(verifier, BY_HAND, "--size", "{n}", "--fault", fault)
 
@@ -109,6 +110,7 @@ def test_processes_that_a_script_starts_by_hand_are_compared_too(verifier, fault
     assert (report["verdict"], causes) == ((DIFFERENT, [fault]) if fault else (SAME, []))
 
 
+@pytest.mark.long
 def test_the_loaders_of_its_workers_may_have_processes(verifier, tmp_path):
     (tmp_path / "train.py").write_text(
         BY_COUNT.read_text().replace("sampler=sampler)", "sampler=sampler, num_workers=1)")
@@ -126,6 +128,7 @@ def test_a_failure_that_the_script_catches_is_a_failure(verifier, tmp_path):
     assert [one["code"] for one in report["findings"]] == ["crash"]
 
 
+@pytest.mark.long
 def test_a_script_may_spawn_again_after_its_training(verifier, tmp_path):
     again = "mp.spawn(train, args=(args.gpus, ''), nprocs=args.gpus)"
     (tmp_path / "train.py").write_text(BY_COUNT.read_text().replace(CALL, f"{CALL}; {again}"))

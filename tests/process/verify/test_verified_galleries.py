@@ -16,8 +16,8 @@ REFUSED = {"forward_by_name.py", "simclr_inside.py"}
 NEEDS_GPU = {"hard_coded_cuda.py"}
 
 SHORT_SERIAL = (
-    *("accumulation", "amp_scaler", "gpt_loss_inside", "iterable_data", "kept_in_objects", "lbfgs"),
-    *("phases_in_one_loop", "resume", "switched_by_values", "two_targets", "unseeded", "wgan_gp"),
+    *("amp_scaler", "gpt_loss_inside", "iterable_data", "kept_in_objects", "lbfgs", "two_targets"),
+    *("unseeded", "wgan_gp"),
 )
 """Scripts that verification reads in another way each: steps, draws, samples, notes, unsplit calls."""
 
@@ -67,7 +67,8 @@ def test_a_correct_distributed_script_is_the_same(verifier, script):
 WRONG = [script for script in SCRIPTS if script.verdict in (DIFFERENT, INCONCLUSIVE)]
 
 
-@pytest.mark.parametrize("script", mostly_long(WRONG, first_of_each_cause(WRONG), stem))
+# Ranks with different numbers of steps wait until they are ended, which `test_verified_hangs` shows.
+@pytest.mark.parametrize("script", mostly_long(WRONG, first_of_each_cause(WRONG) - {"steps_differ"}, stem))
 def test_the_cause_of_a_difference_is_found(verifier, script):
     hang_s = SHORT_HANG_S if script.cause == "steps-differ" else 20.0
     report = verifier.verify(script.path, mode=script.mode, hang_s=hang_s)

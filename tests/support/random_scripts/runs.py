@@ -65,12 +65,15 @@ class SerialRunFailed(AssertionError):
     """A script failed on one rank: a fault of the generator."""
 
 
-def compare(processes, seed, folder, sizes=(2, 3)):
-    """Run the script of a seed on one rank and on `sizes` ranks, in new folders in `folder`."""
-    return compare_source(processes, make_script(seed), seed, folder, sizes)
+def compare(processes, seed, folder, sizes=(2, 3), *, is_strict=True):
+    """Run the script of a seed on one rank and on `sizes` ranks, in new folders in `folder`.
+
+    If `is_strict`, two ranks run on a device as strict as CUDA.
+    """
+    return compare_source(processes, make_script(seed), seed, folder, sizes, is_strict=is_strict)
 
 
-def compare_source(processes, source, seed, folder, sizes=(2, 3)):
+def compare_source(processes, source, seed, folder, sizes=(2, 3), *, is_strict=True):
     """Run a script on one rank and on `sizes` ranks, in new folders in `folder`."""
     folder = Path(folder) / str(seed)
     shutil.rmtree(folder, ignore_errors=True)
@@ -80,13 +83,15 @@ def compare_source(processes, source, seed, folder, sizes=(2, 3)):
     ((printed, _, trace),) = _run(processes, script, 1)
     if trace or "nan" in printed:
         raise SerialRunFailed(f"seed {seed}: {trace or 'it prints nan'}")
-    return [_compared(processes, seed, script, size, printed) for size in sizes]
+    return [
+        _compared(processes, seed, script, size, printed, is_strict=is_strict and size == 2) for size in sizes
+    ]
 
 
-def _run(processes, script, size):
+def _run(processes, script, size, *, is_strict=False):
     folder = script.parent / str(size)
     folder.mkdir()
-    return processes.run(_run_quietly, size, str(script), folder)
+    return processes.run(_run_quietly, size, str(script), folder, is_strict)
 
 
 def _amplifies_rounding(processes, script, serial):
@@ -129,7 +134,7 @@ class ScriptFailed(Exception):
     """A script failed on a rank, and possibly on no other one; the argument is the traceback."""
 
 
-def _run_quietly(world, script, folder):
+def _run_quietly(world, script, folder, is_strict):
     """Run a script on a rank; return its traceback, which torch's hook would print.
 
     Raises:
@@ -138,9 +143,7 @@ def _run_quietly(world, script, folder):
     hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         with redirect_stderr(io.StringIO()):
-            # Two ranks run on a device as strict as CUDA.
-            ran = script, (), folder, 1, DEFAULTS, world.place.size == 2
-            printed, account, trace = run_script(world, *ran)
+            printed, account, trace = run_script(world, script, (), folder, 1, DEFAULTS, is_strict)
     finally:
         sys.excepthook = hook
     if trace and world.place.size > 1 and not trace.startswith(_BY_ALL):
@@ -148,9 +151,9 @@ def _run_quietly(world, script, folder):
     return printed, account, trace
 
 
-def _compared(processes, seed, script, size, serial):
+def _compared(processes, seed, script, size, serial, *, is_strict):
     try:
-        ranks = _run(processes, script, size)
+        ranks = _run(processes, script, size, is_strict=is_strict)
     except ScriptFailed as error:
         return _failed(seed, size, [str(error)])
     except RankFailed as error:
