@@ -31,11 +31,10 @@ def score(world, batch_size):
     return scores[0].accuracy, scores[0].metrics | scores[1].metrics
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_an_evaluation_gives_the_serial_figures_on_every_rank(processes, size):
+def test_an_evaluation_gives_the_serial_figures_on_every_rank(processes):
     accuracy, serial = score(SoloWorld(), 1000)
 
-    ranks = processes.run(score, size, 50)  # the last batch has one sample: some ranks have none of it
+    ranks = processes.run(score, 3, 50)  # the last batch has one sample: some ranks have none of it
 
     assert serial["Accuracy"] == pytest.approx(accuracy)
     assert list(serial) == [*ASKED, "kappa"]

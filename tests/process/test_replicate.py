@@ -23,7 +23,6 @@ from support.backward_cases import (
     two_models,
     two_models_rank,
 )
-from support.tiers import long_param
 
 
 def conv_net():
@@ -92,28 +91,25 @@ def train_directly(world):
 average = Bucketed._average
 
 
-@pytest.mark.parametrize("size", [long_param(2), 3])
-def test_gradients_are_sent_within_backward_beside_batch_norm_over_direct_connections(processes, size):
+def test_gradients_are_sent_within_backward_beside_batch_norm_over_direct_connections(processes):
     expected = train(conv_net())
-    for states, early in processes.run(train_directly, size):
+    for states, early in processes.run(train_directly, 3):
         assert early > 0
         torch.testing.assert_close(states, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [long_param(1), long_param(2), 3])
 @pytest.mark.parametrize("sync", SYNCHRONIZERS)
-def test_training_with_global_batch_norm_is_the_serial_training(processes, sync, size):
+def test_training_with_global_batch_norm_is_the_serial_training(processes, sync):
     expected = train(conv_net())
-    ranks = processes.run(train_rank, size, sync, "global")
+    ranks = processes.run(train_rank, 3, sync, "global")
     for states in ranks:
         torch.testing.assert_close(states, expected, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(states, ranks[0], rtol=0, atol=0)
     assert list(ranks[-1][0]) == list(conv_net().state_dict())
 
 
-@pytest.mark.parametrize("size", [long_param(2), 3])
-def test_all_synchronizers_train_equally_with_equal_bits(processes, size):
-    found = {sync: processes.run(train_rank, size, sync, "local") for sync in SYNCHRONIZERS}
+def test_all_synchronizers_train_equally_with_equal_bits(processes):
+    found = {sync: processes.run(train_rank, 3, sync, "local") for sync in SYNCHRONIZERS}
     for ranks in found.values():
         for states in ranks:
             torch.testing.assert_close(states, ranks[0], rtol=0, atol=0)
@@ -153,9 +149,8 @@ def towers_rank(world, sync):
     return gradients(model)
 
 
-@pytest.mark.parametrize("size", [long_param(2), 3])
-def test_large_gradients_of_some_ranks_reach_all(processes, size):
-    flat, reference = (processes.run(towers_rank, size, sync) for sync in ("flat", "reference"))
+def test_large_gradients_of_some_ranks_reach_all(processes):
+    flat, reference = (processes.run(towers_rank, 3, sync) for sync in ("flat", "reference"))
 
     for found in flat:
         assert found["unused.weight"] is None
