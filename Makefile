@@ -10,7 +10,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-long test-threads test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu gpu-bundle oldest newest clean
+.PHONY: help setup train test test-long test-units test-ranks test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu gpu-bundle oldest newest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -48,18 +48,20 @@ train: $(READY)
 
 # Which tests run: those that are not marked as long, or those.
 TESTS ?= not long
-PARTS := test-commands test-processes test-threads
 
-# Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The longest part begins
-# first, and the shortest last, so that both jobs end at about the same time.
+# Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The two long parts begin,
+# and the two short ones follow, so that both jobs end at about the same time.
 test: $(READY) $(FRAMEWORKS_READY)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes test-ranks test-units
 
 test-long: $(READY) $(FRAMEWORKS_READY)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going $(PARTS) TESTS=long
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes TESTS=long
 
-test-threads: $(READY)
-	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end -m "$(TESTS)"
+test-units: $(READY)
+	$(BIN)/python -m pytest tests --ignore=tests/ranks --ignore=tests/process --ignore=tests/end_to_end -m "$(TESTS)"
+
+test-ranks: $(READY)
+	$(BIN)/python -m pytest tests/ranks -m "$(TESTS)"
 
 test-processes: $(READY)
 	$(BIN)/python -m pytest tests/process -m "$(TESTS)"

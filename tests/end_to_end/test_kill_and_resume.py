@@ -55,9 +55,12 @@ def run_and_kill(folder: Path, draw: random.Random) -> bool:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         time.sleep(draw.uniform(0, 0.02))  # anywhere in a step
-        family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
-        os.kill(draw.choice(family), signal.SIGKILL)
-        return process.wait(DEADLINE_S) != 0
+        launcher = psutil.Process(process.pid)
+        family = [launcher, *launcher.children()]
+        draw.choice(family).kill()
+        ended_well = process.wait(DEADLINE_S) == 0
+        psutil.wait_procs(family[1:], DEADLINE_S)  # one that still ends holds the run folder
+        return not ended_well
     except psutil.NoSuchProcess:
         return False
     finally:

@@ -62,6 +62,7 @@ def test_the_option_is_refused_for_an_executable():
     assert "--scratch " in ended.err
 
 
+@pytest.mark.long
 def test_runs_that_measure_the_number_of_workers_leave_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SERIAL.replace("range(4)", "range(40)"))

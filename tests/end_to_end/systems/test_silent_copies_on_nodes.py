@@ -92,8 +92,8 @@ def test_ranks_that_train_independently_end_in_their_first_steps(nodes, slurm, t
     [
         long_param(srun, silent_copy_scripts.BY_SLURM),
         long_param(sbatch_per_node, silent_copy_scripts.BY_SLURM),
-        long_param(static, silent_copy_scripts.BY_SLURM),
-        (openmpi, silent_copy_scripts.BY_OPEN_MPI),
+        (static, silent_copy_scripts.BY_SLURM),
+        long_param(openmpi, silent_copy_scripts.BY_OPEN_MPI),
         long_param(static, silent_copy_scripts.BY_OPEN_MPI),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -62,6 +62,7 @@ world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "nobod
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_under_torchrun_on_two_nodes_is_restarted(nodes, tmp_path):
     """Torchrun's agents keep the store of the earlier ranks, whose addresses are outdated."""
     script = tmp_path / "dies_once.py"

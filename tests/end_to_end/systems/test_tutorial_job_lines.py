@@ -34,6 +34,7 @@ OMP_NUM_THREADS=1 srun torchrun --nproc_per_node=2 --nnodes 2 --rdzv_id 1234 \
 NODE = "--nproc_per_node=2 --nnodes=2 --node_rank={rank} --master_addr=node0 --master_port=1234"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
@@ -63,6 +64,7 @@ def test_the_guides_command_on_each_node_sends_messages_between_four_ranks(nodes
     assert_messages_of_four(both[0].out)
 
 
+@pytest.mark.long
 def test_open_mpi_with_the_flags_of_the_guide_sends_messages_between_four_ranks(nodes):
     words = mpirun("openmpi", nodes, ["node0", "node1"], per_host=2)
     reached = [word for word in words[1 : words.index("--host")] if word not in ("--bind-to", "none")]

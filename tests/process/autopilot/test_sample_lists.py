@@ -10,6 +10,7 @@ from torch.nn.utils import rnn
 
 from samestep.base.errors import OutOfStep
 from support.split_check_models import drawn, labels, on_rank
+from support.tiers import long_param
 
 D = torch.float64
 SIZES = [9, 9, 8, 9]
@@ -162,7 +163,11 @@ def trained(make):
 
 @pytest.mark.parametrize(
     ("make", "size"),
-    [*((make, 2) for make in (Net, Graphs, Pairs, DividedByLength, AllPoints, Packed)), (Graphs, 3)],
+    [
+        *((make, 2) for make in (Graphs, Pairs, Packed)),
+        *(long_param(make, 2) for make in (Net, DividedByLength, AllPoints)),
+        long_param(Graphs, 3),
+    ],
 )
 def test_samples_in_a_list_are_split(processes, make, size):
     serial = trained(make)
@@ -171,7 +176,7 @@ def test_samples_in_a_list_are_split(processes, make, size):
         assert (split, unsplit) == (2 * len(SIZES), 0)
 
 
-@pytest.mark.parametrize("make", [Normalized, Noisy, Compares, Lists])
+@pytest.mark.parametrize("make", [Normalized, Compares, long_param(Noisy), long_param(Lists)])
 def test_lists_of_samples_that_depend_on_each_other_are_unsplit(processes, make):
     serial = trained(make)
     for found, split, unsplit in processes.run(on_rank, 2, None, trained, make):

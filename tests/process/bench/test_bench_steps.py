@@ -23,6 +23,7 @@ def ranks(processes):
     return processes.run(measured, 2)
 
 
+@pytest.mark.long
 def test_all_synchronizers_are_measured_relative_to_none(ranks):
     (names, rows, _), (_, others, _) = ranks
 

@@ -11,7 +11,7 @@ from gallery_exercises.manifest import FUNCTIONS, path_of
 from samestep.cli.lab import grade
 from samestep.lab.exercises import EXERCISES, SOLUTIONS, file_stem
 from samestep.lab.grading import grade_file
-from support.tiers import mostly_long
+from support.tiers import long_param, mostly_long
 
 RANKS = [1, 2, 3, 4, 5]
 
@@ -24,7 +24,7 @@ def test_a_solution_passes(name):
 
 
 SHORT = (
-    *("whole_tensor_ring", "both_send_first", "own_twice", "changed_beside_the_root", "zeroing_broadcast"),
+    *("whole_tensor_ring", "forgotten_receive", "own_twice", "changed_beside_the_root", "zeroing_broadcast"),
     *("always_from_rank_0", "mean_without_division"),
 )
 """A function with each fault; `no_modulo` and `float32_buffers` are below."""
@@ -64,7 +64,7 @@ def test_a_gather_in_wrong_order_is_reported_with_the_ranks():
     assert re.findall(r"rank (\d)", result.faults[0].text.partition("root 1")[2]) == ["1", "0", "1"]
 
 
-@pytest.mark.parametrize(("name", "line"), [("no_modulo", 13), ("float32_buffers", 16)])
+@pytest.mark.parametrize(("name", "line"), [long_param("no_modulo", 13), ("float32_buffers", 16)])
 def test_an_error_that_gloo_does_not_raise_is_reported_with_its_line(name, line):
     (result,) = grade_file(path_of(name), [2], verify=None, timeout_s=3.0)
 

@@ -8,8 +8,7 @@ from support.tiers import mostly_long, stem
 MAY_BE_MISSING = {"evaluation", "second-epoch", "later-steps"}
 """What the script does not reach, and steps whose samples a rounding error may change."""
 SHORT = (
-    *("fp16_compress_hook", "fsdp2", "gather_and_cut", "join_uneven", "pipeline_by_hand", "post_local_sgd"),
-    *("tensor_parallel", "zero_optimizer"),
+    *("fp16_compress_hook", "fsdp2", "gather_and_cut", "join_uneven", "pipeline_by_hand", "tensor_parallel"),
 )
 """Scripts whose ranks differ in another way each: gradients, shards of weights, rows, layers, states."""
 
