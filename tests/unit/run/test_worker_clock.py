@@ -5,9 +5,13 @@ import io
 import os
 import sys
 
+import pytest
+
 from samestep.base.place import Place
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import as_it_is
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.run.worker_clock import _checked, _last_line
+from samestep.run.worker_clock import _checked, _last_line, clocked
 
 
 def test_the_last_line_on_stderr_is_stored_and_the_stream_is_restored(capsys):
@@ -37,10 +41,11 @@ def test_a_stream_that_cannot_be_patched_has_an_empty_last_line():
         assert last_line() == ""
 
 
-def test_a_full_disk_is_reported_at_the_end_and_raises_no_error_in_the_script(tmp_path, monkeypatch, capsys):
-    def full(fd, data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full(fd, data):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def test_a_full_disk_is_reported_at_the_end_and_raises_no_error_in_the_script(tmp_path, monkeypatch, capsys):
     file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     file.write([{"step": 1}])
     assert _checked(file) == 0
@@ -54,3 +59,13 @@ def test_a_full_disk_is_reported_at_the_end_and_raises_no_error_in_the_script(tm
     (line,) = capsys.readouterr().err.splitlines()
     for name in (f"--clock {tmp_path}", "rank-0.jsonl", os.strerror(errno.ENOSPC)):
         assert name in line
+
+
+@pytest.mark.parametrize(("ended", "exit_code"), [(Ending(), 2), (Ending(exit_code=7), 7)])
+def test_a_program_whose_steps_could_not_be_written_does_not_exit_with_0(
+    tmp_path, monkeypatch, ended, exit_code
+):
+    monkeypatch.setattr(os, "write", full)
+    clocking = ClockOptions(folder=tmp_path, steps=4)
+    ending = clocked(lambda: ended, around=as_it_is, clocking=clocking, kind="serial")
+    assert ending.exit_code == exit_code

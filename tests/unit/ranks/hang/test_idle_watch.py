@@ -1,6 +1,8 @@
 """A single worker that neither computes nor changes its line is reported as idle."""
 
 import queue
+import subprocess
+import sys
 import threading
 import time
 
@@ -55,3 +57,13 @@ def test_a_worker_is_not_idle_while_another_thread_computes(watched):
         other.join()
 
     assert watched(wait) == []
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_worker_that_waits_for_a_child_process_is_idle_only_if_that_does_not_compute(watched, computes):
+    work = "pass" if computes else "time.sleep(0.02)"
+    script = f"import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: {work}"
+
+    lines = watched(lambda: subprocess.run([sys.executable, "-S", "-c", script], check=True))
+
+    assert bool(lines) != computes
