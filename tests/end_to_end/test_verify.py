@@ -38,6 +38,12 @@ def test_a_correct_script_is_exit_code_0_and_its_files_are_unchanged(tmp_path, m
     assert (tmp_path / "snapshot.pt").read_bytes() == before
 
 
+def test_a_script_that_cannot_be_compared_is_exit_code_3(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = samestep("verify", GALLERY / "zero_loss.py", "--steps=4", "--json")
+    assert (ended.code, json.loads(ended.out)["verdict"]) == (3, "inconclusive"), ended.err
+
+
 def test_a_run_that_fails_on_one_worker_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("open('log.txt', 'w').write('1')\nraise SystemExit('no data')\n")
