@@ -3,12 +3,16 @@
 import multiprocessing.util
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
+from samestep.launch.local import orphans
 from samestep.launch.local.orphans import Lifeline
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
@@ -98,3 +102,14 @@ def _sockets_folder(line):
     os.waitpid(worker, 0)
     with os.fdopen(read) as stream:
         return stream.read()
+
+
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch):
+    monkeypatch.setattr(orphans, "_GRACE_S", 0.5)
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE) as stubborn:
+        stubborn.stdout.readline()
+        orphans.end_all([psutil.Process(stubborn.pid)], ended=set())
+        is_alive = psutil.pid_exists(stubborn.pid)
+        stubborn.kill()
+    assert not is_alive

@@ -1,12 +1,13 @@
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from samestep.launch.local import supervisor
 from samestep.launch.local.child import Start
 from samestep.launch.local.local_backend import places
-from samestep.launch.local.supervisor import Signals, in_foreground
+from samestep.launch.local.supervisor import Signals, conclude, in_foreground
 from samestep.launch.local.workers import Workers
 
 
@@ -48,3 +49,25 @@ def test_no_worker_starts_after_a_signal(monkeypatch):
         workers.start(here, lambda *_: None, received=signals.received)
 
     assert started == [0, 1]
+
+
+class Ended:
+    """Workers that have ended with these exit codes."""
+
+    def __init__(self, codes):
+        self.all = [SimpleNamespace(exit_code=code) for code in codes]
+        self.failures = [worker for worker in self.all if worker.exit_code]
+
+    def cause(self):
+        return self.failures[0]
+
+    def await_cause(self, **_):
+        pass
+
+    await_end = stop = lambda self, *_, **__: None
+
+
+@pytest.mark.parametrize(("codes", "preempted"), [((75, 75), True), ((75, 1), False), ((1, 75), False)])
+def test_a_run_is_preempted_only_if_all_workers_can_be_resumed(codes, preempted):
+    job = SimpleNamespace(patience_s=0.0, grace_s=0.0)
+    assert conclude(Ended(codes), Signals(wakeup=-1), job).preempted is preempted
