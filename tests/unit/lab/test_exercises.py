@@ -11,8 +11,9 @@ from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
 from samestep.cli.lab import rank_counts, start
 from samestep.cli.main import run_command
-from samestep.lab.exercises import EXERCISES, serial, solution, starter, write_starter
+from samestep.lab.exercises import EXERCISES, serial, serial_path, solution, starter, write_starter
 from samestep.lab.grading import CHECKS, grade_file
+from samestep.studies.verify.verdict import Finding, Report
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -122,3 +123,15 @@ def test_the_guide_lists_all_exercises_and_the_codes_of_all_mistakes():
     assert codes == {code for one in FUNCTIONS.values() for code in one} | {
         code for _, _, _, *named in SCRIPTS.values() for code in named
     }
+
+
+def test_a_script_that_cannot_be_compared_is_not_passed(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(solution("trainer"))
+    serial_path(script).write_text(serial(solution("trainer")))
+    unknown = Finding(cause="zero-loss", message="the loss is 0.", workers=2)
+    report = Report(rows=[], findings=[unknown], steps=4)
+
+    (result,) = grade_file(script, [2], verify=lambda *_: report)
+
+    assert [fault.code for fault in result.faults] == ["zero-loss"]
