@@ -16,7 +16,7 @@ help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
 	@echo "make train   train the digits recipe on 2 workers"
 	@echo "make test    run the tests; 15 minutes on 2 cores"
-	@echo "make test-long  run the tests that repeat others at other sizes or on other scripts; 45 minutes"
+	@echo "make test-long  run the tests that repeat these at other sizes and on other scripts; 45 minutes"
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
@@ -46,11 +46,11 @@ $(FRAMEWORKS_READY): requirements-frameworks.lock
 train: $(READY)
 	$(BIN)/samestep train digits -n 2
 
-# Which tests run: those that are not marked as long, or those.
+# The tests that run: "not long", or "long".
 TESTS ?= not long
 
-# Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The two long parts begin,
-# and the two short ones follow, so that both jobs end at about the same time.
+# Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The two slow parts begin,
+# and the two quick ones follow, so that both jobs end at about the same time.
 test: $(READY) $(FRAMEWORKS_READY)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes test-ranks test-units
 

@@ -22,6 +22,8 @@ torch.set_num_threads(1)
 # Ranks that are threads may call one of torch's functions for the first time all at once.
 settle_math_kernels()
 
+LONG_FOLDERS = ("tests/process/", "tests/end_to_end/")
+"""The folders of `make test-long`."""
 KEPT = ("rank ", "verifier", "fuzzed")
 """Names of the processes that live as long as the test session start so."""
 
@@ -73,6 +75,14 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("long") and not item.nodeid.startswith(LONG_FOLDERS):
+            raise pytest.UsageError(
+                f"make test-long runs {' and '.join(LONG_FOLDERS)} only, not {item.nodeid}"
+            )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item):
     process_budget.begin(process_budget.tier_of(item.nodeid.removeprefix("tests/").partition("::")[0]))
@@ -95,4 +105,5 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def _is_short(config):
+    """Return whether this is a run of `make test`, which has budgets."""
     return config.getoption("markexpr") == "not long"

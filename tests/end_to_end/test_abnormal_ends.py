@@ -14,7 +14,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", mostly_long(CASES, ("serial SIGKILL launcher", "native SIGKILL all")))
+@pytest.mark.parametrize("case", mostly_long(CASES, ("serial SIGKILL launcher", "verify SIGTERM launcher")))
 def test_the_next_command_deletes_all_processes_segments_and_files(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     assert end(case, tmp_path) == Remains([], [], [])

@@ -74,16 +74,15 @@ def test_messages_arrive_along_the_line_and_around_the_ring(workers, total):
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "words", "digits"),
     [
         # Rounding grows with the steps, and faster where batch norm or a second network follows.
-        ("image_classification.py", ["--samples", 192], 3),
-        ("gpt.py", [], 3),
-        ("gan.py", [], 3),
+        long_param("image_classification.py", ["--samples", 192], 3),
+        long_param("gpt.py", [], 3),
+        long_param("gan.py", [], 3),
         ("lbfgs.py", [], 6),
-        ("slurm_project/train.py", [], 4),
+        long_param("slurm_project/train.py", [], 4),
     ],
 )
 def test_an_example_gives_its_serial_output_on_two_workers(script, words, digits, tmp_path, monkeypatch):

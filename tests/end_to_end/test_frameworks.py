@@ -57,7 +57,9 @@ def results(text):
 SCRIPTS = [*(GALLERY / f"{name}.py" for name in ONE_DEVICE), *EXAMPLES]
 
 
-@pytest.mark.parametrize("script", mostly_long(SCRIPTS, ("keras_on_torch", "transformers_trainer"), stem))
+@pytest.mark.parametrize(
+    "script", mostly_long(SCRIPTS, ("keras_on_torch", "lightning_trainer", "transformers_trainer"), stem)
+)
 def test_a_script_of_a_library_on_one_device_gives_the_serial_output(run, script):
     serial = run("serial", script)
     assert serial.code == 0, serial.err

@@ -188,7 +188,6 @@ def test_a_rank_that_serves_the_store_and_ends_first_is_named(under_another_laun
     assert f"at {line_with(file, 'dist.all_reduce')}" in said
 
 
-@pytest.mark.long
 def test_a_slow_rank_is_no_hang(tmp_path):
     file = tmp_path / "train.py"
     # Unbuffered, print writes text and line end apart, and two workers' lines may share one.

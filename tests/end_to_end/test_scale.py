@@ -66,7 +66,6 @@ def test_one_process_with_the_cores_of_all_workers_is_a_baseline(tmp_path, monke
     assert sum(line.split()[:2] == ["1", "2"] for line in ended.out.splitlines()) == 1
 
 
-@pytest.mark.long
 def test_a_native_script_is_measured_and_a_number_of_workers_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(NATIVE)

@@ -78,7 +78,7 @@ def assert_uninterrupted(folder, whole):
         (signal.SIGTERM, 2, "the launcher", 1),
         long_param(signal.SIGUSR2, 2, "the launcher", 3),
         (signal.SIGUSR1, 2, "one worker", 1),
-        long_param(signal.SIGTERM, 1, "the only one", 2),
+        (signal.SIGTERM, 1, "the only one", 2),
     ],
     ids=["TERM to the launcher", "USR2 to the launcher", "USR1 to one worker", "TERM to the only one"],
 )
@@ -107,7 +107,7 @@ def test_a_run_that_gets_a_stop_signal_exits_with_75_and_resumes_with_other_work
     assert sessions[1]["checkpoint"] == f"step-{sessions[1]['step']}"
 
 
-@pytest.mark.parametrize("workers", [long_param(1), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_names_a_command_that_resumes_the_run(whole, tmp_path, workers):
     folder = tmp_path / "a run"
     process = start(*TRAIN, "-n", workers, "--checkpoint-steps", 4, "--out", folder)

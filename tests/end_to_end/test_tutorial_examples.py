@@ -100,7 +100,6 @@ def test_ddp_takes_the_steps_of_the_serial_script_and_saves_its_weights(workers,
         torch.testing.assert_close(saved[name], values, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.long
 def test_spawned_workers_take_the_steps_of_the_serial_script(serial):
     command = [sys.executable, TUTORIAL / "spawn.py", "-n", "1", "-g", "2", *map(str, SMALL)]
     done = subprocess.run(

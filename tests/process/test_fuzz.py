@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from support.fuzz import Fuzzed
 from support.fuzz_readers import READERS
+from support.tiers import long_param
 
 SECONDS = 20.0
 """Of a case here, where other tests keep the processors busy; by hand 5."""
@@ -45,7 +46,7 @@ def fuzzed():
         yield fuzzed
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [3, long_param(25)])
 @pytest.mark.parametrize("name", READERS)
 def test_wrong_content_is_one_line_or_read_right(fuzzed, name, count):
     answers = [fuzzed.case(name, seed=0, number=number) for number in range(count)]

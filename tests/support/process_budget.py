@@ -26,27 +26,23 @@ def begin(tier: str) -> None:
     _tier = tier
 
 
-def count_process() -> None:
-    """Count one process that was started."""
-    started[_tier] += 1
+def count_process(number: int = 1) -> None:
+    """Count processes that were started."""
+    started[_tier] += number
 
 
 def _audit(event: str, _: object) -> None:
-    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
+    if event in ("subprocess.Popen", "os.fork"):
         count_process()
 
 
 def watch() -> None:
-    """Count the programs that this process starts, and its forks."""
+    """Count the programs that this process starts, and its forks; a fork server counts its own."""
     sys.addaudithook(_audit)
 
 
 def tier_of(path: str) -> str:
-    """Return the tier of a test by its path below the folder of the tests.
-
-    >>> tier_of("end_to_end/systems/test_mpi.py"), tier_of("ranks/test_worlds.py"), tier_of("test_words.py")
-    ('systems', 'ranks', 'unit')
-    """
+    """Return the tier of a test by its path below the folder of the tests, such as ``unit/test_docs.py``."""
     first, *rest = path.split("/")
     if rest and rest[0] == "systems":
         return "systems"

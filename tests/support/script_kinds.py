@@ -40,7 +40,7 @@ class Kind:
         one_node: further arguments of the script where its two ranks share a node.
         two_nodes: those where each has a node.
         libraries: whether it needs the interpreter of the training libraries.
-        in_ci: the launchers of its row that CI starts.
+        in_ci: the launchers of its row that CI starts every night.
     """
 
     title: str

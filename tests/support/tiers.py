@@ -14,7 +14,9 @@ def mostly_long(cases: Iterable[Any], kept: Collection[str], name: Callable[[Any
         kept: names of the cases that `make test` runs.
         name: returns the name of a case, which is the parameter's identifier too.
     """
-    named = {name(case): case for case in cases}
+    listed = list(cases)
+    named = {name(case): case for case in listed}
+    assert len(named) == len(listed), "two cases have one name"
     assert set(kept) <= set(named), f"{sorted(set(kept) - set(named))} are not among {sorted(named)}"
     return [
         pytest.param(case, id=text, marks=() if text in kept else pytest.mark.long)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from support.process_budget import count_process
 from support.process_pool import fork_server
 
 SHORT_HANG_S = 4.0
@@ -42,6 +43,8 @@ class Verifier:
         Raises:
             samestep.base.errors.Error: there is none.
         """
+        for number in (1, *options.get("workers", (2,))):
+            count_process(number)
         self._pipe.send_bytes(pickle.dumps((path, options)))
         if not self._pipe.poll(self._timeout_s):
             self.close()

@@ -205,12 +205,11 @@ def test_nodes_with_different_secrets_are_refused_with_the_flag_to_use(nodes, tm
     assert "Traceback" not in done.err
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [
         ("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out"),
-        ("doctor", "--no-devices", "--wait", 8),
+        long_param(("doctor", "--no-devices", "--wait", 8)),
     ],
     ids=lambda command: command[0],
 )

@@ -17,7 +17,7 @@ from support.page_checks import found_in, with_checks
 from support.run_folders import run_folder
 from support.studies import study
 from support.systems import program
-from support.tiers import mostly_long
+from support.tiers import long_param, mostly_long
 
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
@@ -84,8 +84,10 @@ def browse(address, profile, *flags):
     return done.stdout, done.stderr
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("page", "curves"), [("one/report.html", 6), ("both.html", 4), ("studies.html", 8)])
+@pytest.mark.parametrize(
+    ("page", "curves"),
+    [("one/report.html", 6), long_param("both.html", 4), long_param("studies.html", 8)],
+)
 def test_a_page_is_drawn_without_log_messages_or_requests(served, tmp_path, page, curves):
     address, paths = served
 
@@ -186,11 +188,10 @@ def inflated(stream):
         return b""
 
 
+PAGES = ("both", "study", "studies", "long_run", "long_study")
 VIEWS = [
     f"{page} {width} {scheme}"
-    for page in (
-        *("one/report.html", "both.html", "study.html", "studies.html", "long_run.html", "long_study.html"),
-    )
+    for page in ("one/report.html", *(f"{name}.html" for name in PAGES))
     for width in (400, 1280)
     for scheme in ("dark", "light")
 ]
@@ -225,7 +226,6 @@ def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path
     assert "color-contrast" in found["passes"]
 
 
-@pytest.mark.long
 def test_a_scaling_report_is_printed_to_a_pdf_by_one_flag(tmp_path, capsys):
     program("chromium", "chromium", "chromium-browser", "google-chrome")
     table, paper = tmp_path / "times.csv", tmp_path / "proposal" / "report.pdf"

@@ -164,7 +164,6 @@ def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_pat
     ]
 
 
-@pytest.mark.long
 def test_cancelled_jobs_are_reported(slurm, here):
     flags = ("--submit", "slurm", "--directive=--hold", "--detach")
     sent = slurm.run(*SCALE, "train.py", "-n", "1,2", *FEW, *flags, folder=here)

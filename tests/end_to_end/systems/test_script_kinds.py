@@ -1,7 +1,8 @@
 """Every kind of script under every launcher has the serial output, or is refused in one line.
 
-CI starts some cells, at least one of each row and each column. ``make matrix`` starts all of them, and each
-script without samestep, and writes the table; ``SAMESTEP_MATRIX`` names the file for the outcomes.
+``make test`` starts four cells, and ``make test-long`` at least one of each row and each column. ``make
+matrix`` starts all of them, and each script without samestep, and writes the table; ``SAMESTEP_MATRIX``
+names the file for the outcomes.
 """
 
 import json
@@ -32,7 +33,7 @@ from support.script_kinds_page import cells_on_page
 from support.tiers import mostly_long
 
 FILE = absolute(os.environ["SAMESTEP_MATRIX"]) if os.environ.get("SAMESTEP_MATRIX") else None
-"""The file for the outcomes; without it, the cells of CI are started and compared with the page."""
+"""The file for the outcomes; without it, some cells are started and compared with the page."""
 REFUSED_EVERYWHERE = ("notebook", "torchrun", "accelerate-launch")
 VERSION = re.compile(r"^(torch|accelerate|transformers|lightning|keras)==(\S+)", re.MULTILINE)
 
@@ -61,7 +62,7 @@ def launches(nodes, slurm, tmp_path):
     return Launches(nodes, slurm, tmp_path)
 
 
-SHORT = (*("accelerate-launch on static", "ddp-slurm on srun", "module on openmpi", "notebook on run"),)
+SHORT = ("accelerate-launch on static", "ddp-slurm on srun", "module on openmpi", "notebook on run")
 
 
 @pytest.mark.parametrize("cell", mostly_long(CELLS if FILE else IN_CI, SHORT, " on ".join))

@@ -68,7 +68,6 @@ def test_a_joined_script_under_srun_is_one_run(slurm, script):
     ]
 
 
-@pytest.mark.long
 def test_one_launcher_on_each_node_starts_its_share(slurm):
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *PLACE)
 

@@ -150,7 +150,6 @@ RESULTS = [
 ]
 
 
-@pytest.mark.long
 def test_the_workers_of_samesteps_spawn_are_one_world(slurm, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SPAWN)

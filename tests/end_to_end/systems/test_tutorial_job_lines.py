@@ -10,7 +10,6 @@ import pytest
 from support.commands import finish
 from support.mpi import mpirun
 from support.nodes import LOGIN
-from support.tiers import long_param
 
 TUTORIAL = Path(__file__).parents[3] / "examples" / "tutorial"
 SCRIPT = TUTORIAL / "message_passing.py"
@@ -38,7 +37,7 @@ NODE = "--nproc_per_node=2 --nnodes=2 --node_rank={rank} --master_addr=node0 --m
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
-        long_param(SRUN, ("--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1")),
+        (SRUN, ("--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1")),
         (SRUN_TORCHRUN, ("--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=2")),
     ],
     ids=["srun", "srun torchrun"],

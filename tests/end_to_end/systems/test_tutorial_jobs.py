@@ -24,7 +24,7 @@ spawn.main()' --synthetic --subset 48 --batch-size 24 --norm group --epochs 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("job", "tasks"), [("srun.sh", 2), long_param("srun_torchrun.sh", 1)])
+@pytest.mark.parametrize(("job", "tasks"), [("srun.sh", 2), ("srun_torchrun.sh", 1)])
 def test_ranks_that_a_job_script_starts_on_two_nodes_send_messages(slurm, job, tasks, tmp_path):
     path = TUTORIAL / "jobs" / job
     directives = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]

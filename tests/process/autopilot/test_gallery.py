@@ -70,6 +70,12 @@ IN_SHARES = "(--load shared)"
 NEW_WEIGHTS = {"weights_beside.py"}
 """Scripts whose calls use weights of no module for the first time, which the ranks compare then."""
 
+
+def load_of(script) -> Load:
+    """Return how two workers load the samples of a script: shares, where these draw no random numbers."""
+    return "auto" if script.name in DRAW_IN_LOADING else "shared"
+
+
 SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 SHORT_ON_THREE = (
     *("archive_and_database", "dropout_zoo", "gpt_loss_inside", "iterable_data", "later_batches"),
@@ -82,21 +88,15 @@ SHORT_STRICT = ("cropped_to_longest", "gan", "labels_as_indices", "rnn_classifie
 """Scripts with indices, labels, sequences, and batch norm."""
 
 
-SHORT_ON_TWO = {stem(script) for script in SHARED} - {"compiled_dropout"}
-"""The compiler takes long for one, and `compiled` shows the rest."""
-
-
-@pytest.mark.parametrize("script", mostly_long(SHARED, SHORT_ON_TWO, stem))
+@pytest.mark.parametrize("script", SHARED, ids=stem)
 def test_a_serial_script_has_equal_output_and_files_on_two_workers(processes, alone, script, tmp_path):
     """Each worker loads a share of each batch."""
-    load: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"
-    runs_as_alone(script, alone(script), processes, 2, tmp_path / "2", load)
+    runs_as_alone(script, alone(script), processes, 2, tmp_path / "2", load_of(script))
 
 
 @pytest.mark.parametrize("script", mostly_long(SHARED, SHORT_STRICT, stem))
-def test_a_device_that_is_as_strict_as_cuda_does_not_fail(processes, alone, script, tmp_path):
-    load: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"
-    runs_as_alone(script, alone(script), processes, 2, tmp_path / "2", load, is_strict=True)
+def test_a_device_that_is_as_strict_as_cuda_gives_the_same(processes, alone, script, tmp_path):
+    runs_as_alone(script, alone(script), processes, 2, tmp_path / "2", load_of(script), is_strict=True)
 
 
 @pytest.mark.parametrize("script", mostly_long(SHARED, SHORT_ON_THREE, stem))

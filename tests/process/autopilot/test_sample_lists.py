@@ -176,7 +176,7 @@ def test_samples_in_a_list_are_split(processes, make, size):
         assert (split, unsplit) == (2 * len(SIZES), 0)
 
 
-@pytest.mark.parametrize("make", [Normalized, Compares, long_param(Noisy), long_param(Lists)])
+@pytest.mark.parametrize("make", [Normalized, Noisy, Compares, Lists])
 def test_lists_of_samples_that_depend_on_each_other_are_unsplit(processes, make):
     serial = trained(make)
     for found, split, unsplit in processes.run(on_rank, 2, None, trained, make):

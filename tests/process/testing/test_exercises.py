@@ -27,7 +27,7 @@ SHORT = (
     *("whole_tensor_ring", "forgotten_receive", "own_twice", "changed_beside_the_root", "zeroing_broadcast"),
     *("always_from_rank_0", "mean_without_division"),
 )
-"""A function with each fault; `no_modulo` and `float32_buffers` are below."""
+"""A function with each fault, but for an error, which `float32_buffers` below has."""
 
 
 @pytest.mark.parametrize("name", mostly_long(FUNCTIONS, SHORT))

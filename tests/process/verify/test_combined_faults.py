@@ -47,7 +47,6 @@ OTHERS = {
     ),
     "module-keys": ("model.module.state_dict()", "model.state_dict()"),
 }
-NOTES = ("several-writers", "module-keys")
 FAULTS = BETWEEN_RANKS | OF_SCALE | OF_SAMPLES | OF_RATES | OTHERS
 """The text of the right script that each fault replaces, and its own."""
 HIDDEN_BY = {
@@ -83,7 +82,15 @@ def script_with(names):
 
 
 ALL = list(combinations())
-SHORT = [" ".join(names) for names in ALL[:: len(ALL) // 5]]
+SHORT = (
+    "never-averaged batch-times-n lr-times-n padded-evaluation",
+    "accumulation-not-averaged batch-times-n schedule-n-times several-writers",
+    "replicas-differ-at-start batch-times-n lr-times-n module-keys",
+    "replicas-diverge overlapping-shards lr-times-n several-writers",
+    "sum-not-mean no-set-epoch schedule-n-times several-writers",
+    "divided-twice samples-left-out schedule-n-times several-writers",
+)
+"""Each fault is visible in one of them, and hidden by `overlapping-shards` in another."""
 
 
 @pytest.mark.parametrize("names", mostly_long(ALL, SHORT, " ".join))
@@ -94,4 +101,4 @@ def test_all_independent_faults_are_named(verifier, tmp_path, names):
 
     expected = {name for name in names if not HIDDEN_BY.get(name, set()) & set(names)}
     assert {finding["code"] for finding in report["findings"]} == expected, report["findings"]
-    assert report["verdict"] == ("same" if expected <= set(NOTES) else DIFFERENT)
+    assert report["verdict"] == DIFFERENT

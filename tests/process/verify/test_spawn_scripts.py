@@ -66,7 +66,7 @@ def test_a_script_that_is_stopped_after_its_steps_does_not_continue_without_its_
         ("crash", "crash"),
     ],
 )
-def test_a_fault_is_found_as_in_a_script_that_a_launcher_starts(verifier, fault, cause):
+def test_a_fault_of_spawned_workers_is_found(verifier, fault, cause):
     spawns = verify(verifier, BY_COUNT, "--fault", fault)
 
     assert [one["code"] for one in spawns["findings"]] == [cause]
@@ -102,7 +102,7 @@ def test_another_number_of_workers_than_asked_for_is_refused(verifier):
         verify(verifier, BY_COUNT, "--gpus", "2")
 
 
-@pytest.mark.parametrize("fault", [long_param(""), "never-averaged", long_param("crash")])
+@pytest.mark.parametrize("fault", ["", "never-averaged", long_param("crash")])
 def test_processes_that_a_script_starts_by_hand_are_compared_too(verifier, fault):
     report = verify(verifier, BY_HAND, "--size", "{n}", "--fault", fault)
 

@@ -26,7 +26,7 @@ NAMES = [
     "script",
     mostly_long(
         [script for script in SCRIPTS if stem(script) in NAMES],
-        ("early_break_before_metric", "evaluation_on_rank_0", "segfault"),
+        ("evaluation_on_rank_0", "segfault", "uneven_batches"),
         stem,
     ),
 )

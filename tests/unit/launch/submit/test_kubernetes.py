@@ -91,7 +91,7 @@ def test_a_pod_detects_its_place_from_the_variables_of_the_manifest(operator):
     assert found.notes == ()
 
 
-def test_a_pod_whose_manifest_sets_rank_has_this_rank_and_the_number_of_the_pod_is_its_node():
+def test_a_rank_of_the_manifest_precedes_the_number_of_the_pod():
     own = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     place = detect({"JOB_COMPLETION_INDEX": "1", **own}).place
     assert (place.rank, place.local_rank, place.node, place.nodes) == (3, 1, 1, 2)
