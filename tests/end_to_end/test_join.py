@@ -57,9 +57,13 @@ def start(tmp_path):
 
 def test_ranks_join_twice_and_leave(start):
     script = """
+import weakref
 for _ in range(2):
     with samestep.join(device="cpu") as world:
+        group = weakref.ref(torch.distributed.group.WORLD)
+        import torch.distributed.nn.functional  # as the first step of an optimizer does
         print(world.place.describe(), world.sum(world.place.rank + 1), flush=True)
+    assert group() is None  # else its threads may abort the process at its end
 """
     ranks = start(script, start_interpreter)
 

@@ -132,8 +132,12 @@ CASES = [
 def end(case: Case, folder: Path) -> Remains:
     """Have a run end abnormally in a folder, start another command there, and return what remains."""
     folder.mkdir(exist_ok=True)
-    temporary = folder / "t"
-    temporary.mkdir(exist_ok=True)
+    # A path as short as users have: multiprocessing's sockets in it must not be too long for the system.
+    with tempfile.TemporaryDirectory() as temporary:
+        return _end(case, folder, Path(temporary))
+
+
+def _end(case: Case, folder: Path, temporary: Path) -> Remains:
     script = folder / "script.py"
     script.write_text(NATIVE if case.kind == "native" else SERIAL)
     said = folder / "said.txt"
@@ -143,7 +147,7 @@ def end(case: Case, folder: Path) -> Remains:
     seen = {command.pid}
     try:
         if case.target:
-            _await(lambda: _is_training(case, folder), command, folder)
+            _await(lambda: _is_training(case, folder, temporary), command, folder)
             seen |= _session(command.pid)
             for pid in _targets(case, command.pid):
                 with suppress(ProcessLookupError):
@@ -174,11 +178,11 @@ def _arguments(case: Case, folder: Path) -> list[object]:
     return ["run", "-n", 2, script, end]
 
 
-def _is_training(case: Case, folder: Path) -> bool:
+def _is_training(case: Case, folder: Path, temporary: Path) -> bool:
     if case.kind == "train":
         return (folder / "run" / "metrics.jsonl").exists()
     with suppress(OSError):
-        return (folder / "ready").exists() or any((folder / "t").rglob("ready"))
+        return (folder / "ready").exists() or any(temporary.rglob("ready"))
     return False
 
 

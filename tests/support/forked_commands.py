@@ -113,6 +113,7 @@ def _serve(run, arguments, variables, names):
     _begin(variables, names)
     # As in a process that no fork server has made: its temporary folder, its helpers.
     tempfile.tempdir = None
+    multiprocessing.current_process()._config.pop("tempdir", None)
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.set_forkserver_preload(["__main__"])
     tracker = resource_tracker._resource_tracker

@@ -130,15 +130,20 @@ class Lifeline:
         if _LIBC is not None:
             os.register_at_fork(after_in_child=end.arm)
         processes = sys.modules.get("multiprocessing.process")
-        if self.folder is not None and processes is not None:
-            # multiprocessing's own folder would remain if a process is killed. Child processes inherit this.
-            # Each worker has its own: ranks with equal seeds draw equal names for their sockets.
+        if processes is None:
+            return
+        # Each worker has its own folder for multiprocessing's sockets, and none that its ancestors have made:
+        # ranks with equal seeds draw equal names for them. Child processes inherit it.
+        configuration = processes.current_process()._config  # noqa: SLF001 - no public spelling
+        configuration.pop("tempdir", None)
+        # Without one, multiprocessing makes a folder in each process, which remains if that is killed.
+        if self.folder is not None:
             sockets = self.folder / f"mp-{os.getpid()}"
             with suppress(OSError):  # the temporary directory is full, which must not end the worker
                 if len(str(sockets)) > _LONGEST_FOLDER:
                     return
                 sockets.mkdir(mode=0o700)
-                processes.current_process()._config["tempdir"] = str(sockets)  # noqa: SLF001
+                configuration["tempdir"] = str(sockets)
 
     def close(self) -> None:
         """Close the pipe once the workers have ended by themselves; the processes they left may continue."""

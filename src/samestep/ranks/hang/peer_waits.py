@@ -111,7 +111,11 @@ class PeerMonitor(StatusMonitor):
         self, place: Place, store: StatusStore, record: CallRecord, ends: Sequence[Callable[[], None]]
     ) -> None:
         super().__init__(place, store, StatusSampler(0, lambda: record.call), interval_s=INTERVAL_S)
-        self._record, self._group, self._ends = record, dist.group.WORLD, ends
+        self._record, self._ends = record, ends
+        # A weak reference: this object can exist until the interpreter ends, and the group must not; see
+        # `ProcessGroupWorld.close`.
+        group = dist.group.WORLD
+        self._group = None if group is None else weakref.ref(group)
         self._circle: dict[int, tuple[int, int]] = {}
         """Ranks that waited for each other when first sampled: numbers of their calls, and their beats."""
 
@@ -158,7 +162,7 @@ class PeerMonitor(StatusMonitor):
         for end in self._ends:
             end()
         for peer in range(self.place.size):
-            if peer == self.place.rank or dist.group.WORLD is not self._group:
+            if peer == self.place.rank or self._group is None or dist.group.WORLD is not self._group():
                 continue
             try:
                 work = dist.irecv(torch.empty(1, device="cpu"), peer, tag=_UNUSED_TAG)

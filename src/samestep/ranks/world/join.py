@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib import import_module
 from socket import gethostname
 from types import TracebackType
 from typing import NoReturn
@@ -200,6 +201,8 @@ class _Task:
         if base_of(store) is not None:
             protect_groups()
             protect_objects(self.environment)
+        # Its functions have the group that exists at its import as a default, and would keep it.
+        import_module("torch.distributed.nn.functional")
         try:
             dist.init_process_group(
                 backend_name(choice.kind, backend, cpu_tensors=self.options.cpu_tensors),

@@ -264,7 +264,12 @@ class ProcessGroupWorld(DerivedWorld):
             waits.end()
 
     def close(self) -> None:
-        """Destroy the process group if this world owns it."""
+        """Destroy the process group if this world owns it.
+
+        Gloo's threads end with the last reference to the group. One that frees the tensors of its last
+        collective waits for the interpreter's lock, and aborts the process if the interpreter ends meanwhile
+        ("terminate called without an active exception"). So neither samestep nor torch keeps a reference.
+        """
         if self._waits is not None:
             self._waits.close()
         while self._connections:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_each_worker_has_its_own_folder_for_sockets_of_multiprocessing(tmp_path)
 
     assert len(folders) == 2
     assert {Path(folder).parent for folder in folders} == {tmp_path}
+
+
+def test_workers_share_no_folder_of_an_ancestor_for_sockets(tmp_path, monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path / "ancestor"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    line = Lifeline(tmp_path / ("long" * 20))  # too long for a folder of its own
+    folders = {_sockets_folder(line) for _ in range(2)}
+    line.close()
+
+    assert len(folders) == 2
+    assert str(tmp_path / "ancestor") not in folders
 
 
 def _sockets_folder(line):
