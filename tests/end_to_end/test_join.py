@@ -10,6 +10,7 @@ import pytest
 
 from support.commands import environment, finish
 from support.forked_commands import samestep, start_script
+from support.launches import DIES_ONCE
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -104,6 +105,18 @@ with samestep.join(device="cpu", timeout_s=60) as world:
     assert killed.code == -signal.SIGKILL
     assert survivor.code == 1
     assert "barrier" in survivor.err
+
+
+def test_ranks_under_torchrun_join_again_after_one_was_killed(tmp_path):
+    """Torchrun's agent keeps the store of the earlier ranks, whose addresses are outdated."""
+    path = tmp_path / "script.py"
+    path.write_text(DIES_ONCE)
+    flags = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1", "--nproc-per-node=2")
+    command = (sys.executable, "-m", "torch.distributed.run", *flags, path, tmp_path / "died")
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "1.0 after a restart\n"
 
 
 def test_an_unresolvable_master_is_refused_before_anything_starts(start):

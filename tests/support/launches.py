@@ -23,6 +23,21 @@ with samestep.join(device="cpu") as world:
 """
 """A script that joins its peers, and adds up their ranks, counted from 1."""
 
+DIES_ONCE = """
+import os, signal, sys
+from pathlib import Path
+import samestep
+
+with samestep.join(timeout_s=60) as world:
+    world.barrier()
+    if world.place.rank == 1 and not (died := Path(sys.argv[1])).exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = world.sum(world.place.rank)
+world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "nobody died")
+"""
+"""A joined script whose rank 1 is killed at its first start; its argument is the file that tells of it."""
+
 MESSAGES = Path(__file__).parents[2] / "examples" / "message_passing.py"
 OUTPUT_OF_TWO = ["2 ranks: down the line 3, round the ring 3", "all of them know it: True"]
 """The output of two ranks, printed once."""

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from support.commands import finish
-from support.launches import JOIN, MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
+from support.launches import DIES_ONCE, JOIN, MESSAGES, OUTPUT_OF_TWO, PLACE, RUN, placed, places
 from support.tiers import long_param
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -45,21 +45,6 @@ def test_torchruns_workers_on_two_nodes_send_messages(nodes):
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
     assert both[0].out.splitlines() == OUTPUT_OF_TWO
     assert both[1].out == ""
-
-
-DIES_ONCE = """
-import os, signal, sys
-from pathlib import Path
-import samestep
-
-with samestep.join(timeout_s=60) as world:
-    world.barrier()
-    if world.place.rank == 1 and not (died := Path(sys.argv[1])).exists():
-        died.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    total = world.sum(world.place.rank)
-world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "nobody died")
-"""
 
 
 @pytest.mark.long
