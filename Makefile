@@ -52,7 +52,7 @@ TESTS ?= not long
 # Two parts at a time, since tests often wait: three at a time exceed time limits on 2 cores. The two slow parts begin,
 # and the two quick ones follow, so that both jobs end at about the same time.
 test: $(READY) $(FRAMEWORKS_READY)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes test-ranks test-units
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes test-units test-ranks
 
 test-long: $(READY) $(FRAMEWORKS_READY)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-commands test-processes TESTS=long

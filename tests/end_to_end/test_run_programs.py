@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import signal
+import socket
 import struct
 import termios
 import time
@@ -12,7 +14,7 @@ import pytest
 
 from support import commands
 from support.commands import finish
-from support.forked_commands import samestep, start
+from support.forked_commands import lines, samestep, start
 
 
 @pytest.fixture
@@ -324,9 +326,35 @@ def test_two_launchers_on_one_host_are_two_nodes(script, backend):
     assert reports == [{"rank": 0, "node": 0, "total": 2.0}, {"rank": 1, "node": 1, "total": 2.0}]
 
 
-def free_port():
-    import socket
+def test_a_run_of_up_to_two_nodes_goes_on_without_one_that_has_ended(script):
+    prog = script(
+        """\
+        import time, samestep
+        with samestep.join(device="cpu", timeout_s=60) as world:
+            print(world.place.size, flush=True)
+            while world.place.size == 2:
+                world.barrier()
+                time.sleep(0.02)
+        """
+    )
+    port = free_port()
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", 2)
+    flags = ("--nnodes", "1:2", "--nproc-per-node", 1, *meet, "--rdzv-conf", "last_call_timeout=5")
+    serving = start("run", *flags, prog)  # it serves the store of the rendezvous
+    with socket.socket() as asked:
+        while asked.connect_ex(("127.0.0.1", port)):
+            assert serving.poll() is None, serving.communicate()
+            time.sleep(0.02)
+    other = start("run", *flags, prog)
+    assert lines(serving, 1) == ["2"]
+    other.send_signal(signal.SIGTERM)
+    ends = [finish(command) for command in (serving, other)]
 
+    assert [ended.code for ended in ends] == [0, 128 + signal.SIGTERM], ends
+    assert ends[0].out.splitlines() == ["2", "1"]
+
+
+def free_port():
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         return asked.getsockname()[1]

@@ -96,6 +96,7 @@ def test_a_run_waits_for_a_link_and_continues_without_a_lost_node_and_with_one_t
     assert len(digests) == 1
 
 
+@pytest.mark.long
 def test_the_loss_of_the_rendezvous_node_is_reported(nodes, tmp_path):
     cluster = Cluster(nodes, tmp_path / "run")
     cluster.launch("node0")
