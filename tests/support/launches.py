@@ -34,9 +34,9 @@ with samestep.join(timeout_s=60) as world:
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     total = world.sum(world.place.rank)
-world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "nobody died")
+world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "no rank died")
 """
-"""A joined script whose rank 1 is killed at its first start; its argument is the file that tells of it."""
+"""A joined script whose rank 1 is killed at its first start, when it creates the file of its argument."""
 
 MESSAGES = Path(__file__).parents[2] / "examples" / "message_passing.py"
 OUTPUT_OF_TWO = ["2 ranks: down the line 3, round the ring 3", "all of them know it: True"]

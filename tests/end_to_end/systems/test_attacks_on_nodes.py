@@ -109,8 +109,8 @@ def mpich(nodes, slurm, program):
     # Launchers of several nodes have a store of their own beside that of rank 0.
     [
         (static, 2),
-        *(long_param(*more) for more in ((c10d, 2), (slurm_rendezvous, 1), (open_mpi, 1), (mpich, 1))),
-        long_param(slurm_script, 1),
+        long_param(c10d, 2),
+        *(long_param(launch, 1) for launch in (slurm_script, slurm_rendezvous, open_mpi, mpich)),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

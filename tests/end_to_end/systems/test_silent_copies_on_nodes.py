@@ -66,11 +66,9 @@ GROUPS = {
     ("launch", "group"),
     [
         (static, "halves"),
-        long_param(srun, "one group per node"),
-        long_param(openmpi, "no group"),
         *(long_param(static, group) for group in GROUPS if group != "halves"),
-        long_param(openmpi, "groups of one"),
-        long_param(srun, "no group"),
+        *(long_param(openmpi, group) for group in ("no group", "groups of one")),
+        *(long_param(srun, group) for group in ("no group", "one group per node")),
         long_param(sbatch_per_node, "one group per node"),
         long_param(mpich, "halves"),
     ],
