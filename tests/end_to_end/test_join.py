@@ -1,24 +1,17 @@
 """Real processes with a launcher's variables join, or all report why they cannot."""
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.commands import environment, finish
+from support.commands import environment, finish, free_port
 from support.forked_commands import samestep, start_script
 from support.launches import DIES_ONCE
 
 SOURCE = Path(__file__).parents[2] / "src"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start_interpreter(path, **changes):

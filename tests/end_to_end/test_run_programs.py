@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from support import commands
-from support.commands import finish
+from support.commands import finish, free_port
 from support.forked_commands import lines, samestep, start
 
 
@@ -352,12 +352,6 @@ def test_a_run_of_up_to_two_nodes_goes_on_without_one_that_has_ended(script):
 
     assert [ended.code for ended in ends] == [0, 128 + signal.SIGTERM], ends
     assert ends[0].out.splitlines() == ["2", "1"]
-
-
-def free_port():
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return asked.getsockname()[1]
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(script):

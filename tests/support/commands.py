@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,13 @@ def environment(**changes: str) -> dict[str, str]:
     """Return this environment without any launcher's variables."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     return plain | changes
+
+
+def free_port() -> int:
+    """Return a port of loopback on which no process listens."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
 
 
 STACKS_SIGNAL = signal.SIGURG
