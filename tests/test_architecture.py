@@ -16,10 +16,11 @@ import samestep
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "samestep"
 MODULES = sorted(SOURCE.rglob("*.py"))
-LONGEST = 400
+LONGEST = 700
 CAUGHT = {
     "AuthenticationError": "a connection without the secret; the store retries or raises WorldError",
     "Interrupted": "an evaluation; the training saves a checkpoint and raises Preempted",
+    "MirrorError": "the calls of the module are not split",
     "NoSharedMemory": "the world uses its back end",
     "NotConnected": "the world uses its back end",
     "OtherRankFailedError": "the rank that failed raises its error",

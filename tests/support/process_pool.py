@@ -26,6 +26,7 @@ PRELOAD = [
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
+    "samestep.autopilot.once_script",
     "samestep.autopilot.replicated_script",
     "samestep.training.checkpoint.checkpoint_schedule",
     "samestep.cli.run",

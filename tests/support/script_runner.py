@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS
@@ -26,7 +27,7 @@ READS = "samestep reads its device at"
 """The beginning of a line of the account about a split call on a strict device."""
 
 
-def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False):
+def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False, helpers=0):
     """Run a script on a rank of `world`, in `folder`; the CPU is as strict as a CUDA device if `is_strict`.
 
     Returns:
@@ -37,7 +38,11 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_stri
         strictly = device() if is_strict else nullcontext()
         with restored_process_state(), redirect_stdout(printed), own_device(options), strictly:
             os.chdir(folder)
-            with replicated_script(world, options) as account:
+            with (
+                replicated_script(world, options)
+                if helpers == 0
+                else script_with_helpers(1 + helpers, options) as account
+            ):
                 # With a callback the traceback of a hook of torch's is returned, not printed.
                 ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
         lines += account.lines()

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -48,7 +48,9 @@ from samestep.parallel.sharding.share import share
 from samestep.ranks.collectives.direct_world import separates_gradients
 from samestep.ranks.world.protocol import World
 
-_calls: ContextVar["CallSplitter | None"] = ContextVar("samestep_calls", default=None)
+_calls: ContextVar["SplitsCalls | None"] = ContextVar("samestep_calls", default=None)
+_of_all_threads: list["SplitsCalls"] = []
+"""What splits the calls of all threads of this process."""
 _is_inside: ContextVar[bool] = ContextVar("samestep_is_inside", default=False)
 """Whether a module call is running here: calls of its submodules are not split themselves."""
 
@@ -65,6 +67,22 @@ NO_TENSORS = "it is called without dense tensors that have dimensions"
 LAZY = "its parameters have no shapes before its first call"
 SMALL_SLICE = "batch norm over a slice of one sample"
 OTHER_STATE = "it goes on from the state of a batch of another size"
+
+
+class SplitsCalls(Protocol):
+    """A receiver of the calls of modules that no other module calls."""
+
+    @property
+    def gradients(self) -> Any:
+        """The averages of gradients that a forward computes itself."""
+
+    def __call__(
+        self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module."""
+
+    def own(self, total: int) -> int:
+        """Return this rank's number of samples in a call of `total` samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +130,7 @@ class CallSplitter:
         before: Sequence[Callable[[], None]] = (),
     ) -> None:
         self._slicing, self._before = slicing, before
-        self._world, self._gradients, self._account, self._options = world, gradients, account, options
+        self._world, self.gradients, self._account, self._options = world, gradients, account, options
         self._is_calling, self._number = False, 0
         self._modules: WeakKeyDictionary[nn.Module, _ModuleCalls] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
@@ -129,7 +147,7 @@ class CallSplitter:
         if module not in self._modules and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
-        self._gradients.deferred.poll()
+        self.gradients.deferred.poll()
         call = _Call(forward, module, CallArguments(args, kwargs))
         if self._is_calling:
             raise UsageError(
@@ -257,14 +275,14 @@ class CallSplitter:
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
         on_all = self._options.are_serial and (is_due or is_new)
         if on_all or operations.is_due(plan):
-            check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
+            check = SampleCheck(forward, module, given, self._world.device, draws=plan.draws is not None)
         if plan.sides:
             module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         own = given.sliced(split, plan.dims)
         reads = GuardedReads(plan.reads, call.name) if plan.reads else None
         created = CreatedTensors() if self._modules[module].leaves_vary.get(plan) else None
-        deferring = self._gradients.deferred.deferring()
+        deferring = self.gradients.deferred.deferring()
         with deferring, watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext(), created or nullcontext():
                 outputs = call_slice(
@@ -299,7 +317,7 @@ class CallSplitter:
         named = dict(module.named_parameters(prefix=type(module).__name__))
         sparse = sparse_weights(module).values()
         with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
-            self._gradients.follow(
+            self.gradients.follow(
                 named.values(), may_overlap=not communicates, names=list(named), sparse=sparse
             )
 
@@ -308,7 +326,7 @@ class CallSplitter:
     ) -> None:
         """Follow weights of the script that a call has used, such as one that a global names."""
         vary = self._modules[module].leaves_vary
-        vary[plan] = self._gradients.follow_leaves(graph.leaves, vary=vary.get(plan), created=created)
+        vary[plan] = self.gradients.follow_leaves(graph.leaves, vary=vary.get(plan), created=created)
 
     def own(self, total: int) -> int:
         """Return this rank's number of samples in a model call of `total` samples."""
@@ -318,9 +336,24 @@ class CallSplitter:
         return len(share(total, place.rank, place.size))
 
 
-def splitting_calls(calls: CallSplitter) -> AbstractContextManager[None]:
+def splitting_calls(calls: SplitsCalls) -> AbstractContextManager[None]:
     """Let `calls` split the module calls of the calling thread."""
     return bound(_calls, calls)
+
+
+@contextmanager
+def splitting_calls_of_all_threads(calls: SplitsCalls) -> Iterator[None]:
+    """Let `calls` split the module calls of every thread."""
+    _of_all_threads.append(calls)
+    try:
+        yield
+    finally:
+        _of_all_threads.remove(calls)
+
+
+def _current() -> SplitsCalls | None:
+    """Return what splits the calls of the calling thread."""
+    return _calls.get() or next(iter(_of_all_threads), None)
 
 
 @contextmanager
@@ -336,7 +369,7 @@ def intercepted_calls() -> Iterator[None]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
                 return original(module, *args, **kwargs)
-            calls = _calls.get()
+            calls = _current()
             if calls is None:  # another thread of the script, or a process that it has forked
                 with calling(module):
                     return original(module, *args, **kwargs)
@@ -374,10 +407,10 @@ def compute_alone() -> None:
     _calls.set(None)
 
 
-def current_gradients() -> Gradients | None:
+def current_gradients() -> Any:
     """Return the gradient synchronizer of the calling thread's script; None if no calls are split."""
-    calls = _calls.get()
-    return None if calls is None else calls._gradients  # noqa: SLF001 - the same module
+    calls = _current()
+    return None if calls is None else calls.gradients
 
 
 def _poll_deferred() -> None:
@@ -389,7 +422,7 @@ def _poll_deferred() -> None:
 
 def own_samples(total: int) -> int:
     """Return this rank's number of samples in a model call of `total` samples by the calling thread."""
-    calls = _calls.get()
+    calls = _current()
     return total if calls is None else calls.own(total)
 
 

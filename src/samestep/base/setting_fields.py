@@ -23,6 +23,7 @@ def option(  # noqa: PLR0913 - a setting has that many limits
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    hidden: bool = False,
 ) -> Any:
     """Return a dataclass field with its limits.
 
@@ -37,6 +38,7 @@ def option(  # noqa: PLR0913 - a setting has that many limits
         most: the largest allowed number.
         above: exclusive lower limit.
         below: exclusive upper limit.
+        hidden: whether ``--help`` leaves it out.
     """
     metadata = {
         "about": about,
@@ -48,6 +50,7 @@ def option(  # noqa: PLR0913 - a setting has that many limits
         "most": most,
         "above": above,
         "below": below,
+        "hidden": hidden,
     }
     return field(default=default, metadata=metadata)
 

@@ -204,6 +204,17 @@ AVERAGED_GRAD = Hook(
     arguments=("outputs", "inputs"),
 )
 FORWARD_BACKWARD = Hook("torch.autograd", "backward", _SPLIT, "a forward that trains is not split")
+_ONCE = "serial scripts that run once"
+RETAINING_BACKWARD = Hook(
+    "torch.autograd", "backward", _ONCE, "whether the graphs of split calls are kept", arguments=("tensors",)
+)
+RETAINING_GRAD = Hook(
+    "torch.autograd",
+    "grad",
+    _ONCE,
+    "whether the graphs of split calls are kept",
+    arguments=("outputs", "inputs"),
+)
 LOGGED = Hook(
     "logging:Logger", "callHandlers", _SPLIT, "calls computed for a comparison print and log nothing"
 )

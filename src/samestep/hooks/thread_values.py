@@ -49,12 +49,13 @@ class ThreadValue(Generic[T]):
         if slot is None:
             slot = _Slot()
             stash(slot)
+        is_outermost = self not in slot.values
         before = slot.values.get(self, self._default)
         slot.values[self] = value
         try:
             yield
         finally:
-            if before is self._default:
+            if is_outermost:
                 del slot.values[self]
             else:
                 slot.values[self] = before

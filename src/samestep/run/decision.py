@@ -104,6 +104,11 @@ class Decision:
         return self.size > 1 and self.is_serial
 
     @property
+    def has_helpers(self) -> bool:
+        """Whether one process runs the script, and starts helpers that compute slices of its calls."""
+        return self.is_replicated and self.options.engine == "once" and isinstance(self.plan, Spawn)
+
+    @property
     def is_settled_by_join(self) -> bool:
         """Whether `samestep.join` in the program reports the number of workers and sets their threads."""
         return isinstance(self.plan, Join) and self.script is not None and self.script.joins

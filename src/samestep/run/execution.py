@@ -99,7 +99,12 @@ def execute(decision: Decision) -> int:
     if outcome.elsewhere is not None:
         log(f"{outcome.elsewhere}; this node has stopped its workers.")
         return outcome.elsewhere.code
-    if outcome.silent_copies and decision.must_join and not decision.starts_own_workers:
+    if (
+        outcome.silent_copies
+        and decision.must_join
+        and not decision.starts_own_workers
+        and not decision.has_helpers
+    ):
         raise WorkerFailed(SILENT_COPIES.format(size=decision.size))
     return outcome.cause.code if outcome.cause else 0
 
@@ -124,7 +129,7 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
     if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
         return
     words = cause.describe(decision.size)
-    if decision.starts_own_workers:  # the script has failed, not a rank
+    if decision.starts_own_workers or decision.has_helpers:  # the script has failed, not a rank
         error = cause.error or "no exception"
         words = f"{decision.job.program.target} failed with {error} (exit code {cause.code})"
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
@@ -174,7 +179,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
         )
     watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
-    run, once = wrapper(decision), decision.starts_own_workers
+    run, once = wrapper(decision), decision.starts_own_workers or decision.has_helpers
 
     def entry(start: Start, pipe: ReportPipe) -> Report:
         named = filled(job.program, node_rank=start.place.node) if decision.forks_workers else job.program

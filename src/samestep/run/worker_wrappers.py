@@ -116,7 +116,7 @@ def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
 
     `forked` is the number of workers that are forked from this process, if these are all.
     """
-    if decision.size == 1 or decision.starts_own_workers:
+    if decision.size == 1 or decision.starts_own_workers or decision.has_helpers:
         return unwatched
     return _watched(decision, forked=forked)
 
@@ -139,6 +139,10 @@ def _replication(decision: Decision) -> Around:
         return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
     if not decision.is_replicated and options.device == "auto":
         return partial(_run_as_one_process, around=as_given)
+    if options.engine == "once":
+        from samestep.autopilot.once_script import run_once
+
+        return partial(run_once, size=decision.size, options=options)
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)

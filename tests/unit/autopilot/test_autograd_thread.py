@@ -7,8 +7,9 @@ from contextvars import ContextVar
 import pytest
 import torch
 
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
 from samestep.autopilot.equivalence.unsplit_call import quiet
-from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files, redirected
+from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.split.slice_context import before_collective, failing_together
 from samestep.autopilot.split.training_calls import TrainsError, detected_training, training_nothing
 from support.autograd_thread import autograd_in_another_thread

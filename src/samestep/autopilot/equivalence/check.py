@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.cudnn import draws_in_cudnn, untuned_kernels
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
 from samestep.autopilot.equivalence.rounding import close, largest
 from samestep.autopilot.equivalence.split_comparison import (
@@ -33,7 +34,6 @@ from samestep.autopilot.equivalence.split_comparison import (
     in_one_line,
 )
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
-from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
@@ -71,6 +71,19 @@ class Verdict:
     printed: bool = False
 
 
+def refusal(module: nn.Module, device: torch.device) -> str | None:
+    """Return the reason why no call of this module is split, if there is one before any is computed."""
+    if stays_unsplit(module):
+        return "samestep.batch_dim(..., dim=None) keeps it unsplit"
+    if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):
+        return "TorchScript has compiled it, and its reads cannot be observed"
+    if device.type == "cuda" and any(map(draws_in_cudnn, module.modules())):
+        return "cuDNN draws the dropout between its recurrent layers from a state of its own"
+    if any(isinstance(value, Iterator) for _, value in reached(module)):
+        return "it reads an iterator, which cannot be rewound"
+    return None
+
+
 class EquivalenceCheck:
     """The equivalence check of one call; `expect` gets the seconds that its comparisons may take."""
 
@@ -105,7 +118,7 @@ class EquivalenceCheck:
         Raises:
             UsageError: another thread of the script draws random numbers meanwhile.
         """
-        if (why := self._refusal()) is not None:
+        if (why := refusal(self._module, self._world.device)) is not None:
             return Verdict(None, why=why)
         with disturbance.parametrizations_computed(), training_nothing():
             verdict = self._verdict()
@@ -186,18 +199,6 @@ class EquivalenceCheck:
         if whole is None:
             return COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS
         return whole.writes or whole
-
-    def _refusal(self) -> str | None:
-        """Return the reason why no call of this module is split, if there is one before any is computed."""
-        if stays_unsplit(self._module):
-            return "samestep.batch_dim(..., dim=None) keeps it unsplit"
-        if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
-            return "TorchScript has compiled it, and its reads cannot be observed"
-        if self._world.device.type == "cuda" and any(map(draws_in_cudnn, self._module.modules())):
-            return "cuDNN draws the dropout between its recurrent layers from a state of its own"
-        if any(isinstance(value, Iterator) for _, value in reached(self._module)):
-            return "it reads an iterator, which cannot be rewound"
-        return None
 
     def _plan(
         self, dims: Dims, whole: UnsplitCall, found: SplitResult, guards: Mapping[Site, Any]

@@ -8,7 +8,7 @@ come from a generator that is seeded here, and the script's random streams do no
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,19 +115,22 @@ class DisturbedWeights:
     @contextmanager
     def applied(self, how: Disturbance) -> Iterator[None]:
         """Disturb the parameters, and the buffers if `how.buffers` is set; restore them at exit."""
-        parameters: list[Tensor] = [one for one in self._module.parameters() if one.is_floating_point()]
+        # Other parameters, not other `data`: torch makes a new node for the gradients of a tensor whose type
+        # changes, and gradients of calls before would no longer be found at it.
+        parameters = [one for one in self._module.parameters() if one.is_floating_point()]
         buffers = [one for one in self._module.buffers() if one.is_floating_point()]
-        before = [(tensor, tensor.data) for tensor in [*parameters, *buffers]]
+        before = [(tensor, tensor.data) for tensor in buffers]
         # Autocast keeps weights in half precision by their tensors, whose values change here.
         torch.clear_autocast_cache()
-        with disturbing(self._module):
+        with disturbing(self._module), ExitStack() as stack:
             try:
                 with torch.inference_mode(mode=False):
                     if self._drawn_for != (how.seed, how.double):
                         self._draw(parameters, how)
                     own = self._generator.clone_state()
-                    for tensor, values in zip(parameters, self._values, strict=True):
-                        tensor.data = values
+                    stack.enter_context(
+                        _replaced(self._module, dict(zip(parameters, self._values, strict=True)))
+                    )
                     for tensor in buffers:
                         values = tensor.data.double()
                         if how.buffers:
@@ -151,6 +154,33 @@ class DisturbedWeights:
             values = values + _weight_noise(values, self._generator)
             self._values.append(values if how.double else values.to(tensor.dtype))
         self._drawn_for = how.seed, how.double
+
+
+@contextmanager
+def _replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Let a module and its submodules have other parameters in the block, with these values."""
+    others = {id(one): _with_values(one, value) for one, value in values.items()}
+    held = [(one, dict(one._parameters)) for one in module.modules()]  # noqa: SLF001 - assigning registers anew
+    recurrent = [(one, one._flat_weights) for one, _ in held if isinstance(one, nn.RNNBase)]  # noqa: SLF001
+    try:
+        for one, parameters in held:
+            found = {name: others.get(id(value), value) for name, value in parameters.items()}
+            one._parameters.update(found)  # noqa: SLF001
+        for one, _ in recurrent:
+            one._flat_weights = [getattr(one, name, None) for name in one._flat_weights_names]  # noqa: SLF001
+        yield
+    finally:
+        for one, parameters in held:
+            one._parameters.update(parameters)  # noqa: SLF001
+        for one, weights in recurrent:
+            one._flat_weights = weights  # noqa: SLF001
+
+
+def _with_values(parameter: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """Return a parameter like this one with other values."""
+    other = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)  # noqa: SLF001
+    vars(other).update(vars(parameter))
+    return other
 
 
 def disturbed_inputs(

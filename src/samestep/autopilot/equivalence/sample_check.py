@@ -23,7 +23,6 @@ from samestep.autopilot.split.training_calls import training_nothing
 from samestep.base.errors import OutOfStep
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, text
-from samestep.ranks.world.protocol import World
 
 _FIRST_TRAINING, _FIRST_EVALUATION = 32, 100
 """The number of calls before the first check, divided by the number of ranks. An unsplit forward takes as
@@ -52,10 +51,10 @@ class SampleCheck:
     """Computes a call unsplit, and then compares the split call with it."""
 
     def __init__(
-        self, forward: Forward, module: nn.Module, given: CallArguments, world: World, *, draws: bool
+        self, forward: Forward, module: nn.Module, given: CallArguments, device: torch.device, *, draws: bool
     ) -> None:
-        self._module, self._world = module, world
-        self._run = ModuleRun(forward, module, world.device)
+        self._module, self._device = module, device
+        self._run = ModuleRun(forward, module, device)
         self._whole: UnsplitCall | None = None
         # It may differentiate within forward; the split call raises other errors.
         with suppress(Exception), parametrizations_computed(), training_nothing():
@@ -67,8 +66,8 @@ class SampleCheck:
 
         Only this rank may check the call, unless it is checked `on_all` ranks: then all raise.
         """
-        why = self._difference(result, plan)
-        reasons = self._world.all_gather_objects(why) if on_all else [why]
+        why = self.difference(result, plan)
+        reasons = split.world.all_gather_objects(why) if on_all else [why]
         found = next((one for one in reasons if one), "")
         if found:
             raise OutOfStep(
@@ -77,7 +76,8 @@ class SampleCheck:
                 f"changed since. {KEEP_UNSPLIT}"
             )
 
-    def _difference(self, result: Any, plan: SplitPlan) -> str:
+    def difference(self, result: Any, plan: SplitPlan) -> str:
+        """Return how the outputs and the state of the split call differ; empty if they are equal."""
         whole = self._whole
         if whole is None:
             return ""
@@ -91,7 +91,7 @@ class SampleCheck:
         name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
         if name is not None:
             return f"its buffer {name} differs"
-        if not RngState.now(self._world.device).same(whole.drawn):
+        if not RngState.now(self._device).same(whole.drawn):
             return "it draws other random numbers"
         return ""
 

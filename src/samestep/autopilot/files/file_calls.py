@@ -14,18 +14,18 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import safetensors.torch
 import torch
 
+from samestep.autopilot.equivalence.effects import WritesFileError, is_comparing
 from samestep.autopilot.files.paths import is_device
 from samestep.hooks import declarations
 from samestep.hooks.references import references_replaced, search
 from samestep.hooks.registry import attached_to, instead
-from samestep.hooks.thread_values import ThreadValue
 
 Call: TypeAlias = Callable[..., Any]
 
@@ -36,7 +36,6 @@ _FIRST = ("file", "path", "filename", "src", "database")
 _READING = frozenset(("listed", "scanned", "entered", "current", "temporary_made", "temporary_opened"))
 """Methods of the table that do not change the script's files."""
 _inside = threading.local()
-_is_comparing = ThreadValue(default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ def _redirecting(original: Any, handler: Any, how: str | Parse) -> Any:
 
 def _outermost(given: Sequence[Any], is_harmless: bool, handle: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001 - of two callers
     """Return the result of a method of a handler; name the paths that the script passed in its error."""
-    if _is_comparing.get() and not is_harmless:
+    if is_comparing() and not is_harmless:
         raise WritesFileError
     _inside.busy = True
     try:
@@ -257,15 +256,6 @@ def _file_io(original: type, handler: Any) -> type:
                 self.name = file
 
     return FileIO
-
-
-class WritesFileError(Exception):
-    """A module changes a file when it is called."""
-
-
-def changing_no_files() -> AbstractContextManager[None]:
-    """Raise `WritesFileError` where the calling thread is about to change a file by a redirected function."""
-    return _is_comparing.bound(value=True)
 
 
 @contextmanager

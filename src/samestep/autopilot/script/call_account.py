@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import torch
 from torch import nn
@@ -117,10 +118,10 @@ class Account:
             )
         self.longer_split[what] = unsplit_s, split_s
 
-    def note_check(self, what: str, seconds: float, *, main: bool) -> None:
-        """Report a check that takes long, while it is executed."""
+    def note_check(self, what: str, seconds: float, *, main: bool, stream: TextIO | None = None) -> None:
+        """Report a check that takes long, while it is executed, on `stream` or else on stderr."""
         if main and seconds >= _LONG_S:
-            sys.stderr.write(
+            (stream or sys.stderr).write(
                 f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n"
             )
 

@@ -68,6 +68,13 @@ class Options:
         panel=_PANEL,
         metavar="K",
     )
+    engine: Literal["replicated", "once"] = option(
+        default="replicated",
+        about="replicated: every worker runs the script; once: one does, and the others help.",
+        panel=_PANEL,
+        choices=("replicated", "once"),
+        hidden=True,
+    )
     all_output: bool = option(
         default=False,
         about="Print the output of all workers of a serial script, each line prefixed with the rank.",

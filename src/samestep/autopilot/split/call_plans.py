@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -149,7 +150,7 @@ def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:
     return BatchSplit(world, total, of_list=LIST in dims.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallArguments:
     """The arguments of a module's call."""
 
@@ -158,6 +159,10 @@ class CallArguments:
 
     def tensors(self) -> list[tuple[Path, Tensor]]:
         """Return the dense tensors with at least one dimension, each with its place."""
+        return self._tensors
+
+    @cached_property
+    def _tensors(self) -> list[tuple[Path, Tensor]]:
         found = leaves(self.both)
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 

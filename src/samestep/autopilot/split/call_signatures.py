@@ -101,12 +101,16 @@ class CallSignatures:
             known.append(state)
         return form, state
 
+    def are_changed_by_calls(self, module: nn.Module) -> bool:
+        """Return whether calls change attributes of a module beside the counters of batch norm."""
+        return any(name != _BATCHES for _, name in self._modules[module].changing)
+
     def counts_batches_only(self, module: nn.Module) -> bool:
         """Return whether calls change no attributes but the counters of batch norm.
 
         After other changes, such as that of a flag, the next call may do something else, and is checked too.
         """
-        return all(name == _BATCHES for _, name in self._modules[module].changing)
+        return not self.are_changed_by_calls(module)
 
     def counts_to_new_interval(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether an attribute that calls change comes to a constant, or into another interval."""

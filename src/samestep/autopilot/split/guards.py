@@ -262,9 +262,12 @@ def _is_share(value: Any, total: int) -> bool:
     return isinstance(value, float) and (value * total).is_integer()
 
 
-def observer(module: nn.Module) -> str | None:
-    """Return which hook or mode of the script would get slices if a call were split; None for neither."""
-    hook = _hooked(module)
+def observer(module: nn.Module, *, of_weights: bool = True) -> str | None:
+    """Return which hook or mode of the script would get slices if a call were split; None for neither.
+
+    Hooks on parameters count `of_weights`: they get the gradients of slices if every rank runs the script.
+    """
+    hook = _hooked(module, of_weights=of_weights)
     if hook is not None:
         return f"a hook on {hook} would get slices"
     modes: list[object] = [
@@ -277,7 +280,7 @@ def observer(module: nn.Module) -> str | None:
     return None
 
 
-def _hooked(module: nn.Module) -> str | None:
+def _hooked(module: nn.Module, *, of_weights: bool) -> str | None:
     """Return the name of a module or a parameter with a hook that would get a slice, if there is one."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
         return "all modules"
@@ -285,7 +288,7 @@ def _hooked(module: nn.Module) -> str | None:
         before = [hook for hook in one._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
         if before or one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
             return next(name for name, other in module.named_modules() if other is one) or "it"
-        for parameter in one._parameters.values():  # noqa: SLF001 - named_parameters takes ten times as long
+        for parameter in one._parameters.values() if of_weights else ():  # noqa: SLF001 - named_parameters takes ten times as long
             if parameter is not None and _is_hooked(parameter):
                 return next(name for name, other in module.named_parameters() if other is parameter)
     return None

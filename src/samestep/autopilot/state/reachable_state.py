@@ -243,6 +243,12 @@ def _is_of_users(kind: Any) -> bool:
     return any(True for value in [*vars(kind).values()] for _ in functions_in(value))
 
 
+def forget_classes() -> None:
+    """Find the functions of each class again: a class of a mirror is the same one with new functions."""
+    for known in _reads_environment, _is_of_users, _globals_of, _code_of:
+        known.cache_clear()
+
+
 def constants_of(module: nn.Module) -> set[Any]:
     """Return the numbers and texts in the code that the forward of a module runs."""
     kinds: set[Any] = {type(one) for one in modules_of(module)}

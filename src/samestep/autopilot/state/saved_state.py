@@ -43,8 +43,8 @@ class SavedState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         found = list(reached(module))
-        own_attributes = list(_own_attributes(module))
-        kept = [value for *_, value in own_attributes if _is_container(value)]
+        attributes = list(own_attributes(module))
+        kept = [value for *_, value in attributes if _is_container(value)]
         self._undo = [
             *_saved_modules(module),
             *_saved_names(module, [value for _, value in found]),
@@ -60,7 +60,7 @@ class SavedState:
             for tensor in _distinct(self._named.values())
         ]
         self._saved = {id(tensor): value for tensor, value, _ in self._values}
-        self._tensors = {(name, key): _ids(value) for name, key, value in own_attributes}
+        self._tensors = {(name, key): _ids(value) for name, key, value in attributes}
 
     def restore(self) -> None:
         """Restore the saved state."""
@@ -102,7 +102,7 @@ class SavedState:
         """Return the attributes that hold new tensors."""
         return {
             (name, key): value
-            for name, key, value in _own_attributes(self._module)
+            for name, key, value in own_attributes(self._module)
             if (found := _ids(value)) and found != self._tensors.get((name, key))
         }
 
@@ -261,11 +261,20 @@ def _distinct(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
+def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
     for name, one in module.named_modules():
         own = [*vars(one).items()]
         yield from ((name, key, value) for key, value in own if key not in MODULE_ATTRIBUTES)
+
+
+def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
+    """Return the attributes of a module and its submodules that hold tensors with a graph."""
+    return tuple(
+        (name, key)
+        for name, key, value in own_attributes(module)
+        if any(tensor.requires_grad and not tensor.is_leaf for _, tensor in leaves(value))
+    )
 
 
 def _ids(value: Any) -> tuple[int, ...]:

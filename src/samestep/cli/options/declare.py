@@ -146,7 +146,8 @@ def _parameter(one: Field[Any], kind: Any, *, defaults: bool) -> inspect.Paramet
     kind = _kind(kind)
     usual = f"{name}/--no-{name[2:]}" if kind is bool else name
     names = one.metadata["names"] or [usual]
-    made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults)
+    hidden = one.metadata["hidden"]
+    made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults, hidden=hidden)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
         one.name,

@@ -35,7 +35,8 @@ class Semaphores:
     """The semaphores of all pairs of ranks; usable once every rank has constructed this.
 
     They take the first ``SIZE`` bytes of `memory` for each pair of ranks. `processes` are those of all ranks,
-    as `own_process` returns them; `may_spin` is whether there is a core for each rank.
+    as `own_process` returns them; `may_spin` is whether there is a core for each rank. After `initialize`, no
+    rank `initializes` its own.
     """
 
     def __init__(
@@ -46,17 +47,19 @@ class Semaphores:
         rank: int,
         may_spin: bool,
         timeout_s: float,
+        initializes: bool = True,
     ) -> None:
         size = len(processes)
         self._memory = (ctypes.c_char * (SIZE * size * size)).from_buffer(memory)
         start = ctypes.addressof(self._memory)
         others = [other for other in range(size) if other != rank]
-        self._to = [ctypes.c_void_p(start + SIZE * (rank * size + other)) for other in others]
+        self._to_rank = {other: ctypes.c_void_p(start + SIZE * (rank * size + other)) for other in others}
+        self._to = [*self._to_rank.values()]
         self._from = {other: ctypes.c_void_p(start + SIZE * (other * size + rank)) for other in others}
         self._yields = _YIELDS if may_spin else 1
         self._timeout_s = timeout_s
         self._processes = processes
-        for semaphore in self._from.values():  # each rank initializes those that it waits for
+        for semaphore in self._from.values() if initializes else ():  # those that it waits for
             if _libc.sem_init(semaphore, 1, 0):
                 raise OSError(ctypes.get_errno(), "sem_init failed")
 
@@ -73,7 +76,22 @@ class Semaphores:
         """
         for rank, semaphore in self._from.items():
             if not self._poll(semaphore):
-                self._sleep(rank, semaphore)
+                awaited = [other for other in self._from if other >= rank]
+                self._sleep(rank, semaphore, awaited, timeout_s=self._timeout_s)
+
+    def signal(self, rank: int) -> None:
+        """Signal one rank."""
+        _quick.sem_post(self._to_rank[rank])
+
+    def await_signal(self, rank: int, *, timeout_s: float = float("inf")) -> None:
+        """Return once a rank has signaled this one.
+
+        Raises:
+            PeerLost: the rank has died, or does not signal in time.
+        """
+        semaphore = self._from[rank]
+        if not self._poll(semaphore):
+            self._sleep(rank, semaphore, [rank], timeout_s=timeout_s)
 
     def _poll(self, semaphore: ctypes.c_void_p) -> bool:
         """Poll for some ms, because a sleep costs hundreds of microseconds on many machines."""
@@ -87,19 +105,21 @@ class Semaphores:
                 return True
         return False
 
-    def _sleep(self, rank: int, semaphore: ctypes.c_void_p) -> None:
+    def _sleep(
+        self, rank: int, semaphore: ctypes.c_void_p, awaited: Sequence[int], *, timeout_s: float
+    ) -> None:
         """Return once `rank` has signaled; meanwhile check that the awaited ranks are alive."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             until = time.clock_gettime(time.CLOCK_REALTIME) + _SLICE_S
             limit = _Timespec(int(until), int(until % 1 * 1e9))
             if not _libc.sem_timedwait(semaphore, ctypes.byref(limit)):
                 return
-            for other, its in self._from.items():
-                if other >= rank and not self._is_alive(other) and not _is_posted(its):
+            for other in awaited:
+                if not self._is_alive(other) and not _is_posted(self._from[other]):
                     raise PeerLost(f"rank {other} has died while this one waited for it.")
             if time.monotonic() > deadline:
-                raise PeerLost(f"rank {rank} did not come within {self._timeout_s:g} s.")
+                raise PeerLost(f"rank {rank} did not come within {timeout_s:g} s.")
 
     def _is_alive(self, rank: int) -> bool:
         pid, space = self._processes[rank]
@@ -108,6 +128,15 @@ class Semaphores:
         with suppress(OSError):
             return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
         return False
+
+
+def initialize(memory: mmap.mmap, size: int) -> None:
+    """Initialize the semaphores of all `size` ranks, before any of them uses one."""
+    held = (ctypes.c_char * (SIZE * size * size)).from_buffer(memory)
+    start = ctypes.addressof(held)
+    for number in range(size * size):
+        if _libc.sem_init(ctypes.c_void_p(start + SIZE * number), 1, 0):
+            raise OSError(ctypes.get_errno(), "sem_init failed")
 
 
 def _is_posted(semaphore: ctypes.c_void_p) -> bool:

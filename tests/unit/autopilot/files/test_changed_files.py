@@ -25,7 +25,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from samestep.autopilot.files.file_calls import WritesFileError, changing_no_files, redirected
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
+from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.folder_listings import ReplayedListings
 from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.kept_originals import OriginalKeeper

@@ -1,0 +1,66 @@
+"""Refuses effects outside of the process while a call is computed for a comparison, or by a helper.
+
+A forward may write a file, start a program or send a message. Computed once more, or for a slice, it would do
+so once more. Python announces such operations, also those of its modules in C, to audit hooks, which can
+refuse them. Writes by libraries in C that do not announce them are not seen.
+"""
+
+import os
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+from samestep.hooks.thread_values import ThreadValue
+
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EVENTS = frozenset(
+    (
+        *("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink"),
+        *("os.truncate", "os.utime", "os.setxattr", "os.removexattr", "sqlite3.connect"),
+        *("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"),
+        *("os.kill", "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind"),
+    )
+)
+_is_comparing = ThreadValue(default=False)
+_are_watched: list[bool] = []
+"""Whether this process has the hook; and whether it refuses all effects, as a helper does."""
+
+
+class WritesFileError(Exception):
+    """A module has an effect outside of its process when it is called, such as a file that it writes."""
+
+
+def changing_no_files() -> AbstractContextManager[None]:
+    """Raise `WritesFileError` where the calling thread is about to have an effect outside."""
+    return _is_comparing.bound(value=True)
+
+
+def is_comparing() -> bool:
+    """Return whether the calling thread computes a call for a comparison."""
+    return _is_comparing.get()
+
+
+def watch_effects(*, refuses_all: bool = False) -> None:
+    """Let this process announce effects from now on, or refuse them all; a hook of Python's stays."""
+    if not _are_watched:
+        sys.addaudithook(_audit)
+    _are_watched[:] = [refuses_all]
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event == "open":
+        if not _writes(*args):
+            return
+    elif event not in _EVENTS:
+        return
+    if _are_watched[0] or _is_comparing.get():
+        raise WritesFileError
+
+
+def _writes(path: Any, mode: Any, flags: int) -> bool:
+    """Return whether `open` or `os.open` is about to write to a file that others can see."""
+    if isinstance(path, int) or (flags & os.O_TMPFILE) == os.O_TMPFILE:
+        return False
+    if not (set(mode) & set("wax+") if isinstance(mode, str) else flags & _WRITE_FLAGS):
+        return False
+    return not os.fsdecode(path).startswith(("/dev/", "/proc/"))

@@ -1,0 +1,171 @@
+"""Runs a helper: it carries out the main rank's messages until that ends."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from samestep.autopilot.helpers.messages import HelperLine
+from samestep.autopilot.helpers.mirrors import MappedWeights, Mirror, MirrorMessage
+from samestep.autopilot.helpers.slices import RankSlices
+from samestep.autopilot.helpers.surroundings import Surroundings
+from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split.module_outputs import assign_side_outputs
+from samestep.autopilot.state.saved_state import SideOutput
+from samestep.base.errors import OutOfStep, PeerLost
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import mapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message of the main rank to the helpers."""
+
+    released: Sequence[int] = ()
+    """The calls whose graphs are no longer needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMirror(Message):
+    """A module to be called later."""
+
+    mirror: MirrorMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPlan(Message):
+    """A plan that this helper has not found itself, as it was started again."""
+
+    number: int
+    plan: SplitPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCall(Message):
+    """A call of a mirror."""
+
+    mirror: int
+    written: Mapping[int, Tensor]
+    """The tensors of the mirror that the script has written to."""
+    given: Any
+    """The positional and the named arguments."""
+    surroundings: Surroundings
+    streams: RngState | None
+    """The state of the random generators; None for a call that draws no numbers."""
+    plan: int
+    """The number of the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(ModuleCall):
+    """A call that is checked: can it be split?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCall(ModuleCall):
+    """A call that is split by a plan."""
+
+    call: int
+    """The number under which the graph is kept."""
+    carried: Sequence[SideOutput]
+    """The attributes of the module that hold tensors with a graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backward(Message):
+    """The backward of a call."""
+
+    call: int
+    gradients: Sequence[Tensor | None]
+    """Of the outputs that have gradients."""
+    retain: bool
+    """Whether the graph is kept for another backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End(Message):
+    """The end of the script."""
+
+
+@dataclass(eq=False, slots=True)
+class Helper:
+    """The state of one helper."""
+
+    slices: RankSlices
+    line: HelperLine
+    mirrors: dict[int, Mirror] = field(default_factory=dict)
+    weights: MappedWeights = field(default_factory=MappedWeights)
+
+    def serve(self) -> None:
+        """Carry out messages until the script has ended."""
+        while True:
+            try:
+                message = self.line.receive()
+            except PeerLost:
+                return
+            if isinstance(message, End):
+                return
+            for call in message.released:
+                self.slices.graphs.pop(call, None)
+            if isinstance(message, (SplitCall, Backward)):
+                self._compute(message)
+            else:
+                self._prepare(message)
+
+    def _compute(self, message: "SplitCall | Backward") -> None:
+        """Compute a part of a call or of a backward; if that fails, it fails on all ranks."""
+        try:
+            if isinstance(message, SplitCall):
+                self._call(message)
+            else:
+                graph = self.slices.graphs[message.call]
+                self.slices.backward(graph, message.gradients, retain=message.retain)
+        except OutOfStep:  # of another rank
+            pass
+        except Exception:  # noqa: BLE001 - the main rank computes the call, and raises what it raises
+            with suppress(OutOfStep):
+                self.slices.world.fail()
+
+    def _prepare(self, message: Message) -> None:
+        """Carry out a message that is answered."""
+        error = ""
+        try:
+            if isinstance(message, NewMirror):
+                self.mirrors[message.mirror.number] = self.weights.mirror(message.mirror)
+            elif isinstance(message, NewPlan):
+                self.slices.plans[message.number] = message.plan
+            elif isinstance(message, Check):
+                with self._called(message) as mirror:
+                    args, kwargs = mapped(message.given, _copy)
+                    given = CallArguments(args, kwargs)
+                    self.slices.check(message.plan, nn.Module.__call__, mirror.module, given)
+        except Exception as raised:  # noqa: BLE001 - of any code of the script; the call then is not split
+            error = f"{type(raised).__name__}: {raised}"
+        self.line.answer(error)
+
+    def _call(self, message: SplitCall) -> None:
+        with self._called(message) as mirror:
+            plan, given = self.slices.plans[message.plan], CallArguments(*message.given)
+            found = self.slices.call(
+                plan, nn.Module.__call__, mirror.module, mirror.weights, given, carried=message.carried
+            )
+        assign_side_outputs(mirror.module, mapped(found.sides, lambda _, one: one.detach()))
+        if found.graph is not None:
+            self.slices.graphs[message.call] = found.graph
+
+    @contextmanager
+    def _called(self, message: "Check | SplitCall") -> Iterator[Mirror]:
+        """Make a mirror, the generators and modes as they are on the main rank; yield the mirror."""
+        mirror = self.mirrors[message.mirror]
+        mirror.write(message.written)
+        if message.streams is not None:
+            # Torch reads a generator's state from the begin of its storage.
+            replace(message.streams, cpu=message.streams.cpu.clone()).restore()
+        with message.surroundings.entered(mirror.module):
+            yield mirror
+
+
+def _copy(_: object, tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

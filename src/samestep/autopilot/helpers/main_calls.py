@@ -1,0 +1,515 @@
+"""Splits the script's calls of modules between the main rank and its helpers."""
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from samestep.autopilot.equivalence.check import refusal
+from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
+from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
+from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.helper_processes import HelperProcesses
+from samestep.autopilot.helpers.mirrors import (
+    MirroredModule,
+    MirrorError,
+    Mirrors,
+    state_beside_tensors,
+)
+from samestep.autopilot.helpers.shared_storage import SharedWeights
+from samestep.autopilot.helpers.slices import CallGraph, CallResult, RankSlices, SliceGradients
+from samestep.autopilot.helpers.split_node import as_node
+from samestep.autopilot.helpers.surroundings import Surroundings
+from samestep.autopilot.helpers.team import TeamMemory
+from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.split import bypassed_modules, module_outputs
+from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.cuda_graphs import graph_obstacle
+from samestep.autopilot.split.guards import Attributes, observer, plain_attributes
+from samestep.autopilot.split.module_outputs import assign_side_outputs
+from samestep.autopilot.split.short_calls import CallKind, ShortCalls
+from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split_calls import (
+    _WRAPPERS,
+    LAZY,
+    NO_TENSORS,
+    OTHER_STATE,
+    _is_inside,
+    _is_recomputed,
+)
+from samestep.autopilot.state.reachable_state import PLAIN
+from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by
+from samestep.base.console import log
+from samestep.base.errors import OutOfStep, PeerLost
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import leaves, mapped
+from samestep.ranks.world.solo import SoloWorld
+
+LOST = "its helper was lost, and is started again"
+CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
+DIFFERS = "a later call gave another result when it was split"
+RAISED = "a slice of its batch raised an error"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a module."""
+
+    forward: Forward
+    module: nn.Module
+    given: CallArguments
+
+    def unsplit(self) -> Any:
+        """Return the outputs, computed for the whole batch on this rank."""
+        return self.forward(self.module, *self.given.args, **self.given.kwargs)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A call that is about to be split."""
+
+    call: _Call
+    carried: tuple[SideOutput, ...]
+    """The attributes of the module that hold tensors with a graph."""
+    streams: RngState
+    """The state of the random generators before the call."""
+    number: int = 0
+    """The number under which all ranks keep the graph of the call."""
+
+
+def form_of(value: Any, tensors: list[Tensor]) -> Any:
+    """Return what arguments have in common with others of the same form; collect their tensors.
+
+    None if they hold objects whose contents are unknown.
+    """
+    if type(value) in (Tensor, nn.Parameter):
+        tensors.append(value)
+        return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if type(value) in (tuple, list, dict):
+        parts = value.items() if type(value) is dict else enumerate(value)
+        forms = [(key, form_of(part, tensors)) for key, part in parts]
+        return None if any(form is None for _, form in forms) else (type(value), *forms)
+    return None
+
+
+class Helpers:
+    """The helpers of this process, and its own part of what they compute together."""
+
+    def __init__(self, processes: HelperProcesses, size: int, *, timeout_s: float) -> None:
+        self._processes, self.size, self._timeout_s = processes, size, timeout_s
+        self._team = TeamMemory.new(size, timeout_s=timeout_s)
+        processes.start(self._team)
+        world, self.line = self._team.main_rank(processes.helpers)
+        self.slices = RankSlices(world, SliceGradients(world))
+
+    def restart(self, why: str) -> None:
+        """Start the helpers again; `why` names the one that was lost."""
+        log(f"{why.rstrip('.')}; the helpers are started again, and the run goes on.")
+        self._processes.kill()
+        self._team.close()
+        self._team = TeamMemory.new(self.size, timeout_s=self._timeout_s)
+        self._processes.start(self._team)
+        world, self.line = self._team.main_rank(self._processes.helpers)
+        self.slices.world = self.slices.gradients.world = world
+
+
+class MainCalls:
+    """Splits the model calls of the script, which only the main rank runs."""
+
+    def __init__(self, helpers: "Helpers", account: Account, options: Options) -> None:
+        self._helpers, self._account, self._options = helpers, account, options
+        self._slices, self.device = helpers.slices, helpers.slices.world.device
+        self._size, self._process = helpers.size, os.getpid()
+        self._mirrors, self._released = Mirrors(SharedWeights()), list[int]()
+        self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
+        self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
+        self._signatures = CallSignatures(self.device)
+        self._schedule = CheckSchedule(self._size, options.check_every)
+        self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
+        self._lock, self._calls, self._plans = threading.RLock(), 0, 0
+        self._plans_sent: set[int] = set()
+        self.gradients = self._slices.gradients
+
+    def end(self) -> None:
+        """Let the helpers end."""
+        if self.is_here():
+            self._helpers.line.send(End())
+
+    def is_here(self) -> bool:
+        """Return whether this is the process that has the helpers, and not one that the script has forked."""
+        return os.getpid() == self._process
+
+    def __call__(
+        self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module that no other module calls, split if this is possible."""
+        if type(module).__name__ in _WRAPPERS or _is_recomputed():
+            return forward(module, *args, **kwargs)
+        if module not in self._known and next(module.parameters(), None) is None:
+            return forward(module, *args, **kwargs)
+        call = _Call(forward, module, CallArguments(args, kwargs))
+        if not self.is_here() or not self._lock.acquire(blocking=False):
+            return call.unsplit()
+        inside = _is_inside.set(True)
+        try:
+            return self._called(call)
+        finally:
+            _is_inside.reset(inside)
+            self._lock.release()
+
+    def own(self, total: int) -> int:
+        """Return the number of samples in a call of `total` samples: those of the whole batch."""
+        return total
+
+    def _unsplit(self, call: _Call, why: str) -> Any:
+        self._account.note_unsplit(self._account.place_of(call.module), why)
+        return call.unsplit()
+
+    def _called(self, call: _Call) -> Any:
+        module, given = call.module, call.given
+        known = self._known.setdefault(module, ModuleCalls())
+        if (why := known.why or self._obstacle(call)) is not None and why:
+            return self._unsplit(call, why)
+        kind = self._short_calls.begin(module, given)
+        if kind.is_unsplit:
+            outputs = self._unsplit(call, LONGER_SPLIT)
+            self._short_calls.end(kind, module)
+            return outputs
+        plain = plain_attributes(module)
+        signature = self._signatures.signature(module, given, plain, known.plans())
+        calls = known.by_signature[signature]
+        plan = calls.plan
+        total = None if plan is None else given.total(plan.dims) or 0
+        is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
+        if is_checked and (why := self._checked(call, calls)):
+            known.why = why
+            return self._unsplit(call, why)
+        if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
+            return self._unsplit(call, calls.why)
+        is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
+        is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
+        outputs = self._by_plan(call, calls, kind, is_compared=(is_new or is_due) and not is_checked)
+        if is_checked:
+            self._leave_out_own_changes(call.module, plain, signature)
+        return outputs
+
+    def _leave_out_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> None:
+        """Let the calls of a signature have the one without the attributes that the call has changed."""
+        of_module = self._known[module].by_signature
+        calls, without = of_module[signature], self._signatures.without_own_changes(module, plain, signature)
+        if without == signature:
+            return
+        of_module[without] = calls
+        if not self._signatures.counts_batches_only(module):
+            calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
+
+    def _obstacle(self, call: _Call) -> str | None:
+        module, given = call.module, call.given
+        if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
+            return why
+        if not given.may_have_samples(self._size):
+            return FEWER if given.tensors() else NO_TENSORS
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            return LAZY
+        return observer(module, of_weights=False)
+
+    def _checked(self, call: _Call, calls: SignatureCalls) -> str:
+        """Check a call; return why no call of the module can be split, or nothing."""
+        module, given = call.module, call.given
+        bypassed_modules.note_direct_forward(self._account, module)
+        if why := refusal(module, self.device):
+            calls.stay_unsplit(why)
+            return ""
+        what, note = self._account.place_of(module), self._account.note_check
+        expect = partial(note, what, main=True, stream=sys.stderr)  # a check itself prints nothing
+        self._plans += 1
+        calls.begin_check(self._plans)
+        try:
+            message = self._message(call, self._plans, draws=True)
+            self._send_check(Check(released=self._take_released(), **message))
+        except MirrorError as error:
+            calls.stay_unsplit(str(error))
+            return str(error)
+        try:
+            verdict = self._slices.check(self._plans, call.forward, module, given, expect)
+            self._helpers.line.collect()
+        except PeerLost as error:
+            self._restart(error)
+            calls.stay_unsplit(LOST)
+            return ""
+        except OutOfStep as error:
+            self._helpers.line.collect()
+            calls.stay_unsplit(f"it cannot be checked ({error})")
+            return ""
+        self._plans_sent.add(self._plans)
+        self._mirrored[module].record(module, state_beside_tensors(module))
+        if verdict.plan is None:
+            calls.stay_unsplit(verdict.why)
+            calls.sizes.fail(given)
+        else:
+            calls.pass_check(verdict.plan)
+        return ""
+
+    def _message(self, call: _Call, plan: int, *, draws: bool) -> dict[str, Any]:
+        """Return what the helpers must know of a call; send the module before, if they do not have it.
+
+        Raises:
+            MirrorError: the module cannot be sent.
+        """
+        module = call.module
+        known, plain = self._mirrored.get(module), state_beside_tensors(module)
+        if known is None or not known.is_as(module, plain):
+            known, mirror = self._mirrors.mirrored(module, plain, known)
+            self._ask(NewMirror(mirror=mirror))
+            self._mirrored[module] = known
+        return {
+            "mirror": known.number,
+            "written": known.written(),
+            "given": call.given.both,
+            "surroundings": Surroundings.now(module, self.device),
+            "streams": RngState.now(self.device) if draws else None,
+            "plan": plan,
+        }
+
+    def _send_call(self, call: _Call, plan: int, carried: Sequence[SideOutput], *, draws: bool) -> int:
+        """Let the helpers begin a split call; return its number.
+
+        Raises:
+            MirrorError: the module or the arguments cannot be sent.
+        """
+        if plan not in self._plans_sent:
+            self._ask(NewPlan(number=plan, plan=self._slices.plans[plan]))
+            self._plans_sent.add(plan)
+        message = self._message(call, plan, draws=draws)
+        self._calls += 1
+        released, streams = self._take_released(), message["streams"]
+        tensors: list[Tensor] = []
+        key: Any = None
+        form = form_of(message["given"], tensors)
+        if form is not None and not message["written"]:
+            key = (SplitCall, message["mirror"], plan, form, message["surroundings"], carried)
+            if streams is not None:
+                tensors.append(streams.cpu)
+                key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
+            if self._helpers.line.repeat(key, tensors, self._calls, released):
+                return self._calls
+        try:
+            self._helpers.line.send(
+                SplitCall(call=self._calls, carried=carried, released=released, **message), key=key
+            )
+        except Exception as error:  # noqa: BLE001 - of any object of the script
+            raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
+        return self._calls
+
+    def _send_check(self, message: Check) -> None:
+        try:
+            self._helpers.line.send(message)
+        except Exception as error:  # noqa: BLE001 - of any object of the script
+            raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
+
+    def _ask(self, message: Message) -> None:
+        """Send a message, and wait until all helpers have carried it out.
+
+        Raises:
+            MirrorError: one could not.
+            PeerLost: one is lost.
+        """
+        self._helpers.line.send(message)
+        if error := self._helpers.line.collect():
+            raise MirrorError(f"a helper cannot use it ({error})")
+
+    def _restart(self, error: Exception) -> None:
+        """Start the helpers again, after one was lost; what they had is sent again, or computed here."""
+        self._slices.graphs.clear()
+        self._mirrored.clear()
+        self._plans_sent.clear()
+        self._released.clear()
+        self._helpers.restart(str(error))
+
+    def _take_released(self) -> list[int]:
+        released, self._released = self._released, []
+        for call in released:
+            self._slices.graphs.pop(call, None)
+        return released
+
+    def _by_plan(self, call: _Call, calls: SignatureCalls, kind: CallKind, *, is_compared: bool) -> Any:
+        module, given, plan = call.module, call.given, calls.plan
+        assert plan is not None
+        total, size = given.total(plan.dims), self._size
+        if total is None or total < size:
+            return self._unsplit(call, FEWER)
+        if not module_outputs.can_continue(module, plan.gatherings, plan.sides, total):
+            return self._unsplit(call, OTHER_STATE)
+        attempt = _Attempt(call, carried_by(module), RngState.now(self.device))
+        saved = SavedState(module) if attempt.carried or plan.sides or module._buffers else None  # noqa: SLF001
+        comparison = None
+        if is_compared:
+            draws = plan.draws is not None
+            comparison = SampleCheck(call.forward, module, given, self.device, draws=draws)
+        found = self._attempted(attempt, calls, plan)
+        if comparison is not None and isinstance(found, CallResult):
+            assign_side_outputs(module, found.sides)
+            difference = comparison.difference(found.outputs, plan)
+            found = f"{DIFFERS}: {difference}" if difference else found
+        if isinstance(found, str):
+            if saved is not None:
+                saved.restore()
+            attempt.streams.restore()
+            if found != LOST:
+                calls.stay_unsplit(found)
+                self._mirrored.pop(module, None)
+            return self._unsplit(call, found)
+        self._account.split[self._account.place_of(module)] += 1
+        outputs = self._outputs(attempt, calls, found)
+        self._record(module, plan)
+        self._short_calls.end(kind, module)
+        return outputs
+
+    def _attempted(self, attempt: "_Attempt", calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
+        """Return the results of a split call, or why there are none."""
+        call = attempt.call
+        try:
+            number = self._send_call(call, calls.number, attempt.carried, draws=plan.draws is not None)
+            attempt.number, weights = number, self._mirrored[call.module].weights
+            return self._slices.call(
+                *(plan, call.forward, call.module, weights, call.given),
+                carried=attempt.carried,
+                before=attempt.streams,
+            )
+        except PeerLost as error:
+            self._restart(error)
+            return LOST
+        except MirrorError as error:
+            return str(error)
+        except OutOfStep:
+            return RAISED
+        except Exception as error:  # noqa: BLE001 - the call is computed again, and raises what it raises
+            self._fail()
+            return f"{RAISED} ({type(error).__name__}: {error})"
+
+    def _record(self, module: nn.Module, plan: SplitPlan) -> None:
+        """Record that the mirrors of a module are as the module, after a split call."""
+        known = self._mirrored[module]
+        known.note_written()
+        if plan.sides or self._signatures.are_changed_by_calls(module):
+            known.record(module, state_beside_tensors(module))
+        else:
+            known.record_values()
+
+    def _outputs(self, attempt: "_Attempt", calls: SignatureCalls, found: CallResult) -> Any:
+        """Return the outputs of a split call in the script's graph; assign its side outputs."""
+        whole, sides = found.outputs, found.sides
+        if found.graph is not None:
+            self._slices.graphs[attempt.number] = found.graph
+            node = _NodeCall(self, attempt, calls, found.graph)
+            by_id = dict(zip(map(id, found.graph.outputs), as_node(node, found.sources), strict=True))
+            whole, sides = mapped((whole, sides), lambda _, one: by_id.get(id(one), one))
+        assign_side_outputs(attempt.call.module, sides)
+        return whole
+
+    def _fail(self) -> None:
+        """Let the helpers know that this rank's part has failed."""
+        try:
+            self._slices.world.fail()
+        except OutOfStep:
+            pass
+        except PeerLost as error:
+            self._restart(error)
+
+    def backward(
+        self, number: int, gradients: Sequence[Tensor | None], *, retain: bool
+    ) -> list[Tensor | None] | None:
+        """Let all ranks compute the backward of a call; return the gradients of its sources.
+
+        None if a helper that had a part of the graph is lost, or if this is a forked process.
+        """
+        with self._lock:
+            released = self._take_released()
+            graph = self._slices.graphs.get(number)
+            if graph is None or not self.is_here():
+                return None
+            given = [None if one is None else one.detach() for one in gradients]
+            tensors: list[Tensor] = []
+            key = (Backward, form_of(given, tensors), retain)
+            try:
+                if not self._helpers.line.repeat(key, tensors, number, released):
+                    message = Backward(call=number, gradients=given, retain=retain, released=released)
+                    self._helpers.line.send(message, key=key)
+                return self._slices.backward(graph, given, retain=retain)
+            except PeerLost as error:
+                self._restart(error)
+            except OutOfStep:
+                pass
+            except Exception:  # noqa: BLE001 - the call is computed again, and raises what it raises
+                self._fail()
+            return None
+
+    def release(self, number: int) -> None:
+        """Release the graph of a call, here now and on helpers with the next message."""
+        self._slices.graphs.pop(number, None)
+        self._released.append(number)
+
+
+class _NodeCall:
+    """A split call in the script's graph."""
+
+    def __init__(
+        self, calls: MainCalls, attempt: "_Attempt", signature: SignatureCalls, graph: CallGraph
+    ) -> None:
+        self._calls, self._signature, self._plan = calls, signature, signature.plan
+        self._number, self._streams = attempt.number, attempt.streams
+        self._call: _Call | None = attempt.call
+        self.outputs: Sequence[Tensor] = graph.outputs
+
+    def backward(
+        self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
+    ) -> Sequence[Tensor | None]:
+        """See `DifferentiableCall.backward`."""
+        creates_graph = torch.is_grad_enabled()
+        if not creates_graph:
+            found = self._calls.backward(self._number, gradients, retain=retain)
+            if found is not None:
+                return found
+        else:
+            self._signature.stay_unsplit(CREATES_GRAPH)
+        with torch.enable_grad():
+            outputs = self._computed_again()
+        pairs = [(out, grad) for out, grad in zip(outputs, gradients, strict=True) if grad is not None]
+        return torch.autograd.grad(
+            *([out for out, _ in pairs], sources, [grad for _, grad in pairs]),
+            create_graph=creates_graph,
+            allow_unused=True,
+        )
+
+    def _computed_again(self) -> list[Tensor]:
+        """Return the outputs that have gradients, with a graph of the whole call on this rank."""
+        call, device = self._call, self._calls.device
+        assert call is not None
+        assert self._plan is not None
+        saved, now = SavedState(call.module), RngState.now(device)
+        inside = _is_inside.set(True)
+        try:
+            self._streams.restore()
+            value = module_outputs.outcome(call.module, call.unsplit(), self._plan.sides)
+            return [one for _, one in leaves(value) if one.requires_grad]
+        finally:
+            _is_inside.reset(inside)
+            saved.restore()
+            now.restore()
+
+    def release(self) -> None:
+        """See `DifferentiableCall.release`."""
+        self._call, self.outputs = None, []
+        self._calls.release(self._number)

@@ -1,0 +1,233 @@
+"""Carries messages from the main rank to the helpers of its host: a header, and tensors beside it.
+
+The main rank writes a message into a memory file, and signals the helpers; it writes the next one when all
+have read it. A helper sleeps until the next message comes, which may take hours, and ends with the main rank.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.autopilot.helpers.pickling import Reference, pickled, unpickled
+from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, memory_file
+from samestep.ranks.collectives.semaphores import SIZE, Process, Semaphores
+
+_LINE = 64
+"""Bytes to which tensors are aligned: a cache line."""
+_LEAST = 1 << 20
+"""Bytes of the smallest file."""
+
+
+@dataclass(frozen=True, slots=True)
+class InMessage:
+    """A tensor in the memory file of a message."""
+
+    place: Place
+    requires_grad: bool
+
+
+class _MessageFile:
+    """The memory file of the main rank into which it writes its messages; it grows with them."""
+
+    def __init__(self) -> None:
+        self._open(_LEAST)
+
+    def _open(self, size: int) -> None:
+        self.file = memory_file(size)
+        self._storage = self.file.mapped(shared=True)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._storage)
+
+    def put(self, value: Any, refer: Reference) -> tuple[int, int, list[Place]]:
+        """Write a message; return the bounds of its header, which follows its tensors, and their places."""
+        tensors: list[tuple[Place, Tensor]] = []
+        end = 0
+
+        def reference(tensor: Tensor) -> Any:
+            nonlocal end
+            found = refer(tensor)
+            if found is not None:
+                return found
+            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+                return None  # pickled as it is
+            place, end = _placed(tensor, end)
+            tensors.append((place, tensor))
+            return InMessage(place, tensor.requires_grad)
+
+        header = bytearray(pickled(value, reference))
+        if end + len(header) > self.file.size:
+            os.close(self.file.descriptor)
+            self._open(2 * (end + len(header)))
+        with torch.no_grad():
+            for place, tensor in tensors:
+                place.of(self._storage).copy_(tensor.detach())
+            self._bytes[end : end + len(header)] = torch.frombuffer(header, dtype=torch.uint8)
+        return end, end + len(header), [place for place, _ in tensors]
+
+    def put_again(self, views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors of a message."""
+        with torch.no_grad():
+            for view, tensor in zip(views, tensors, strict=True):
+                view.copy_(tensor)
+
+    def views(self, places: Sequence[Place]) -> list[Tensor]:
+        """Return the tensors at some places."""
+        return [place.of(self._storage) for place in places]
+
+
+def _placed(tensor: Tensor, end: int) -> tuple[Place, int]:
+    """Return the place of a tensor behind the bytes that are taken, and the bytes then taken."""
+    begin = -(-end // _LINE) * _LINE
+    size = tensor.element_size()
+    like = torch.empty_like(tensor, device="meta")  # dense, with the tensor's order of dimensions
+    place = Place(0, tensor.dtype, begin // size, tuple(like.shape), tuple(like.stride()))
+    return place, begin + like.numel() * size
+
+
+_WORDS = struct.Struct("=8q")
+"""The present message: the descriptor, size and number of its file; the bounds of its header; the slot under
+which it is kept, or that of an earlier message that it repeats; the number of its call; the number of calls
+that it releases."""
+_RELEASED = struct.Struct("=32q")
+"""The calls that a repeated message releases."""
+_ANSWER = 1024
+"""Bytes for the answer of each helper."""
+_SLOTS = 256
+"""Messages that are kept to be repeated."""
+MOST_RELEASED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeatable:
+    """A message that helpers have kept: repeated, it has other tensors and another number."""
+
+    slot: int
+    file: int
+    views: Sequence[Tensor]
+
+
+class _Line:
+    """The semaphores and the shared bytes that both sides have."""
+
+    def __init__(self, memory: mmap.mmap, processes: Sequence[Process], *, rank: int) -> None:
+        size = len(processes)
+        begin = SIZE * size * size
+        self._memory, self._words = memory, begin
+        self._releases = begin + _WORDS.size
+        self._answers = self._releases + _RELEASED.size
+        self._semaphores = Semaphores(
+            memory, processes, rank=rank, may_spin=True, timeout_s=float("inf"), initializes=False
+        )
+        self._rank, self._helpers, self._processes = rank, range(1, size), processes
+
+
+def bytes_of_line(size: int) -> int:
+    """Return the bytes of shared memory that the messages of `size` ranks need."""
+    return SIZE * size * size + _WORDS.size + _RELEASED.size + _ANSWER * size
+
+
+class MainLine(_Line):
+    """The main rank's side."""
+
+    def __init__(self, memory: mmap.mmap, processes: Sequence[Process], *, timeout_s: float) -> None:
+        super().__init__(memory, processes, rank=0)
+        self._timeout_s = timeout_s
+        self._file = _MessageFile()
+        self._by_key: dict[Hashable, _Repeatable] = {}
+        self._keys: dict[int, Hashable] = {}
+        self._count = -1
+
+    def send(self, message: Any, *, key: Hashable = None) -> None:
+        """Send a message to all helpers, which keep it under a key, if there is one.
+
+        Raises:
+            Exception: a value cannot be pickled; then nothing has been sent.
+            OSError: the memory does not suffice; then nothing has been sent.
+        """
+        begin, end, places = self._file.put(message, lambda _: None)
+        file, slot = self._file.file, -1
+        if key is not None:
+            slot = self._count = (self._count + 1) % _SLOTS
+            self._by_key.pop(self._keys.get(slot), None)
+            self._keys[slot] = key
+            self._by_key[key] = _Repeatable(slot, file.number, self._file.views(places))
+        self._signal(file.descriptor, file.size, file.number, begin, end, slot, 0, 0)
+
+    def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
+        """Send a message again, with other tensors in its place; return False if it is not known."""
+        known = self._by_key.get(key)
+        if known is None or known.file != self._file.file.number or len(released) > MOST_RELEASED:
+            return False
+        self._file.put_again(known.views, tensors)
+        if released:
+            padded = [*released, *[0] * (MOST_RELEASED - len(released))]
+            _RELEASED.pack_into(self._memory, self._releases, *padded)
+        self._signal(0, 0, known.file, 0, 0, known.slot, call, len(released))
+        return True
+
+    def _signal(self, *words: int) -> None:
+        _WORDS.pack_into(self._memory, self._words, *words)
+        for rank in self._helpers:
+            self._semaphores.signal(rank)
+
+    def collect(self) -> str:
+        """Wait until all helpers have answered the last message; return the error of one, or nothing.
+
+        Raises:
+            PeerLost: a helper has died, or does not answer in time.
+        """
+        found = ""
+        for rank in self._helpers:
+            self._semaphores.await_signal(rank, timeout_s=self._timeout_s)
+            begin = self._answers + _ANSWER * rank
+            if self._memory[begin]:
+                found = self._memory[begin : begin + _ANSWER].rstrip(bytes(1)).decode(errors="replace")
+        return found
+
+
+class HelperLine(_Line):
+    """A helper's side."""
+
+    def __init__(self, memory: mmap.mmap, processes: Sequence[Process], *, rank: int) -> None:
+        super().__init__(memory, processes, rank=rank)
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._kept: dict[int, Any] = {}
+
+    def receive(self) -> Any:
+        """Return the next message; its tensors are views of the memory file, valid until the answer.
+
+        Raises:
+            PeerLost: the main rank has died.
+        """
+        self._semaphores.await_signal(0)
+        words = _WORDS.unpack_from(self._memory, self._words)
+        descriptor, size, number, begin, end, slot, call, released = words
+        if not end:
+            of_calls = _RELEASED.unpack_from(self._memory, self._releases)[:released] if released else ()
+            return replace(self._kept[slot], call=call, released=of_calls)
+        if number not in self._storages:
+            self._storages.clear()
+            file = MemoryFile(self._processes[0][0], descriptor, size, number)
+            self._storages[number] = file.mapped(shared=True)
+        storage = self._storages[number]
+        everything = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+        header = everything[begin:end].numpy().tobytes()
+
+        def found(reference: InMessage) -> Tensor:
+            return reference.place.of(storage).requires_grad_(reference.requires_grad)
+
+        message = unpickled(header, found)
+        if slot >= 0:
+            self._kept[slot] = message
+        return message
+
+    def answer(self, error: str = "") -> None:
+        """Answer that the last message was carried out, or why it was not."""
+        begin, text = self._answers + _ANSWER * self._rank, error.encode()[:_ANSWER]
+        self._memory[begin : begin + _ANSWER] = text.ljust(_ANSWER, bytes(1))
+        self._semaphores.signal(0)

@@ -1,0 +1,110 @@
+"""Pickles modules and arguments for helpers: classes and functions of the script by value, tensors apart.
+
+Helpers run no code of the script but that of the calls, so they cannot import its modules.
+"""
+
+import marshal
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from io import BytesIO
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from samestep.autopilot.script.call_account import is_user_code
+
+Reference = Callable[[Tensor], Any]
+"""Returns what stands for a tensor; None to pickle it as it is."""
+_CACHED: Any = type(lru_cache(len))
+"""The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes references in place of tensors."""
+
+    def __init__(self, file: BytesIO, refer: Reference) -> None:
+        super().__init__(file, protocol=5)
+        self._refer = refer
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return the reference of a plain tensor; None for all other values."""
+        return self._refer(value) if type(value) in (Tensor, nn.Parameter) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to make a value that pickle would find by its name, or refuse."""
+        if isinstance(value, CodeType):  # with the name of its file, by which code of the user is known
+            return marshal.loads, (marshal.dumps(value),)
+        if isinstance(value, _CACHED) and isinstance(value.__wrapped__, FunctionType):
+            if is_user_code(value.__wrapped__.__code__.co_filename):
+                return _cached, (value.__wrapped__, value.cache_parameters())
+        elif isinstance(value, nn.Module) and parametrize.is_parametrized(value):
+            return _parametrized, (type(value).__mro__[1], vars(value))
+        return super().reducer_override(value)
+
+
+def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
+
+
+def _parametrized(kind: type[nn.Module], fields: Mapping[str, Any]) -> nn.Module:
+    """Return a module some of whose tensors are computed from others; torch gives each a class of its own."""
+    module = kind.__new__(kind)
+    vars(module).update(fields)
+    parametrize._inject_new_class(module)  # noqa: SLF001 - no public spelling
+    for name in module.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(module, name)  # noqa: SLF001
+    return module
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BytesIO, resolve: Callable[[Any], Tensor]) -> None:
+        super().__init__(file)
+        self._resolve = resolve
+
+    def persistent_load(self, reference: Any) -> Tensor:
+        """Return the tensor of a reference."""
+        return self._resolve(reference)
+
+
+def pickled(value: Any, refer: Reference) -> bytes:
+    """Return a value as bytes, with references in place of its tensors."""
+    buffer = BytesIO()
+    _Pickler(buffer, refer).dump(value)
+    return buffer.getvalue()
+
+
+def unpickled(content: bytes, resolve: Callable[[Any], Tensor]) -> Any:
+    """Return the value of `pickled`."""
+    return _Unpickler(BytesIO(content), resolve).load()
+
+
+@contextmanager
+def scripts_modules_by_value() -> Iterator[None]:
+    """Pickle the functions and classes of the script's modules by value in the block."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    modules = [one for one in _modules_of_script() if one.__name__ not in known]
+    for one in modules:
+        cloudpickle.register_pickle_by_value(one)
+    try:
+        yield
+    finally:
+        for one in modules:
+            cloudpickle.unregister_pickle_by_value(one)
+
+
+def _modules_of_script() -> Iterator[ModuleType]:
+    for name, one in [*sys.modules.items()]:
+        file = getattr(one, "__file__", None)
+        if (
+            isinstance(one, ModuleType)
+            and name == one.__name__
+            and isinstance(file, str)
+            and is_user_code(file)
+        ):
+            yield one

@@ -1,0 +1,365 @@
+"""Computes this rank's part of a check, a call or a backward; all ranks run it equally."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
+from samestep.autopilot.equivalence.unsplit_call import quiet
+from samestep.autopilot.helpers.team import TeamWorld
+from samestep.autopilot.split import module_outputs
+from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
+from samestep.autopilot.split.deferred_checks import DeferredChecks
+from samestep.autopilot.split.forward_reductions import watching_reductions
+from samestep.autopilot.split.gradients import unaveraged
+from samestep.autopilot.split.module_outputs import assign_side_outputs
+from samestep.autopilot.split.random_draws import GlobalDraws
+from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
+from samestep.autopilot.split.slice_context import current_slice
+from samestep.autopilot.state.sample_reads import GuardedReads
+from samestep.autopilot.state.saved_state import SideOutput, carried_by
+from samestep.base.errors import OutOfStep, PeerLost
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import Path, leaves, mapped
+from samestep.parallel.gradients.sparse_gradients import sparse_weights
+
+PRINTS = "it prints when it is called, and would print values of slices"
+
+
+@dataclass(eq=False, slots=True)
+class CallGraph:
+    """The graph of one call on this rank, from its inputs and weights to its whole outputs."""
+
+    outputs: list[Tensor]
+    """The outputs that have gradients, in order."""
+    sources: list[Tensor]
+    """The weights, and then the inputs that require gradients."""
+    num_weights: int
+    sparse: frozenset[int]
+    """The places of weights that may get sparse gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The outputs of a call."""
+
+    outputs: Any
+    """As the module returned them, for the whole batch."""
+    sides: dict[Any, Any]
+    """The side outputs for the whole batch."""
+    graph: CallGraph | None
+    sources: list[Tensor]
+    """The tensors of this process of which the graph's sources are copies."""
+
+
+class SliceGradients:
+    """Averages the gradients of weights that a forward itself computes by `torch.autograd.grad`."""
+
+    def __init__(self, world: TeamWorld) -> None:
+        self.world = world
+        self.weights: set[int] = set()
+        self.deferred = DeferredChecks()
+
+    def follows(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a weight of the call that is being computed."""
+        return current_slice.get() is not None and id(tensor) in self.weights
+
+    def average(self, gradients: Sequence[Tensor | None]) -> None:
+        """Average gradients over the ranks, in place."""
+        for gradient in gradients:
+            if gradient is not None:
+                self.world.all_reduce(gradient)
+                gradient.div_(self.world.place.size)
+
+
+class RankSlices:
+    """This rank's part of the split calls of a script; it `copies` arguments in memory that others write."""
+
+    def __init__(self, world: TeamWorld, gradients: SliceGradients, *, copies: bool = False) -> None:
+        self.world, self.gradients, self._copies = world, gradients, copies
+        self.plans: dict[int, SplitPlan] = {}
+        self.graphs: dict[int, CallGraph] = {}
+
+    def check(
+        self,
+        number: int,
+        forward: Forward,
+        module: nn.Module,
+        given: CallArguments,
+        expect: Callable[[float], object] = lambda _: None,
+    ) -> Verdict:
+        """Check whether a call can be split, keep its plan under a number, and restore the module.
+
+        Raises:
+            OutOfStep: the ranks have not computed the same, so a mirror is not as the module.
+        """
+        with _without_graphs(module), quiet() as printed:
+            check = EquivalenceCheck(forward, module, given, self.world, expect=expect)
+            try:
+                verdict = check.run()
+            except (OutOfStep, PeerLost):
+                raise
+            except Exception:
+                self.world.fail()
+                raise
+            finally:
+                check.restore()
+            self.world.end_check()
+        if printed.any or verdict.printed:
+            return Verdict(None, why=PRINTS)
+        if verdict.plan is not None:
+            self.plans[number] = verdict.plan
+        return verdict
+
+    def call(
+        self,
+        plan: SplitPlan,
+        forward: Forward,
+        module: nn.Module,
+        weights: Sequence[Tensor],
+        given: CallArguments,
+        *,
+        carried: Sequence[SideOutput] = (),
+        before: RngState | None = None,
+    ) -> CallResult:
+        """Compute this rank's slice of a call; return the outputs of the whole batch.
+
+        Args:
+            plan: the way to split it.
+            forward: calls the module.
+            module: the module, or its mirror.
+            weights: its tensors that get gradients.
+            given: the arguments for the whole batch.
+            carried: the attributes of the module that hold tensors with a graph.
+            before: the state of the random generators now, which must be the same after a call that draws no
+                numbers; None not to compare it.
+
+        Raises:
+            OutOfStep: the slice of another rank has failed; see `TeamWorld.fail`.
+        """
+        total = given.total(plan.dims)
+        assert total is not None
+        split = batch_split(self.world, plan.dims, total)
+        inputs = _Inputs(copies=self._copies)
+        separate = CallArguments(*mapped(given.both, inputs.argument))
+        states = tuple(dict.fromkeys((*plan.sides, *carried)))
+        _, state = module_outputs.outcome(module, None, states)
+        if states:
+            assign_side_outputs(module, mapped(state, inputs.follow))
+            module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
+            self._share_state(module, states, inputs, split)
+        self.gradients.weights = set(map(id, weights))
+        with watching_reductions(when=plan.watches_reductions) as watching:
+            with watching or nullcontext():
+                outputs = self._own_outputs(plan, forward, module, separate, split, before)
+            outputs, sides = self._gathered(plan, module, outputs, split)
+        assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
+        with_graph = [one for _, one in leaves((outputs, sides)) if one.requires_grad]
+        if not with_graph:
+            return CallResult(outputs, sides, None, [])
+        rows = set(map(id, sparse_weights(module).values()))
+        sparse = frozenset(place for place, one in enumerate(weights) if id(one) in rows)
+        graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse)
+        return CallResult(outputs, sides, graph, [*weights, *inputs.used_by(with_graph)])
+
+    def _share_state(
+        self, module: nn.Module, states: Sequence[SideOutput], inputs: "_Inputs", split: BatchSplit
+    ) -> None:
+        """Sum the gradients of the tensors of a module that are no slices over the ranks."""
+        _, state = module_outputs.outcome(module, None, states)
+        whole = set(map(id, inputs.copies))
+        shared = mapped(state, lambda _, one: split.shared(one) if id(one) in whole else one)
+        assign_side_outputs(module, shared)
+
+    def _own_outputs(
+        self,
+        plan: SplitPlan,
+        forward: Forward,
+        module: nn.Module,
+        given: CallArguments,
+        split: BatchSplit,
+        before: RngState | None,
+    ) -> Any:
+        """Return the outputs of this rank's slice."""
+        draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
+        reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
+        own = given.sliced(split, plan.dims)
+        if self._copies:
+            own = CallArguments(*mapped(own.both, _copied))
+        outputs = call_slice(forward, module, own, split, draws=draws, reads=reads)
+        check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
+        return outputs
+
+    def _gathered(
+        self, plan: SplitPlan, module: nn.Module, outputs: Any, split: BatchSplit
+    ) -> tuple[Any, dict[SideOutput, Any]]:
+        """Return the outputs and side outputs of the whole batch."""
+        what, value = type(module).__name__, module_outputs.outcome(module, outputs, plan.sides)
+        module_outputs.check_known(value, plan.gatherings, what=what)
+        checks = DeferredChecks()
+        with checks.deferring():
+            whole, sides = module_outputs.gather_outcome(value, plan.gatherings, split, what=what)
+        checks.poll()
+        return whole, sides
+
+    def backward(
+        self, graph: CallGraph, of_outputs: Sequence[Tensor | None], *, retain: bool
+    ) -> list[Tensor | None]:
+        """Return the gradients of the graph's sources, given those of its outputs; equal on all ranks."""
+        given = [(out, grad) for out, grad in zip(graph.outputs, of_outputs, strict=True) if grad is not None]
+        weights = graph.sources[: graph.num_weights]
+        with unaveraged([out for out, _ in given]), _without_hooks(weights):
+            found = _gradients(given, graph.sources, retain=retain)
+        return [*self._averaged(weights, found[: len(weights)], graph.sparse), *found[len(weights) :]]
+
+    def _averaged(
+        self, weights: Sequence[Tensor], found: Sequence[Tensor | None], sparse: frozenset[int]
+    ) -> list[Tensor | None]:
+        """Return the averages of gradients over the ranks; None where no rank has one."""
+        if not found:
+            return []
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for place, weight in enumerate(weights):
+            if place not in sparse:
+                by_dtype.setdefault(weight.dtype, []).append(place)
+        averages: list[Tensor | None] = [None] * len(found)
+        for places in by_dtype.values():
+            parts = [
+                (torch.zeros_like(weights[place]) if (own := found[place]) is None else own).reshape(-1)
+                for place in places
+            ]
+            flags = [0.0 if found[place] is None else 1.0 for place in places]
+            is_there = torch.tensor(flags, dtype=parts[0].dtype, device=parts[0].device)
+            flat = torch.cat([*parts, is_there])
+            self.world.average(flat)
+            *of_weights, is_there = torch.split(flat, [*map(len, parts), len(places)])
+            for place, part, share in zip(places, of_weights, is_there.tolist(), strict=True):
+                averages[place] = part.view(weights[place].shape) if share else None
+        for place in sorted(sparse):
+            averages[place] = self._average_of_rows(weights[place], found[place])
+        return averages
+
+    def _average_of_rows(self, weight: Tensor, own: Tensor | None) -> Tensor | None:
+        """Return the average of gradients of which each rank has the rows that its samples use.
+
+        It is dense if any rank's gradient is, as that of an embedding whose weight another layer uses.
+        """
+        gradients = [one for one in self.world.all_gather_objects(own) if one is not None]
+        if not gradients:
+            return None
+        size = self.world.place.size
+        if not all(one.is_sparse for one in gradients):
+            dense = [one.to_dense() if one.is_sparse else one for one in gradients]
+            return torch.stack(dense).sum(0) / size
+        indices = torch.cat([one._indices() for one in gradients], dim=1)  # noqa: SLF001 - uncoalesced
+        values = torch.cat([one._values() for one in gradients]) / size  # noqa: SLF001
+        return torch.sparse_coo_tensor(indices, values, weight.shape)
+
+
+@contextmanager
+def _without_graphs(module: nn.Module) -> Iterator[None]:
+    """Detach the tensors that a module holds from earlier calls, whose backward a check must not run."""
+    carried = carried_by(module)
+    _, state = module_outputs.outcome(module, None, carried)
+    assign_side_outputs(module, mapped(state, lambda _, tensor: tensor.detach()))
+    try:
+        yield
+    finally:
+        assign_side_outputs(module, state)
+
+
+class _Inputs:
+    """The inputs of a call that may get gradients, and copies of them at which the call's graph ends."""
+
+    def __init__(self, *, copies: bool) -> None:
+        self._copies_memory = copies
+        self.copies: list[Tensor] = []
+        self._originals: list[Tensor] = []
+
+    def argument(self, path: Path, tensor: Tensor) -> Tensor:
+        """Return an argument without its graph."""
+        return self.follow(path, tensor) if tensor.requires_grad else tensor
+
+    def follow(self, _: Path, tensor: Tensor) -> Tensor:
+        """Return a tensor without its graph, which gets a gradient if it can have one."""
+        if not torch.is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor.detach()
+        value = tensor.detach().clone() if self._copies_memory else tensor.detach()
+        self.copies.append(value.requires_grad_())
+        self._originals.append(tensor)
+        return value
+
+    def used_by(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the inputs, those without their graph that no output depends on.
+
+        An earlier backward may have freed that graph, and the call's backward must not enter it.
+        """
+        if not self.copies:
+            return []
+        used = _leaves_of(outputs)
+        pairs = zip(self.copies, self._originals, strict=True)
+        return [one if id(own) in used else one.detach() for own, one in pairs]
+
+
+def _copied(_: Path, tensor: Tensor) -> Tensor:
+    return tensor if tensor.requires_grad else tensor.clone()
+
+
+def _gradients(
+    given: Sequence[tuple[Tensor, Tensor]], sources: Sequence[Tensor], *, retain: bool
+) -> Sequence[Tensor | None]:
+    """Return the gradients of sources, given those of some outputs."""
+    outputs, gradients = [out for out, _ in given], [gradient for _, gradient in given]
+    if not _is_reentrant(outputs):
+        return torch.autograd.grad(outputs, sources, gradients, retain_graph=retain, allow_unused=True)
+    # A reentrant checkpoint runs a backward of its own, which adds to the sources themselves.
+    before = [source.grad for source in sources]
+    try:
+        for source in sources:
+            source.grad = None
+        torch.autograd.backward(outputs, gradients, retain_graph=retain)
+        return [source.grad for source in sources]
+    finally:
+        for source, gradient in zip(sources, before, strict=True):
+            source.grad = gradient
+
+
+def _is_reentrant(outputs: Sequence[Tensor]) -> bool:
+    """Return whether a reentrant activation checkpoint has computed a part of an output."""
+    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes_of(outputs))
+
+
+def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
+    """Return the ids of the tensors from which outputs were computed."""
+    found = (getattr(node, "variable", None) for node in _nodes_of(outputs))
+    return {id(one) for one in found if one is not None}
+
+
+def _nodes_of(outputs: Sequence[Tensor]) -> Iterator[Any]:
+    """Yield the nodes of the graph of some outputs."""
+    waiting: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        new = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= new
+        waiting += new
+
+
+@contextmanager
+def _without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Leave out the script's hooks on gradients, which get the gradient of the whole batch instead."""
+    hooked = [(one, one._backward_hooks) for one in weights if one._backward_hooks]  # noqa: SLF001
+    for one, _ in hooked:
+        one._backward_hooks = None  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for one, hooks in hooked:
+            one._backward_hooks = hooks  # noqa: SLF001

@@ -1,0 +1,168 @@
+"""Connects the main process and its helpers on one host: memory for messages, and a world for collectives.
+
+The memory of a team is used once: if a helper is lost, all of them are started again, with new memory.
+"""
+
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.autopilot.helpers.messages import HelperLine, MainLine, bytes_of_line
+from samestep.autopilot.helpers.shared_storage import MemoryFile, memory_file
+from samestep.base.errors import WorldError
+from samestep.base.place import Place
+from samestep.ranks.collectives.call_counter import SHARED_MEMORY, progress_of
+from samestep.ranks.collectives.semaphores import Process, Semaphores, initialize, own_process
+from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
+from samestep.ranks.world.operation import Op, check_operation, check_root
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
+
+T = TypeVar("T")
+_CPU = torch.device("cpu")
+_NOTHING = torch.empty(0, device="cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TeamMemory:
+    """The memory of a team, and what each process must know to use it."""
+
+    size: int
+    """The number of ranks."""
+    lines: MemoryFile
+    """For messages and answers."""
+    collectives: MemoryFile
+    main: Process
+    timeout_s: float
+    """Seconds that a rank waits for another within a call."""
+
+    @classmethod
+    def new(cls, size: int, *, timeout_s: float) -> "TeamMemory":
+        """Return new memory, of which this process is the main rank.
+
+        Raises:
+            OSError: there is not enough.
+        """
+        lines, collectives = memory_file(bytes_of_line(size)), memory_file(bytes_needed(size))
+        for file in lines, collectives:
+            initialize(file.opened(), size)
+        return cls(size, lines, collectives, own_process(), timeout_s)
+
+    def close(self) -> None:
+        """Close the files of the main rank."""
+        for file in self.lines, self.collectives:
+            os.close(file.descriptor)
+
+    def main_rank(self, helpers: Sequence[int]) -> tuple["TeamWorld", MainLine]:
+        """Return the main rank's world and line, given the helpers' process ids."""
+        processes = [self.main, *((process, self.main[1]) for process in helpers)]
+        return self._world(0, processes), MainLine(self.lines.opened(), processes, timeout_s=self.timeout_s)
+
+    def helper(self, rank: int) -> tuple["TeamWorld", HelperLine]:
+        """Return a helper's world and line."""
+        # The main rank ends the others if one of them is lost.
+        processes = [self.main, *[(0, "")] * (self.size - 1)]
+        return self._world(rank, processes), HelperLine(self.lines.opened(), processes, rank=rank)
+
+    def _world(self, rank: int, processes: Sequence[Process]) -> "TeamWorld":
+        memory = self.collectives.opened()
+        semaphores = Semaphores(
+            memory, processes, rank=rank, may_spin=True, timeout_s=self.timeout_s, initializes=False
+        )
+        place = Place(rank=rank, size=self.size, local_rank=rank, local_size=self.size)
+        progress = progress_of(range(self.size), self.size, SHARED_MEMORY)
+        shared = SharedMemory(memory, rank=rank, size=self.size, semaphores=semaphores, progress=progress)
+        return TeamWorld(place, shared, self.timeout_s)
+
+
+class TeamWorld(DerivedWorld):
+    """World of the ranks of a team: all collectives pass through shared memory."""
+
+    def __init__(self, place: Place, memory: SharedMemory, timeout_s: float) -> None:
+        self.place, self.device, self.timeout_s = place, _CPU, timeout_s
+        self._memory = memory
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """Refuse: calls that are split use collectives only."""
+        raise WorldError(f"rank {self.place.rank} cannot send {list(tensor.shape)} to rank {dst} in a team")
+
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """Refuse; see `send`."""
+        raise WorldError(f"rank {self.place.rank} cannot receive {list(tensor.shape)} from {src} in a team")
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
+    ) -> Work:
+        """Refuse; see `send`."""
+        raise WorldError(f"rank {self.place.rank} cannot exchange {send}, {receive} with {dst}, {src}")
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        check_operation(op, tensor.dtype)
+        self._memory.all_reduce(tensor, op=op)
+
+    def all_reduce_later(self, tensor: Tensor) -> Work:
+        """See `World.all_reduce_later`."""
+        self._memory.all_reduce(tensor)
+        return CompletedWork()
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
+        """See `World.broadcast`."""
+        check_root(src, self.place.size)
+        self._memory.broadcast(_bytes(tensor), src)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        if tensor.dtype is not torch.bool:
+            return self._memory.all_gather(tensor)
+        return [one.view(torch.bool) for one in self._memory.all_gather(tensor.view(torch.uint8))]
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        self._memory.barrier()
+
+    def average(self, tensor: Tensor) -> None:
+        """Average `tensor` over all ranks, in place."""
+        self._memory.average(tensor)
+
+    def end_check(self) -> None:
+        """Return once all ranks have come to the end of a check.
+
+        Raises:
+            OutOfStep: some of them are in a collective of it.
+        """
+        self._memory.agree("the end of a check", _NOTHING)
+
+    def fail(self) -> None:
+        """Let the collective in which the other ranks are fail on all of them.
+
+        Raises:
+            OutOfStep: the other ranks have not failed.
+        """
+        self._memory.agree("nothing, because it has failed", _NOTHING)
+
+    def broadcast_object(self, value: T, src: int = 0) -> T:
+        """See `World.broadcast_object`."""
+        return self.all_gather_objects(value)[src]
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`."""
+        content = pickle.dumps(value)
+        lengths = [int(one) for one in self.all_gather(torch.tensor([len(content)], device=_CPU))]
+        padded = bytearray(content.ljust(max(lengths), bytes(1)))
+        parts = self.all_gather(torch.frombuffer(padded, dtype=torch.uint8))
+        return [
+            pickle.loads(part.numpy().tobytes()[:length])  # noqa: S301 - of a process of this run
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Do nothing: the memory ends with its processes."""
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor

@@ -1,0 +1,251 @@
+"""A script that runs once, with helpers, gives what it gives without them, whatever it does to its model."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.once_script import script_with_helpers
+
+STEPS = 6
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+        self.scale = 1.0
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x)))) * self.scale
+
+
+def made():
+    torch.manual_seed(3)
+    model = Net().double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), torch.randn(14, 6).double()
+
+
+def step(model, optimizer, x):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def average_of_weights():
+    """Evaluate an average of the weights, which is written through `data`, buffers included."""
+    model, optimizer, x = made()
+    average = Net().double().eval()
+    found = []
+    for _ in range(STEPS):
+        step(model, optimizer, x)
+        for of_average, of_model in zip(
+            average.state_dict().values(), model.state_dict().values(), strict=True
+        ):
+            of_average.data.copy_(of_model)
+        with torch.no_grad():
+            found.append(average(x).sum().item())
+    return found
+
+
+def statistics_of_unsplit_calls():
+    """Evaluate after batches of one sample, which are too small to be split, have changed the statistics."""
+    model, optimizer, x = made()
+    found = []
+    for _ in range(STEPS):
+        step(model, optimizer, x)
+        with torch.no_grad():
+            model.norm.momentum = 0.5
+            model.train()
+            model.norm(model.first(x))
+            model.eval()
+            found.append(model(x).sum().item())
+            model.train()
+    return found
+
+
+def changed_attributes():
+    model, optimizer, x = made()
+    found = []
+    for number in range(STEPS):
+        model.scale = 1 + number % 3
+        found.append(step(model, optimizer, x))
+    return found
+
+
+def replaced_weights():
+    model, optimizer, x = made()
+    found = []
+    for number in range(STEPS):
+        found.append(step(model, optimizer, x))
+        if number % 2:
+            model.first.weight.data = model.first.weight.data.clone() * 0.5
+            model.last.load_state_dict({k: v * 0.9 for k, v in model.last.state_dict().items()})
+    return found
+
+
+def weights_under_another_name():
+    """Write to a weight through a tensor that shared its memory before the first call."""
+    model, optimizer, x = made()
+    alias = model.last.weight.data.numpy()
+    found = []
+    for _ in range(STEPS):
+        found.append(step(model, optimizer, x))
+        alias *= 0.9
+    return found
+
+
+def gradients_of_a_call_before_a_check():
+    model, _, x = made()
+    before = model(x).square().mean()
+    model(x[:5])
+    with torch.no_grad():
+        model(x)
+    return [one.sum().item() for one in torch.autograd.grad(before, list(model.parameters()))]
+
+
+def gradient_penalty():
+    model, optimizer, x = made()
+    found = []
+    for _ in range(STEPS):
+        given = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+        loss = model(x).square().mean() + slope.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def two_backwards():
+    model, _, x = made()
+    loss = model(x).square().mean()
+    loss.backward(retain_graph=True)
+    once = model.first.weight.grad.sum().item()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    return [once, model.first.weight.grad.sum().item()]
+
+
+def gradients_of_an_attribute():
+    """The module computes with a tensor that the script has computed, and that it holds as an attribute."""
+    model, _, x = made()
+    weight = torch.ones(3, requires_grad=True, dtype=torch.float64)
+    found = []
+    for _ in range(2):
+        model.scale = torch.tanh(weight)
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), weight)
+        found += gradient.tolist()
+    return found
+
+
+def hooks_on_gradients():
+    """A hook on a weight gets the gradient of the whole batch, once."""
+    model, optimizer, x = made()
+    seen = []
+    model.first.weight.register_hook(lambda gradient: seen.append(gradient.norm().item()))
+    for _ in range(STEPS):
+        step(model, optimizer, x)
+    return seen
+
+
+def in_a_forked_child():
+    """A child has the weights of the moment at which it was forked, and computes alone."""
+    model, optimizer, x = made()
+    step(model, optimizer, x)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        time.sleep(0.2)
+        with torch.no_grad():
+            os.write(writes, f"{model.eval()(x).sum().item():.12f}".encode())
+        os._exit(0)
+    for _ in range(3):
+        step(model, optimizer, x)
+    os.waitpid(child, 0)
+    return [float(os.read(reads, 100)), step(model, optimizer, x)]
+
+
+def in_two_threads():
+    models = [made() for _ in range(2)]
+    found = [[], []]
+
+    def train(number):
+        found[number] += [step(*models[number]) for _ in range(STEPS)]
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [*found[0], *found[1]]
+
+
+SCRIPTS = [
+    *(average_of_weights, statistics_of_unsplit_calls, changed_attributes, replaced_weights),
+    *(weights_under_another_name, gradients_of_a_call_before_a_check, gradient_penalty, two_backwards),
+    *(gradients_of_an_attribute, hooks_on_gradients, in_a_forked_child, in_two_threads),
+]
+
+
+def with_helpers(_, script, helpers):
+    if not helpers:
+        return script(), []
+    with script_with_helpers(1 + helpers) as account:
+        return script(), account.lines()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda one: one.__name__)
+def test_changes_of_a_model_reach_the_helpers(processes, script):
+    ((alone, _),) = processes.run(with_helpers, 1, script, 0)
+    ((found, account),) = processes.run(with_helpers, 1, script, 1)
+    assert found == pytest.approx(alone, rel=1e-9, abs=1e-12)
+    assert [line for line in account if "split" in line and "unsplit" not in line], account
+
+
+def children(process):
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def helpers_of_this_process():
+    """Return the ids of the helpers: they are children of a child of this process."""
+    return [helper for child in children(os.getpid()) for helper in children(child)]
+
+
+def with_lost_helpers(_, number, when):
+    model, optimizer, x = made()
+    with script_with_helpers(3) as account:
+        found = [step(model, optimizer, x)]
+        for _ in range(4):
+            if when == "before a call":
+                os.kill(helpers_of_this_process()[0], number)
+                found.append(step(model, optimizer, x))
+            else:
+                loss = model(x).square().mean()
+                os.kill(helpers_of_this_process()[1], number)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                found.append(loss.item())
+        found.append(step(model, optimizer, x))
+        left = helpers_of_this_process()
+    time.sleep(0.1)
+    return found, account.lines(), [one for one in left if Path(f"/proc/{one}").exists()]
+
+
+@pytest.mark.parametrize("when", ["before a call", "before a backward"])
+def test_a_lost_helper_costs_its_slice_not_the_run(processes, when):
+    ((found, account, left),) = processes.run(with_lost_helpers, 1, signal.SIGKILL, when)
+    model, optimizer, x = made()
+    assert found == pytest.approx([step(model, optimizer, x) for _ in range(6)], rel=1e-9)
+    assert not left
+    assert any("helper was lost" in line for line in account) or when == "before a backward", account
