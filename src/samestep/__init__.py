@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from samestep import errors, testing
+    from samestep.autopilot.once_script import workers
     from samestep.autopilot.split.declared_dimensions import batch_dim
     from samestep.base.errors import Error
     from samestep.base.place import Place
@@ -50,6 +51,7 @@ _HOMES = {
     "spawn": "samestep.launch.local.spawn",
     "split": "samestep.autopilot.split.declared_dimensions",  # deprecated, hence not in __all__
     "timed": "samestep.ranks.world.timed_region",
+    "workers": "samestep.autopilot.once_script",
 }
 _MODULES = ("errors", "testing")
 _RENAMED = {"Pending": "Work"}
@@ -78,6 +80,7 @@ __all__ = [
     "spawn",
     "testing",
     "timed",
+    "workers",
 ]
 
 

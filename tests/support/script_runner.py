@@ -41,7 +41,7 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_stri
             with (
                 replicated_script(world, options)
                 if helpers == 0
-                else script_with_helpers(1 + helpers, options) as account
+                else script_with_helpers(1 + helpers, options, forks=True) as account
             ):
                 # With a callback the traceback of a hook of torch's is returned, not printed.
                 ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)

@@ -142,7 +142,7 @@ def _replication(decision: Decision) -> Around:
     if options.engine == "once":
         from samestep.autopilot.once_script import run_once
 
-        return partial(run_once, size=decision.size, options=options)
+        return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)

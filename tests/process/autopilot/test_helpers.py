@@ -165,6 +165,7 @@ def in_a_forked_child():
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
+        torch.set_num_threads(1)  # a fork has none of the threads that its parent computes with
         time.sleep(0.2)
         with torch.no_grad():
             os.write(writes, f"{model.eval()(x).sum().item():.12f}".encode())
@@ -200,7 +201,7 @@ SCRIPTS = [
 def with_helpers(_, script, helpers):
     if not helpers:
         return script(), []
-    with script_with_helpers(1 + helpers) as account:
+    with script_with_helpers(1 + helpers, forks=True) as account:
         return script(), account.lines()
 
 
@@ -223,7 +224,7 @@ def helpers_of_this_process():
 
 def with_lost_helpers(_, number, when):
     model, optimizer, x = made()
-    with script_with_helpers(3) as account:
+    with script_with_helpers(3, forks=True) as account:
         found = [step(model, optimizer, x)]
         for _ in range(4):
             if when == "before a call":

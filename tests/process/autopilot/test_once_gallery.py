@@ -65,5 +65,5 @@ def runs_as_alone(processes, script, ran_alone, folder, helpers):
     assert len(printed.splitlines()) == len(serial.splitlines())
     assert files(folder) == files(theirs) == sorted(script.files)
     split = [line for line in account if line.endswith((" call split", " calls split"))]
-    assert bool(split) == (script.name not in NOTHING_TO_SPLIT)
+    assert bool(split) == (script.name not in NOTHING_TO_SPLIT), account
     assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]

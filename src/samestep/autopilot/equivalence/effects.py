@@ -7,7 +7,8 @@ refuse them. Writes by libraries in C that do not announce them are not seen.
 
 import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from samestep.hooks.thread_values import ThreadValue
@@ -30,9 +31,16 @@ class WritesFileError(Exception):
     """A module has an effect outside of its process when it is called, such as a file that it writes."""
 
 
-def changing_no_files() -> AbstractContextManager[None]:
+@contextmanager
+def changing_no_files() -> Iterator[None]:
     """Raise `WritesFileError` where the calling thread is about to have an effect outside."""
-    return _is_comparing.bound(value=True)
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # of a module that the call imports
+    try:
+        with _is_comparing.bound(value=True):
+            yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def is_comparing() -> bool:
@@ -45,6 +53,8 @@ def watch_effects(*, refuses_all: bool = False) -> None:
     if not _are_watched:
         sys.addaudithook(_audit)
     _are_watched[:] = [refuses_all]
+    if refuses_all:
+        sys.dont_write_bytecode = True
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -54,7 +64,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     elif event not in _EVENTS:
         return
     if _are_watched[0] or _is_comparing.get():
-        raise WritesFileError
+        raise WritesFileError(f"{event} {str(args)[:200]}")
 
 
 def _writes(path: Any, mode: Any, flags: int) -> bool:

@@ -46,6 +46,11 @@ class SignatureCalls:
         """Split the calls by a plan from now on."""
         self.state, self.plan, self.why = State.SPLIT, plan, ""
 
+    def forget(self) -> None:
+        """Check the next call: the check of this one was not completed."""
+        self.state, self.plan, self.sizes = State.NEW, None, CheckedSizes()
+        self.why = "its check was not completed"
+
     def stay_unsplit(self, why: str) -> None:
         """Leave the calls unsplit from now on."""
         self.state, self.plan, self.why = State.UNSPLIT, None, why
@@ -58,8 +63,6 @@ class ModuleCalls:
     by_signature: defaultdict[Signature, SignatureCalls] = field(
         default_factory=lambda: defaultdict(SignatureCalls)
     )
-    why: str = ""
-    """The reason why no call of the module is split."""
 
     def plans(self) -> dict[Signature, SplitPlan | None]:
         """Return the plan of each signature, None for those that stay unsplit."""

@@ -1,7 +1,8 @@
 """Starts the helper processes of a main process, ends them, and starts them again if one is lost.
 
 A process that has threads cannot be forked safely, and the main process may have them once the script runs.
-So it forks a starter before, which has one thread, and which forks helpers whenever it is asked to::
+So it has a starter, which has one thread, and which forks helpers whenever it is asked to. A worker that the
+launcher has just forked forks its starter, too; any other process starts it as a fresh interpreter::
 
     main process, runs the script
       starter, waits for requests
@@ -13,41 +14,64 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+import traceback
 from contextlib import suppress
 from typing import NoReturn
 
+from samestep.autopilot.helpers.serving import serve
 from samestep.autopilot.helpers.team import TeamMemory
+from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within
 from samestep.launch.local.orphans import die_with_parent
 
-Serve = Callable[[TeamMemory, int], None]
-"""Serves as the helper of a rank until its main process ends."""
 _PATIENCE_S = 5.0
 """Seconds that killed processes have to end."""
 _REQUEST, _ANSWER = 1 << 16, 8
 
 
 class HelperProcesses:
-    """The helpers of this process, which fork as its children's children."""
+    """The helpers of this process, which are children of its starter.
 
-    def __init__(self, serve: Serve) -> None:
+    Args:
+        forks: whether this process has one thread and can be forked; its starter is a fresh interpreter
+            otherwise, which imports torch for some seconds.
+    """
+
+    def __init__(self, *, forks: bool) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._main = os.getpid()
-        self._starter = os.fork()
-        if not self._starter:
-            self._line.close()
-            _start_helpers(theirs, serve, self._main)
+        self._interpreter: subprocess.Popen[bytes] | None = None
+        self._starter = 0
+        if forks:
+            self._starter = os.fork()
+            if not self._starter:
+                self._line.close()
+                start_helpers(theirs, self._main)
+        else:
+            numbers = str(theirs.fileno()), str(self._main)
+            command = [sys.executable, "-m", __name__, *numbers]
+            self._interpreter = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self.helpers: list[int] = []
         """The ids of their processes."""
 
     def start(self, team: TeamMemory) -> None:
-        """Start a team's helpers."""
+        """Start a team's helpers.
+
+        Raises:
+            PeerLost: the starter has ended.
+        """
         for rank in range(1, team.size):
-            self._line.send(pickle.dumps((team, rank)))
-            self.helpers.append(int.from_bytes(self._line.recv(_ANSWER), "little"))
+            try:
+                self._line.send(pickle.dumps((team, rank)))
+                answer = self._line.recv(_ANSWER)
+            except OSError:
+                answer = b""
+            if not answer:
+                raise PeerLost("the process that starts helpers has ended")
+            self.helpers.append(int.from_bytes(answer, "little"))
 
     def kill(self) -> None:
         """End all helpers at once; none of them holds anything that would be lost."""
@@ -63,8 +87,11 @@ class HelperProcesses:
             return
         self.kill()
         self._line.close()
-        with suppress(ChildProcessError):
-            os.waitpid(self._starter, 0)
+        if self._interpreter is not None:
+            self._interpreter.wait()
+        else:
+            with suppress(ChildProcessError):
+                os.waitpid(self._starter, 0)
 
 
 def _exists(process: int) -> bool:
@@ -75,7 +102,7 @@ def _exists(process: int) -> bool:
     return True
 
 
-def _start_helpers(line: socket.socket, serve: Serve, main: int) -> NoReturn:
+def start_helpers(line: socket.socket, main: int) -> NoReturn:
     """Fork a helper for each request, until the main process ends."""
     try:
         die_with_parent(main)
@@ -90,19 +117,26 @@ def _start_helpers(line: socket.socket, serve: Serve, main: int) -> NoReturn:
                 line.close()
                 die_with_parent(starter)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _silence()
-                serve(team, rank)
-                os._exit(0)
+                _help(team, rank)
             line.send(helper.to_bytes(_ANSWER, "little"))
     finally:
         os._exit(0)
 
 
-def _silence() -> None:
-    """Discard what a helper prints: the main rank prints it, too."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
+def _help(team: TeamMemory, rank: int) -> NoReturn:
+    """Serve as a helper; print nothing that a forward prints, since the main rank prints it, too."""
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     for stream in sys.stdout, sys.stderr:
         with suppress(Exception):
             stream.flush()
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
+    try:
+        serve(team, rank)
+    except BaseException:  # noqa: BLE001 - a fault of samestep; the main rank starts the helper again
+        os.write(stderr, f"samestep: helper {rank} has failed\n{traceback.format_exc()}".encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    start_helpers(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -3,7 +3,8 @@
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import refusal
+from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
@@ -28,7 +29,7 @@ from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import CallGraph, CallResult, RankSlices, SliceGradients
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.helpers.team import TeamMemory
+from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
@@ -105,24 +106,41 @@ def form_of(value: Any, tensors: list[Tensor]) -> Any:
 
 
 class Helpers:
-    """The helpers of this process, and its own part of what they compute together."""
+    """The helpers of this process, and its own part of what they compute together.
 
-    def __init__(self, processes: HelperProcesses, size: int, *, timeout_s: float) -> None:
+    The ranks share this process's cores while they compute slices; at other times it has all of them.
+    """
+
+    def __init__(
+        self, processes: HelperProcesses, size: int, *, timeout_s: float, threads: int, all_threads: int
+    ) -> None:
         self._processes, self.size, self._timeout_s = processes, size, timeout_s
-        self._team = TeamMemory.new(size, timeout_s=timeout_s)
-        processes.start(self._team)
-        world, self.line = self._team.main_rank(processes.helpers)
+        self._threads, self._all_threads = threads, all_threads
+        torch.set_num_threads(all_threads)
+        world = self._start()
         self.slices = RankSlices(world, SliceGradients(world))
+
+    def _start(self) -> TeamWorld:
+        self._team = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
+        self._processes.start(self._team)
+        world, self.line = self._team.main_rank(self._processes.helpers)
+        return world
 
     def restart(self, why: str) -> None:
         """Start the helpers again; `why` names the one that was lost."""
         log(f"{why.rstrip('.')}; the helpers are started again, and the run goes on.")
         self._processes.kill()
         self._team.close()
-        self._team = TeamMemory.new(self.size, timeout_s=self._timeout_s)
-        self._processes.start(self._team)
-        world, self.line = self._team.main_rank(self._processes.helpers)
-        self.slices.world = self.slices.gradients.world = world
+        self.slices.world = self.slices.gradients.world = self._start()
+
+    @contextmanager
+    def sharing_cores(self) -> Iterator[None]:
+        """Compute with this rank's share of the cores in the block."""
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._all_threads)
 
 
 class MainCalls:
@@ -140,6 +158,8 @@ class MainCalls:
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = threading.RLock(), 0, 0
         self._plans_sent: set[int] = set()
+        self._is_interrupted = False
+        """Whether an exchange with the helpers was interrupted, or goes on."""
         self.gradients = self._slices.gradients
 
     def end(self) -> None:
@@ -180,7 +200,7 @@ class MainCalls:
     def _called(self, call: _Call) -> Any:
         module, given = call.module, call.given
         known = self._known.setdefault(module, ModuleCalls())
-        if (why := known.why or self._obstacle(call)) is not None and why:
+        if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
         kind = self._short_calls.begin(module, given)
         if kind.is_unsplit:
@@ -193,9 +213,8 @@ class MainCalls:
         plan = calls.plan
         total = None if plan is None else given.total(plan.dims) or 0
         is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
-        if is_checked and (why := self._checked(call, calls)):
-            known.why = why
-            return self._unsplit(call, why)
+        if is_checked:
+            self._check(call, calls)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
             return self._unsplit(call, calls.why)
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
@@ -225,42 +244,62 @@ class MainCalls:
             return LAZY
         return observer(module, of_weights=False)
 
-    def _checked(self, call: _Call, calls: SignatureCalls) -> str:
-        """Check a call; return why no call of the module can be split, or nothing."""
+    def _check(self, call: _Call, calls: SignatureCalls) -> None:
+        """Check whether the calls of a signature can be split."""
         module, given = call.module, call.given
         bypassed_modules.note_direct_forward(self._account, module)
         if why := refusal(module, self.device):
             calls.stay_unsplit(why)
-            return ""
+            return
         what, note = self._account.place_of(module), self._account.note_check
         expect = partial(note, what, main=True, stream=sys.stderr)  # a check itself prints nothing
         self._plans += 1
         calls.begin_check(self._plans)
-        try:
-            message = self._message(call, self._plans, draws=True)
-            self._send_check(Check(released=self._take_released(), **message))
-        except MirrorError as error:
-            calls.stay_unsplit(str(error))
-            return str(error)
-        try:
-            verdict = self._slices.check(self._plans, call.forward, module, given, expect)
-            self._helpers.line.collect()
-        except PeerLost as error:
-            self._restart(error)
-            calls.stay_unsplit(LOST)
-            return ""
-        except OutOfStep as error:
-            self._helpers.line.collect()
-            calls.stay_unsplit(f"it cannot be checked ({error})")
-            return ""
-        self._plans_sent.add(self._plans)
-        self._mirrored[module].record(module, state_beside_tensors(module))
-        if verdict.plan is None:
+        with self._exchange():
+            verdict = self._verdict(call, expect)
+        if verdict is None:
+            calls.forget()
+        elif verdict.plan is None:
             calls.stay_unsplit(verdict.why)
             calls.sizes.fail(given)
         else:
             calls.pass_check(verdict.plan)
-        return ""
+
+    def _verdict(self, call: _Call, expect: Callable[[float], object]) -> Verdict | None:
+        """Let all ranks check a call; None if a helper was lost meanwhile."""
+        module = call.module
+        try:
+            message = self._message(call, self._plans, draws=True)
+            self._send(Check(released=self._take_released(), **message))
+            try:
+                with self._helpers.sharing_cores():
+                    verdict = self._slices.check(self._plans, call.forward, module, call.given, expect)
+            except PeerLost:
+                raise
+            except Exception as error:  # noqa: BLE001 - the call is computed as Python does
+                verdict = Verdict(None, why=f"it cannot be checked ({type(error).__name__}: {error})")
+            if error_there := self._helpers.line.collect():
+                verdict = Verdict(None, why=f"it cannot be checked ({error_there})")
+        except MirrorError as error:
+            return Verdict(None, why=str(error))
+        except PeerLost as error:
+            self._restart(error)
+            return None
+        self._plans_sent.add(self._plans)
+        self._mirrored[module].record(module, state_beside_tensors(module))
+        return verdict
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Exchange messages with the helpers in the block; if it is interrupted, they are started again.
+
+        A script may catch Ctrl-C, and go on.
+        """
+        if self._is_interrupted:
+            self._restart(PeerLost("a call was interrupted"))
+        self._is_interrupted = True
+        yield
+        self._is_interrupted = False
 
     def _message(self, call: _Call, plan: int, *, draws: bool) -> dict[str, Any]:
         """Return what the helpers must know of a call; send the module before, if they do not have it.
@@ -305,17 +344,13 @@ class MainCalls:
                 key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
             if self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
-        try:
-            self._helpers.line.send(
-                SplitCall(call=self._calls, carried=carried, released=released, **message), key=key
-            )
-        except Exception as error:  # noqa: BLE001 - of any object of the script
-            raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
+        self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key)
         return self._calls
 
-    def _send_check(self, message: Check) -> None:
+    def _send(self, message: Message, key: Hashable = None) -> None:
+        """Send a message; raise `MirrorError` if it holds what cannot be sent."""
         try:
-            self._helpers.line.send(message)
+            self._helpers.line.send(message, key=key)
         except Exception as error:  # noqa: BLE001 - of any object of the script
             raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
 
@@ -358,7 +393,8 @@ class MainCalls:
         if is_compared:
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, given, self.device, draws=draws)
-        found = self._attempted(attempt, calls, plan)
+        with self._exchange():
+            found = self._attempted(attempt, calls, plan)
         if comparison is not None and isinstance(found, CallResult):
             assign_side_outputs(module, found.sides)
             difference = comparison.difference(found.outputs, plan)
@@ -383,11 +419,12 @@ class MainCalls:
         try:
             number = self._send_call(call, calls.number, attempt.carried, draws=plan.draws is not None)
             attempt.number, weights = number, self._mirrored[call.module].weights
-            return self._slices.call(
-                *(plan, call.forward, call.module, weights, call.given),
-                carried=attempt.carried,
-                before=attempt.streams,
-            )
+            with self._helpers.sharing_cores():
+                return self._slices.call(
+                    *(plan, call.forward, call.module, weights, call.given),
+                    carried=attempt.carried,
+                    before=attempt.streams,
+                )
         except PeerLost as error:
             self._restart(error)
             return LOST
@@ -441,20 +478,33 @@ class MainCalls:
             if graph is None or not self.is_here():
                 return None
             given = [None if one is None else one.detach() for one in gradients]
-            tensors: list[Tensor] = []
-            key = (Backward, form_of(given, tensors), retain)
-            try:
-                if not self._helpers.line.repeat(key, tensors, number, released):
-                    message = Backward(call=number, gradients=given, retain=retain, released=released)
-                    self._helpers.line.send(message, key=key)
+            with self._exchange():
+                return self._exchanged_backward(graph, number, given, released, retain=retain)
+
+    def _exchanged_backward(
+        self,
+        graph: CallGraph,
+        number: int,
+        given: list[Tensor | None],
+        released: Sequence[int],
+        *,
+        retain: bool,
+    ) -> list[Tensor | None] | None:
+        tensors: list[Tensor] = []
+        key = (Backward, form_of(given, tensors), retain)
+        try:
+            if not self._helpers.line.repeat(key, tensors, number, released):
+                message = Backward(call=number, gradients=given, retain=retain, released=released)
+                self._helpers.line.send(message, key=key)
+            with self._helpers.sharing_cores():
                 return self._slices.backward(graph, given, retain=retain)
-            except PeerLost as error:
-                self._restart(error)
-            except OutOfStep:
-                pass
-            except Exception:  # noqa: BLE001 - the call is computed again, and raises what it raises
-                self._fail()
-            return None
+        except PeerLost as error:
+            self._restart(error)
+        except OutOfStep:
+            pass
+        except Exception:  # noqa: BLE001 - the call is computed again, and raises what it raises
+            self._fail()
+        return None
 
     def release(self, number: int) -> None:
         """Release the graph of a call, here now and on helpers with the next message."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.pickling import pickled, scripts_modules_by_value, unpickled
+from samestep.autopilot.helpers.pickling import files_of_script, pickled, scripts_modules_by_value, unpickled
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
 from samestep.autopilot.split.guards import Attributes, python_state
-from samestep.autopilot.state.reachable_state import PLAIN, forget_classes, modules_of, reached
+from samestep.autopilot.state.reachable_state import PLAIN, forget_classes, known_files, modules_of, reached
 from samestep.autopilot.state.saved_state import carried_by, version_of
 from samestep.base import env
 from samestep.base.errors import Error
@@ -58,6 +58,8 @@ class MirrorMessage:
     module: bytes
     tensors: Sequence[TensorState]
     environment: Mapping[str, str]
+    files: Mapping[str, str]
+    """The files of the script's modules, by name."""
 
 
 @dataclass(eq=False, slots=True)
@@ -215,7 +217,7 @@ class Mirrors:
         known = MirroredModule(self._count, tensors, is_shared)
         known.record(module, plain)
         described = [self._described(one) for one in tensors]
-        return known, MirrorMessage(self._count, content, described, env.snapshot())
+        return known, MirrorMessage(self._count, content, described, env.snapshot(), files_of_script())
 
     def _is_to_be_shared(self, tensor: Tensor) -> bool:
         is_weight = isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
@@ -262,6 +264,7 @@ class MappedWeights:
     def mirror(self, message: MirrorMessage) -> Mirror:
         """Return the mirror of a message."""
         env.export(message.environment)
+        known_files.update(message.files)
         tensors = [self._tensor(one) for one in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
         forget_classes()

@@ -98,6 +98,11 @@ def scripts_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(one)
 
 
+def files_of_script() -> dict[str, str]:
+    """Return the files of the script's modules, by their names."""
+    return {one.__name__: str(one.__file__) for one in _modules_of_script()}
+
+
 def _modules_of_script() -> Iterator[ModuleType]:
     for name, one in [*sys.modules.items()]:
         file = getattr(one, "__file__", None)

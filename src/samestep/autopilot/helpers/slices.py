@@ -1,7 +1,7 @@
 """Computes this rank's part of a check, a call or a backward; all ranks run it equally."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,8 @@ class RankSlices:
             except (OutOfStep, PeerLost):
                 raise
             except Exception:
-                self.world.fail()
+                with suppress(OutOfStep):
+                    self.world.fail()
                 raise
             finally:
                 check.restore()

@@ -39,9 +39,11 @@ class TeamMemory:
     main: Process
     timeout_s: float
     """Seconds that a rank waits for another within a call."""
+    threads: int
+    """Threads with which each rank computes its slices."""
 
     @classmethod
-    def new(cls, size: int, *, timeout_s: float) -> "TeamMemory":
+    def new(cls, size: int, *, timeout_s: float, threads: int) -> "TeamMemory":
         """Return new memory, of which this process is the main rank.
 
         Raises:
@@ -50,7 +52,7 @@ class TeamMemory:
         lines, collectives = memory_file(bytes_of_line(size)), memory_file(bytes_needed(size))
         for file in lines, collectives:
             initialize(file.opened(), size)
-        return cls(size, lines, collectives, own_process(), timeout_s)
+        return cls(size, lines, collectives, own_process(), timeout_s, threads)
 
     def close(self) -> None:
         """Close the files of the main rank."""

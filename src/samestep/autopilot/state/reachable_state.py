@@ -214,7 +214,8 @@ def fields_of(record: Any) -> dict[str, Any]:
 def _is_of_script(value: Any) -> bool:
     """Return whether a class or a module is user-defined, by the file of the module."""
     owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
-    file = getattr(owner, "__file__", None)
+    file = known_files.get(value.__module__) if known_files and owner is not value else None
+    file = file or getattr(owner, "__file__", None)
     return isinstance(file, str) and is_user_code(file)
 
 
@@ -241,6 +242,10 @@ def _reads_environment(kind: Any) -> bool:
 def _is_of_users(kind: Any) -> bool:
     """Return whether a class has user-defined functions."""
     return any(True for value in [*vars(kind).values()] for _ in functions_in(value))
+
+
+known_files: dict[str, str] = {}
+"""The files of the script's modules, by name, in a process that has their classes but not the modules."""
 
 
 def forget_classes() -> None:

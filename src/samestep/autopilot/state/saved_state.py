@@ -8,6 +8,7 @@ from copy import copy
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -140,7 +141,7 @@ def _saved(value: Any) -> Iterator[Undo]:
     elif _is_generator(value):
         yield partial(_set_generator_state, value, _generator_state(value))
     elif isinstance(value, _CACHED):
-        yield partial(_forget, value, value.cache_info().misses)
+        yield partial(_forget, value, _misses(value))
     elif isinstance(value, Optimizer | LRScheduler):  # forward may set a learning rate
         optimizer = value if isinstance(value, Optimizer) else value.optimizer
         for fields in vars(value), *optimizer.param_groups:
@@ -152,13 +153,23 @@ def _saved(value: Any) -> Iterator[Undo]:
                 yield from _saved(one)
 
 
-def _forget(function: Any, misses: int) -> None:
+_clears: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How often the cache of each function was cleared here: its count of misses then begins again."""
+
+
+def _misses(function: Any) -> tuple[int, int]:
+    """Return a value that changes with each result that is added to a function's cache."""
+    return _clears.get(function, 0), function.cache_info().misses
+
+
+def _forget(function: Any, misses: tuple[int, int]) -> None:
     """Clear a function's cache if results have been added, which may be of other weights and precision.
 
     Results cannot be removed one by one.
     """
-    if function.cache_info().misses != misses:
+    if _misses(function) != misses:
         function.cache_clear()
+        _clears[function] = _clears.get(function, 0) + 1
 
 
 def _reset(owner: Any, name: str, value: Any) -> None:
