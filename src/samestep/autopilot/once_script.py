@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from samestep.autopilot.equivalence.effects import watch_effects
+from samestep.autopilot.equivalence.unsplit_call import watched_logging
 from samestep.autopilot.helpers.helper_processes import HelperProcesses
 from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
 from samestep.autopilot.helpers.serving import computing_slices
@@ -94,7 +95,7 @@ def script_with_helpers(
         )
         watch_effects()
         calls = MainCalls(helpers, account, options)
-        with computing_slices(), retained_graphs(), splitting_calls_of_all_threads(calls):
+        with watched_logging(), computing_slices(), retained_graphs(), splitting_calls_of_all_threads(calls):
             yield account
         calls.end()
     finally:

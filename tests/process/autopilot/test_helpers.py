@@ -148,6 +148,27 @@ def gradients_of_an_attribute():
     return found
 
 
+class Talks(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 4:
+            print("call", self.calls)
+        return super().forward(x)
+
+
+def statistics_after_a_call_that_prints():
+    """The fourth call prints: it is computed again, as a whole, from the statistics before it."""
+    _, _, x = made()
+    model = Talks().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [step(model, optimizer, x) for _ in range(STEPS)]
+    return [*found, model.norm.running_mean.sum().item(), model.norm.num_batches_tracked.item(), model.calls]
+
+
 def hooks_on_gradients():
     """A hook on a weight gets the gradient of the whole batch, once."""
     model, optimizer, x = made()
@@ -194,7 +215,13 @@ def in_two_threads():
 SCRIPTS = [
     *(average_of_weights, statistics_of_unsplit_calls, changed_attributes, replaced_weights),
     *(weights_under_another_name, gradients_of_a_call_before_a_check, gradient_penalty, two_backwards),
-    *(gradients_of_an_attribute, hooks_on_gradients, in_a_forked_child, in_two_threads),
+    *(
+        statistics_after_a_call_that_prints,
+        gradients_of_an_attribute,
+        hooks_on_gradients,
+        in_a_forked_child,
+        in_two_threads,
+    ),
 ]
 
 
@@ -222,9 +249,17 @@ def helpers_of_this_process():
     return [helper for child in children(os.getpid()) for helper in children(child)]
 
 
+def runs(process):
+    """Return whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
 def with_lost_helpers(_, number, when):
     model, optimizer, x = made()
-    with script_with_helpers(3, forks=True) as account:
+    with script_with_helpers(3, forks=True, timeout_s=1) as account:
         found = [step(model, optimizer, x)]
         for _ in range(4):
             if when == "before a call":
@@ -240,13 +275,36 @@ def with_lost_helpers(_, number, when):
         found.append(step(model, optimizer, x))
         left = helpers_of_this_process()
     time.sleep(0.1)
-    return found, account.lines(), [one for one in left if Path(f"/proc/{one}").exists()]
+    return found, account.lines(), [one for one in left if runs(one)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("when", ["before a call", "before a backward"])
-def test_a_lost_helper_costs_its_slice_not_the_run(processes, when):
-    ((found, account, left),) = processes.run(with_lost_helpers, 1, signal.SIGKILL, when)
+def test_a_lost_helper_costs_its_slice_not_the_run(processes, when, number):
+    """One that is stopped for longer than the limit, here a second, is lost, too."""
+    ((found, account, left),) = processes.run(with_lost_helpers, 1, number, when)
     model, optimizer, x = made()
     assert found == pytest.approx([step(model, optimizer, x) for _ in range(6)], rel=1e-9)
     assert not left
     assert any("helper was lost" in line for line in account) or when == "before a backward", account
+
+
+def killed_with_helpers(_):
+    """Return the helpers of a process that are left a second after it was killed."""
+    reads, writes = os.pipe()
+    process = os.fork()
+    if not process:
+        model, optimizer, x = made()
+        with script_with_helpers(3, forks=True):
+            step(model, optimizer, x)
+            os.write(writes, " ".join(map(str, helpers_of_this_process())).encode())
+            time.sleep(60)
+    helpers = os.read(reads, 100).split()
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    time.sleep(1)
+    return len(helpers), [one for one in helpers if runs(int(one))]
+
+
+def test_helpers_end_with_their_main_process(processes):
+    assert processes.run(killed_with_helpers, 1) == [(2, [])]

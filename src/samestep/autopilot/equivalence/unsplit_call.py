@@ -272,6 +272,31 @@ def quiet() -> Iterator[Printed]:
         yield printed
 
 
+@contextmanager
+def watched_logging() -> Iterator[None]:
+    """Let `without_stdout` see records of loggers, too."""
+    with attached(declarations.LOGGED, wrapping(_log)):
+        yield
+
+
+@contextmanager
+def without_stdout() -> Iterator[Printed]:
+    """Suppress what the calling thread prints to stdout and logs; several times faster than `quiet`.
+
+    Warnings are printed as they are: Python shows each of them once.
+
+    Yields:
+        whether it has printed or logged.
+    """
+    printed, before = Printed(), sys.stdout
+    sys.stdout = _quiet_stream(before)
+    try:
+        with _printed.bound(printed):
+            yield printed
+    finally:
+        sys.stdout = before
+
+
 def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
     printed = _printed.get()
     if printed is None:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
+from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.helper_processes import HelperProcesses
@@ -26,7 +27,7 @@ from samestep.autopilot.helpers.mirrors import (
     state_beside_tensors,
 )
 from samestep.autopilot.helpers.shared_storage import SharedWeights
-from samestep.autopilot.helpers.slices import CallGraph, CallResult, RankSlices, SliceGradients
+from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, RankSlices, SliceGradients
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
@@ -86,6 +87,8 @@ class _Attempt:
     """The state of the random generators before the call."""
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
+    mirror: MirroredModule | None = None
+    """The mirrors of the module when the call was sent; a loss of helpers forgets all mirrors."""
 
 
 def form_of(value: Any, tensors: list[Tensor]) -> Any:
@@ -313,9 +316,11 @@ class MainCalls:
             known, mirror = self._mirrors.mirrored(module, plain, known)
             self._ask(NewMirror(mirror=mirror))
             self._mirrored[module] = known
+        if written := known.written():
+            known.record_values()
         return {
             "mirror": known.number,
-            "written": known.written(),
+            "written": written,
             "given": call.given.both,
             "surroundings": Surroundings.now(module, self.device),
             "streams": RngState.now(self.device) if draws else None,
@@ -388,7 +393,8 @@ class MainCalls:
         if not module_outputs.can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
         attempt = _Attempt(call, carried_by(module), RngState.now(self.device))
-        saved = SavedState(module) if attempt.carried or plan.sides or module._buffers else None  # noqa: SLF001
+        changes = plan.sides or self._signatures.are_changed_by_calls(module)
+        saved = SavedState(module) if attempt.carried or changes else None
         comparison = None
         if is_compared:
             draws = plan.draws is not None
@@ -400,10 +406,9 @@ class MainCalls:
             difference = comparison.difference(found.outputs, plan)
             found = f"{DIFFERS}: {difference}" if difference else found
         if isinstance(found, str):
-            if saved is not None:
-                saved.restore()
-            attempt.streams.restore()
+            self._undo(attempt, saved)
             if found != LOST:
+                self.release(attempt.number)
                 calls.stay_unsplit(found)
                 self._mirrored.pop(module, None)
             return self._unsplit(call, found)
@@ -413,18 +418,27 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
+    def _undo(self, attempt: "_Attempt", saved: SavedState | None) -> None:
+        """Make the module and the generators as they were before a call that was split in vain."""
+        if attempt.mirror is not None:
+            attempt.mirror.restore_values()
+        if saved is not None:
+            saved.restore()
+        attempt.streams.restore()
+
     def _attempted(self, attempt: "_Attempt", calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
         """Return the results of a split call, or why there are none."""
         call = attempt.call
         try:
             number = self._send_call(call, calls.number, attempt.carried, draws=plan.draws is not None)
-            attempt.number, weights = number, self._mirrored[call.module].weights
-            with self._helpers.sharing_cores():
-                return self._slices.call(
-                    *(plan, call.forward, call.module, weights, call.given),
+            attempt.number, attempt.mirror = number, self._mirrored[call.module]
+            with self._helpers.sharing_cores(), without_stdout() as printed:
+                found = self._slices.call(
+                    *(plan, call.forward, call.module, attempt.mirror.weights, call.given),
                     carried=attempt.carried,
                     before=attempt.streams,
                 )
+            return PRINTS if printed.any else found
         except PeerLost as error:
             self._restart(error)
             return LOST

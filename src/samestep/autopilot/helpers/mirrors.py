@@ -133,6 +133,15 @@ class MirroredModule:
             place: tensor.detach() for place, tensor in enumerate(self.tensors) if not self.is_shared[place]
         }
 
+    def restore_values(self) -> None:
+        """Give the tensors that are not shared the values that were recorded last."""
+        for dtype, tensors in self._unshared().items():
+            strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+            parts = torch.split(self.values[dtype], [tensor.nbytes for tensor in strided])
+            for tensor, part in zip(strided, parts, strict=True):
+                if tensor.nbytes:
+                    tensor.data.copy_(part.view(dtype).view(tensor.shape))
+
     @property
     def weights(self) -> list[Tensor]:
         """The tensors that get gradients."""
