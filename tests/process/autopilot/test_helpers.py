@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.once_script import script_with_helpers
+from samestep.autopilot.script.options import Options
 
 STEPS = 6
 
@@ -308,3 +309,28 @@ def killed_with_helpers(_):
 
 def test_helpers_end_with_their_main_process(processes):
     assert processes.run(killed_with_helpers, 1) == [(2, [])]
+
+
+class Compared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return h - h.mean(0)
+
+
+def evidence(_):
+    torch.manual_seed(0)
+    with script_with_helpers(2, Options(explain=True), forks=True) as account:
+        Compared().double()(torch.randn(8, 6).double())
+    return account.lines()
+
+
+def test_evidence_has_the_ways_tried_and_the_size_of_a_difference(processes):
+    ((lines,),) = [processes.run(evidence, 1)]
+    unsplit, first, *_ = lines
+    assert "it differs by 0." in unsplit
+    assert "[0] along 0" in first
+    assert "rounding explains" in first

@@ -14,7 +14,7 @@ unsplit: every rank computes all of them, which is slower and correct.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -26,13 +26,14 @@ from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.cudnn import draws_in_cudnn, untuned_kernels
 from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
-from samestep.autopilot.equivalence.rounding import close, largest
+from samestep.autopilot.equivalence.rounding import close, difference, largest
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
     SplitComparison,
     SplitResult,
     in_one_line,
 )
+from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
@@ -69,6 +70,8 @@ class Verdict:
     outputs: Any = None
     why: str = ""
     printed: bool = False
+    trace: SplitTrace = field(default_factory=SplitTrace)
+    """The ways that the check has tried."""
 
 
 def refusal(module: nn.Module, device: torch.device) -> str | None:
@@ -111,6 +114,7 @@ class EquivalenceCheck:
         self._comparison = SplitComparison(forward, module, world)
         self._weights = disturbance.DisturbedWeights(module)
         self._uses = InputUses()
+        self._trace = SplitTrace()
 
     def run(self) -> Verdict:
         """Check all ways; the module and the generators then are as after the split call, or as before.
@@ -153,9 +157,11 @@ class EquivalenceCheck:
                 guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
                 if isinstance(found, SplitResult) and not isinstance(guards, str):
                     plan = self._plan(dims, whole, found, guards)
-                    return Verdict(plan, found.outputs, printed=whole.printed)
+                    self._trace.add(dims, None, "", None)
+                    return Verdict(plan, found.outputs, printed=whole.printed, trace=self._trace)
                 self.restore()
                 why = found if isinstance(found, str) else str(guards)
+                self._trace.add(dims, None, why, self._comparison.difference)
             reasons.append(why)
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
@@ -166,7 +172,7 @@ class EquivalenceCheck:
         elif reasons and first >= self._world.place.size:
             # Of the way that splits most inputs, and of these the first: other ways may split time.
             likeliest = reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
-        return Verdict(None, why=likeliest)
+        return Verdict(None, why=likeliest, trace=self._trace)
 
     def _uses_of_inputs(self) -> InputUses:
         """Return the uses of the inputs as positions, from the call itself, whose values are in range."""
@@ -230,6 +236,7 @@ class EquivalenceCheck:
             began = monotonic()
             found = self._disturbed(dims, total, how)
             if isinstance(found, str):
+                self._note(dims, how, found)
                 return found or self._refuted_again(dims, total, how, monotonic() - began)
             failure = failure or found.why
         return f"it cannot be checked with other weights and samples: {failure}"
@@ -259,8 +266,14 @@ class EquivalenceCheck:
             if isinstance(found, _Failed) and other.samples is not None:
                 found = self._disturbed(dims, total, replace(other, samples=None))
             if found and isinstance(found, str):
+                self._note(dims, other, found)
                 return found
         return ""
+
+    def _note(self, dims: Dims, how: disturbance.Disturbance, why: str) -> None:
+        """Keep the first difference of a way."""
+        if why:
+            self._trace.add(dims, how, why, self._comparison.difference)
 
     def _disturbed(self, dims: Dims, total: int, how: disturbance.Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; restore the module and the generators."""
@@ -380,7 +393,11 @@ class EquivalenceCheck:
             mean = own.contiguous()
             self._world.all_reduce(mean)
             mean.div_(self._world.place.size)
-            is_mean = is_mean and close(mean, whole, scale=scale, precision=unsplit.precision)
+            if not close(mean, whole, scale=scale, precision=unsplit.precision):
+                is_mean = False
+                self._comparison.difference = difference(
+                    mean, whole, scale=scale, precision=unsplit.precision
+                )
         if not self._comparison.agreed(is_mean):
             return "its gradients are not the mean of those of slices: its backward compares samples"
         return ""

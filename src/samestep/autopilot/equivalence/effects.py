@@ -7,8 +7,7 @@ refuse them. Writes by libraries in C that do not announce them are not seen.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from samestep.hooks.thread_values import ThreadValue
@@ -22,6 +21,7 @@ _EVENTS = frozenset(
         *("os.kill", "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind"),
     )
 )
+_BYTECODE = f"{os.sep}__pycache__"
 _is_comparing = ThreadValue(default=False)
 _are_watched: list[bool] = []
 """Whether this process has the hook; and whether it refuses all effects, as a helper does."""
@@ -31,16 +31,9 @@ class WritesFileError(Exception):
     """A module has an effect outside of its process when it is called, such as a file that it writes."""
 
 
-@contextmanager
-def changing_no_files() -> Iterator[None]:
+def changing_no_files() -> AbstractContextManager[None]:
     """Raise `WritesFileError` where the calling thread is about to have an effect outside."""
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # of a module that the call imports
-    try:
-        with _is_comparing.bound(value=True):
-            yield
-    finally:
-        sys.dont_write_bytecode = before
+    return _is_comparing.bound(value=True)
 
 
 def is_comparing() -> bool:
@@ -53,8 +46,6 @@ def watch_effects(*, refuses_all: bool = False) -> None:
     if not _are_watched:
         sys.addaudithook(_audit)
     _are_watched[:] = [refuses_all]
-    if refuses_all:
-        sys.dont_write_bytecode = True
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -62,6 +53,8 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         if not _writes(*args):
             return
     elif event not in _EVENTS:
+        return
+    if any(isinstance(one, str) and _BYTECODE in one for one in args):  # of a module that the call imports
         return
     if _are_watched[0] or _is_comparing.get():
         raise WritesFileError(f"{event} {str(args)[:200]}")

@@ -7,6 +7,7 @@ Slices of a batch then differ by the rounding of these products, since a device 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -120,13 +121,46 @@ def close(
         return True
     if not (found.is_floating_point() or found.is_complex()):
         return torch.equal(found, expected)
+    relative, least = _tolerances(found, expected, scale, precision)
+    return torch.allclose(found.detach(), expected.detach(), rtol=relative, atol=least, equal_nan=True)
+
+
+def _tolerances(
+    found: Tensor, expected: Tensor, scale: float, precision: torch.dtype | None
+) -> tuple[float, float]:
+    """Return the relative and the absolute tolerance of `close`."""
     own = found.dtype.to_real()
     coarsest = own if precision is None else max(own, precision, key=_rounding)
     relative, of_scale = (table.get(coarsest, _COARSER) for table in (_RELATIVE, _OF_SCALE))
-    a, b = found.detach(), expected.detach()
     is_half = _rounding(coarsest) > torch.finfo(torch.float32).eps
-    least = max(relative * largest(b), of_scale * (largest(b) if is_half else scale))
-    return torch.allclose(a, b, rtol=relative, atol=least, equal_nan=True)
+    size = largest(expected)
+    return relative, max(relative * size, of_scale * (size if is_half else scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The difference of two tensors of one shape."""
+
+    apart: float
+    """The largest difference of two elements."""
+    tolerance: float
+    """The difference up to which rounding explains it."""
+
+    def __str__(self) -> str:
+        return f"{self.apart:.2g}; rounding explains {self.tolerance:.1g}"
+
+
+def difference(
+    found: Tensor, expected: Tensor, *, scale: float = 0.0, precision: torch.dtype | None = None
+) -> Difference | None:
+    """Return the difference of two tensors, see `close`; None if they have no numbers at equal places."""
+    if found.shape != expected.shape or found.dtype != expected.dtype or not found.numel():
+        return None
+    if not (found.is_floating_point() or found.is_complex()):
+        return None
+    relative, least = _tolerances(found, expected, scale, precision)
+    apart = (found.detach() - expected.detach()).abs().nan_to_num(float("inf")).max()
+    return Difference(float(apart), least + relative * largest(expected))
 
 
 def largest(*tensors: Tensor) -> float:

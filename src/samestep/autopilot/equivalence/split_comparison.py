@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.positions import CheckedPositions
-from samestep.autopilot.equivalence.rounding import close, differing_buffer
+from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import is_user_code
 from samestep.autopilot.script.failed_calls import is_device_failure
@@ -67,6 +67,8 @@ class SplitComparison:
         """Whether samples vary faster than positions in flattened draws; None if unknown."""
         self.reads = ReadRecord()
         """The values that forward has read from its samples in the comparisons so far."""
+        self.difference: Difference | None = None
+        """The difference of the first output or gradient that the last comparison has found unequal."""
 
     def forget(self) -> None:
         """Allow all ways to gather outputs and to draw again."""
@@ -93,6 +95,7 @@ class SplitComparison:
             grad: whether a graph is built; None keeps the script's setting.
             precise: the context of a disturbed call; later calls are limited to ways to gather that pass it.
         """
+        self.difference = None
         total = given.total(dims)
         assert total is not None
         split = batch_split(self._world, dims, total)
@@ -244,6 +247,8 @@ class SplitComparison:
                 right.append((gathering, together))
                 if not all_of_them:
                     break
+            elif together is not None and self.difference is None:
+                self.difference = whole.difference(together, output)
         return right
 
     def attempted(self, run: Callable[[], T], elsewhere: str) -> tuple[T | None, str]:

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.positions import CheckedPositions, PositionTrace
-from samestep.autopilot.equivalence.rounding import ResultPrecision, close, largest, unobserved_precision
+from samestep.autopilot.equivalence.rounding import (
+    Difference,
+    ResultPrecision,
+    close,
+    difference,
+    largest,
+    unobserved_precision,
+)
 from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.draw_plans import DrawRecord
@@ -62,6 +69,10 @@ class UnsplitCall:
     def are_close(self, found: Tensor, expected: Tensor) -> bool:
         """Return whether results of two computations of this call are equal but for rounding."""
         return close(found, expected, scale=self.scale, precision=self.precision)
+
+    def difference(self, found: Tensor, expected: Tensor) -> Difference | None:
+        """Return how far results of two computations of this call are apart."""
+        return difference(found, expected, scale=self.scale, precision=self.precision)
 
 
 class ModuleRun:
@@ -288,13 +299,9 @@ def without_stdout() -> Iterator[Printed]:
     Yields:
         whether it has printed or logged.
     """
-    printed, before = Printed(), sys.stdout
-    sys.stdout = _quiet_stream(before)
-    try:
-        with _printed.bound(printed):
-            yield printed
-    finally:
-        sys.stdout = before
+    printed = Printed()
+    with _printed.bound(printed), redirect_stdout(_quiet_stream(sys.stdout)):
+        yield printed
 
 
 def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 
+from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.call_signatures import CheckedSizes, Signature
 
@@ -37,6 +38,8 @@ class SignatureCalls:
     why: str = ""
     """The reason why they are unsplit."""
     sizes: CheckedSizes = field(default_factory=CheckedSizes)
+    trace: SplitTrace = field(default_factory=SplitTrace)
+    """The evidence of the last check."""
 
     def begin_check(self, number: int) -> None:
         """Begin a check, whose plan gets a number."""

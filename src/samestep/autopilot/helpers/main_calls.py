@@ -262,8 +262,12 @@ class MainCalls:
             verdict = self._verdict(call, expect)
         if verdict is None:
             calls.forget()
-        elif verdict.plan is None:
-            calls.stay_unsplit(verdict.why)
+            return
+        calls.trace = verdict.trace
+        if self._options.explain:
+            self._account.explain(what, verdict.trace.tried)
+        if verdict.plan is None:
+            calls.stay_unsplit(verdict.trace.explained(verdict.why))
             calls.sizes.fail(given)
         else:
             calls.pass_check(verdict.plan)

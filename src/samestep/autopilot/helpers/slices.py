@@ -112,7 +112,7 @@ class RankSlices:
                 check.restore()
             self.world.end_check()
         if printed.any or verdict.printed:
-            return Verdict(None, why=PRINTS)
+            return Verdict(None, why=PRINTS, trace=verdict.trace)
         if verdict.plan is not None:
             self.plans[number] = verdict.plan
         return verdict

@@ -5,7 +5,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -70,6 +70,8 @@ class Account:
     """The last measured seconds of an unsplit and of a split call, of calls that take longer split."""
     backwards: int = 0
     """Backward passes that the script has run."""
+    evidence: list[str] = field(default_factory=list)
+    """The ways to split that checks have tried, and their first differences."""
     failed: FailedCalls = field(default_factory=FailedCalls)
     """Split calls that have raised."""
     thread: str = ""
@@ -118,6 +120,10 @@ class Account:
             )
         self.longer_split[what] = unsplit_s, split_s
 
+    def explain(self, what: str, evidence: Iterable[object]) -> None:
+        """Keep the evidence of a check of a module's calls: a line for each way that was tried."""
+        self.evidence += [f"{what}: {one}" for one in evidence]
+
     def note_check(self, what: str, seconds: float, *, main: bool, stream: TextIO | None = None) -> None:
         """Report a check that takes long, while it is executed, on `stream` or else on stderr."""
         if main and seconds >= _LONG_S:
@@ -134,7 +140,7 @@ class Account:
             for why, count in counts.items()
         ]
         loading = dict.fromkeys(f"{site}: {status}" for (site, _), status in self.loading.items())
-        return [*split, *unsplit, *loading, *self.exceptions, *self._advice()]
+        return [*split, *unsplit, *loading, *self.exceptions, *self.evidence, *self._advice()]
 
     def _reason(self, what: str, why: str) -> str:
         """Return the reason for unsplit calls, with the measured times of those that take longer split."""
