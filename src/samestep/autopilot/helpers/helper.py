@@ -32,6 +32,8 @@ class NewMirror(Message):
     """A module to be called later."""
 
     mirror: MirrorMessage
+    ended: Sequence[int]
+    """The mirrors of modules that no longer exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,10 @@ class Helper:
         error = ""
         try:
             if isinstance(message, NewMirror):
+                if message.mirror.replaces is not None:
+                    self.mirrors.pop(message.mirror.replaces, None)
+                for number in message.ended:
+                    self.mirrors.pop(number, None)
                 self.mirrors[message.mirror.number] = self.weights.mirror(message.mirror)
             elif isinstance(message, NewPlan):
                 self.slices.plans[message.number] = message.plan

@@ -1,14 +1,16 @@
 """Splits the script's calls of modules between the main rank and its helpers."""
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +22,9 @@ from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.helper_processes import HelperProcesses
-from samestep.autopilot.helpers.mirrors import (
-    MirroredModule,
-    MirrorError,
-    Mirrors,
-    state_beside_tensors,
-)
+from samestep.autopilot.helpers.mirror_state import MirrorError, state_beside_tensors
+from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
+from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, RankSlices, SliceGradients
 from samestep.autopilot.helpers.split_node import as_node
@@ -50,7 +49,7 @@ from samestep.autopilot.split_calls import (
     _is_recomputed,
 )
 from samestep.autopilot.state.reachable_state import PLAIN
-from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by
+from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
 from samestep.base.console import log
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.hooks.random_draws import RngState
@@ -59,6 +58,8 @@ from samestep.ranks.world.solo import SoloWorld
 
 LOST = "its helper was lost, and is started again"
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
+_MANY_UNSPLIT = 10
+"""Unsplit calls in a row after which the main rank computes with all cores."""
 DIFFERS = "a later call gave another result when it was split"
 RAISED = "a slice of its batch raised an error"
 
@@ -83,6 +84,9 @@ class _Attempt:
     call: _Call
     carried: tuple[SideOutput, ...]
     """The attributes of the module that hold tensors with a graph."""
+    state: Mapping[SideOutput, Any]
+    """These, and the other attributes that the call assigns, before the call."""
+    surroundings: Surroundings
     streams: RngState
     """The state of the random generators before the call."""
     number: int = 0
@@ -91,12 +95,20 @@ class _Attempt:
     """The mirrors of the module when the call was sent; a loss of helpers forgets all mirrors."""
 
 
+def _is_of_signal(error: Exception) -> bool:
+    """Return whether the handler of a signal has raised an error: it is not the call's own."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in codes for frame, _ in frames)
+
+
 def form_of(value: Any, tensors: list[Tensor]) -> Any:
     """Return what arguments have in common with others of the same form; collect their tensors.
 
     None if they hold objects whose contents are unknown.
     """
-    if type(value) in (Tensor, nn.Parameter):
+    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
         tensors.append(value)
         return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
     if isinstance(value, PLAIN):
@@ -111,14 +123,14 @@ def form_of(value: Any, tensors: list[Tensor]) -> Any:
 class Helpers:
     """The helpers of this process, and its own part of what they compute together.
 
-    The ranks share this process's cores while they compute slices; at other times it has all of them.
+    The ranks share the cores while calls are split; otherwise this process has all of them.
     """
 
     def __init__(
         self, processes: HelperProcesses, size: int, *, timeout_s: float, threads: int, all_threads: int
     ) -> None:
         self._processes, self.size, self._timeout_s = processes, size, timeout_s
-        self._threads, self._all_threads = threads, all_threads
+        self._threads, self._all_threads, self._unsplit = threads, all_threads, 0
         torch.set_num_threads(all_threads)
         world = self._start()
         self.slices = RankSlices(world, SliceGradients(world))
@@ -136,13 +148,19 @@ class Helpers:
         self._team.close()
         self.slices.world = self.slices.gradients.world = self._start()
 
-    @contextmanager
-    def sharing_cores(self) -> Iterator[None]:
-        """Compute with this rank's share of the cores in the block."""
-        torch.set_num_threads(self._threads)
-        try:
-            yield
-        finally:
+    def share_cores(self) -> None:
+        """Compute with this rank's share of the cores from now on: the helpers have the others."""
+        self._unsplit = 0
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+    def note_unsplit(self) -> None:
+        """Compute with all cores after some unsplit calls in a row.
+
+        Not at once: the threads of a parallel operation wait for the next one, on cores of helpers.
+        """
+        self._unsplit += 1
+        if self._unsplit == _MANY_UNSPLIT:
             torch.set_num_threads(self._all_threads)
 
 
@@ -161,6 +179,8 @@ class MainCalls:
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = threading.RLock(), 0, 0
         self._plans_sent: set[int] = set()
+        self._ended: list[int] = []
+        """The mirrors of modules that no longer exist."""
         self._is_interrupted = False
         """Whether an exchange with the helpers was interrupted, or goes on."""
         self.gradients = self._slices.gradients
@@ -198,6 +218,7 @@ class MainCalls:
 
     def _unsplit(self, call: _Call, why: str) -> Any:
         self._account.note_unsplit(self._account.place_of(call.module), why)
+        self._helpers.note_unsplit()
         return call.unsplit()
 
     def _called(self, call: _Call) -> Any:
@@ -279,8 +300,8 @@ class MainCalls:
             message = self._message(call, self._plans, draws=True)
             self._send(Check(released=self._take_released(), **message))
             try:
-                with self._helpers.sharing_cores():
-                    verdict = self._slices.check(self._plans, call.forward, module, call.given, expect)
+                self._helpers.share_cores()
+                verdict = self._slices.check(self._plans, call.forward, module, call.given, expect)
             except PeerLost:
                 raise
             except Exception as error:  # noqa: BLE001 - the call is computed as Python does
@@ -293,7 +314,10 @@ class MainCalls:
             self._restart(error)
             return None
         self._plans_sent.add(self._plans)
-        self._mirrored[module].record(module, state_beside_tensors(module))
+        try:
+            self._mirrored[module].record(module, state_beside_tensors(module))
+        except MirrorError as error:
+            return Verdict(None, why=str(error))
         return verdict
 
     @contextmanager
@@ -318,7 +342,9 @@ class MainCalls:
         known, plain = self._mirrored.get(module), state_beside_tensors(module)
         if known is None or not known.is_as(module, plain):
             known, mirror = self._mirrors.mirrored(module, plain, known)
-            self._ask(NewMirror(mirror=mirror))
+            finalize(module, self._ended.append, known.number)
+            ended, self._ended[:] = [*self._ended], []
+            self._ask(NewMirror(mirror=mirror, ended=ended))
             self._mirrored[module] = known
         if written := known.written():
             known.record_values()
@@ -359,7 +385,8 @@ class MainCalls:
     def _send(self, message: Message, key: Hashable = None) -> None:
         """Send a message; raise `MirrorError` if it holds what cannot be sent."""
         try:
-            self._helpers.line.send(message, key=key)
+            with nullcontext() if key is not None else scripts_modules_by_value():
+                self._helpers.line.send(message, key=key)
         except Exception as error:  # noqa: BLE001 - of any object of the script
             raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
 
@@ -396,7 +423,10 @@ class MainCalls:
             return self._unsplit(call, FEWER)
         if not module_outputs.can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
-        attempt = _Attempt(call, carried_by(module), RngState.now(self.device))
+        carried = carried_by(module)
+        _, state = module_outputs.outcome(module, None, {*carried, *plan.sides})
+        modes = Surroundings.now(module, self.device)
+        attempt = _Attempt(call, carried, state, modes, RngState.now(self.device))
         changes = plan.sides or self._signatures.are_changed_by_calls(module)
         saved = SavedState(module) if attempt.carried or changes else None
         comparison = None
@@ -431,44 +461,60 @@ class MainCalls:
         attempt.streams.restore()
 
     def _attempted(self, attempt: "_Attempt", calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
-        """Return the results of a split call, or why there are none."""
+        """Return the results of a split call, or why there are none.
+
+        Raises:
+            Exception: what a handler of a signal has raised meanwhile.
+        """
         call = attempt.call
         try:
-            number = self._send_call(call, calls.number, attempt.carried, draws=plan.draws is not None)
-            attempt.number, attempt.mirror = number, self._mirrored[call.module]
-            with self._helpers.sharing_cores(), without_stdout() as printed:
+            attempt.number = self._send_call(
+                call, calls.number, attempt.carried, draws=plan.draws is not None
+            )
+            attempt.mirror = self._mirrored[call.module]
+        except PeerLost as error:
+            self._restart(error)
+            return LOST
+        except Exception as error:  # noqa: BLE001 - of any object of the script
+            return str(error) if isinstance(error, MirrorError) else f"it cannot be sent ({error!r})"
+        try:
+            self._helpers.share_cores()
+            with without_stdout() as printed:
                 found = self._slices.call(
                     *(plan, call.forward, call.module, attempt.mirror.weights, call.given),
                     carried=attempt.carried,
                     before=attempt.streams,
                 )
-            return PRINTS if printed.any else found
         except PeerLost as error:
             self._restart(error)
             return LOST
-        except MirrorError as error:
-            return str(error)
         except OutOfStep:
             return RAISED
-        except Exception as error:  # noqa: BLE001 - the call is computed again, and raises what it raises
+        except Exception as error:
             self._fail()
+            if _is_of_signal(error):
+                raise
             return f"{RAISED} ({type(error).__name__}: {error})"
+        return PRINTS if printed.any else found
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:
         """Record that the mirrors of a module are as the module, after a split call."""
         known = self._mirrored[module]
         known.note_written()
-        if plan.sides or self._signatures.are_changed_by_calls(module):
-            known.record(module, state_beside_tensors(module))
-        else:
+        if not (plan.sides or self._signatures.are_changed_by_calls(module)):
             known.record_values()
+            return
+        try:
+            known.record(module, state_beside_tensors(module))
+        except MirrorError:  # the next call finds it, too
+            del self._mirrored[module]
 
     def _outputs(self, attempt: "_Attempt", calls: SignatureCalls, found: CallResult) -> Any:
         """Return the outputs of a split call in the script's graph; assign its side outputs."""
         whole, sides = found.outputs, found.sides
         if found.graph is not None:
             self._slices.graphs[attempt.number] = found.graph
-            node = _NodeCall(self, attempt, calls, found.graph)
+            node = _NodeCall(self, attempt, calls, found)
             by_id = dict(zip(map(id, found.graph.outputs), as_node(node, found.sources), strict=True))
             whole, sides = mapped((whole, sides), lambda _, one: by_id.get(id(one), one))
         assign_side_outputs(attempt.call.module, sides)
@@ -495,6 +541,8 @@ class MainCalls:
             graph = self._slices.graphs.get(number)
             if graph is None or not self.is_here():
                 return None
+            if not all(source.requires_grad for source in graph.sources):  # frozen since the call
+                return None
             given = [None if one is None else one.detach() for one in gradients]
             with self._exchange():
                 return self._exchanged_backward(graph, number, given, released, retain=retain)
@@ -514,14 +562,15 @@ class MainCalls:
             if not self._helpers.line.repeat(key, tensors, number, released):
                 message = Backward(call=number, gradients=given, retain=retain, released=released)
                 self._helpers.line.send(message, key=key)
-            with self._helpers.sharing_cores():
-                return self._slices.backward(graph, given, retain=retain)
+            self._helpers.share_cores()
+            return self._slices.backward(graph, given, retain=retain)
         except PeerLost as error:
             self._restart(error)
         except OutOfStep:
             pass
-        except Exception:  # noqa: BLE001 - the call is computed again, and raises what it raises
+        except Exception:
             self._fail()
+            raise
         return None
 
     def release(self, number: int) -> None:
@@ -534,50 +583,65 @@ class _NodeCall:
     """A split call in the script's graph."""
 
     def __init__(
-        self, calls: MainCalls, attempt: "_Attempt", signature: SignatureCalls, graph: CallGraph
+        self, calls: MainCalls, attempt: "_Attempt", signature: SignatureCalls, found: CallResult
     ) -> None:
+        assert found.graph is not None
         self._calls, self._signature, self._plan = calls, signature, signature.plan
-        self._number, self._streams = attempt.number, attempt.streams
-        self._call: _Call | None = attempt.call
-        self.outputs: Sequence[Tensor] = graph.outputs
+        self._attempt: _Attempt | None = attempt
+        self._number = attempt.number
+        self._versions = [version_of(source) for source in found.sources]
+        self.outputs: Sequence[Tensor] = found.graph.outputs
 
     def backward(
         self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
     ) -> Sequence[Tensor | None]:
         """See `DifferentiableCall.backward`."""
         creates_graph = torch.is_grad_enabled()
-        if not creates_graph:
+        if creates_graph:
+            self._signature.stay_unsplit(CREATES_GRAPH)
+        else:
             found = self._calls.backward(self._number, gradients, retain=retain)
             if found is not None:
                 return found
-        else:
-            self._signature.stay_unsplit(CREATES_GRAPH)
+        if [version_of(source) for source in sources] != self._versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                "operation after the call of the model, which has to be computed again here"
+            )
         with torch.enable_grad():
             outputs = self._computed_again()
         pairs = [(out, grad) for out, grad in zip(outputs, gradients, strict=True) if grad is not None]
-        return torch.autograd.grad(
-            *([out for out, _ in pairs], sources, [grad for _, grad in pairs]),
-            create_graph=creates_graph,
-            allow_unused=True,
+        wanted = [source for source in sources if source.requires_grad]
+        of_wanted = iter(
+            torch.autograd.grad(
+                *([out for out, _ in pairs], wanted, [grad for _, grad in pairs]),
+                create_graph=creates_graph,
+                allow_unused=True,
+            )
         )
+        return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _computed_again(self) -> list[Tensor]:
         """Return the outputs that have gradients, with a graph of the whole call on this rank."""
-        call, device = self._call, self._calls.device
-        assert call is not None
+        attempt, device = self._attempt, self._calls.device
+        assert attempt is not None
         assert self._plan is not None
-        saved, now = SavedState(call.module), RngState.now(device)
+        call, module = attempt.call, attempt.call.module
+        saved, now, modes = SavedState(module), RngState.now(device), Surroundings.now(module, device)
         inside = _is_inside.set(True)
         try:
-            self._streams.restore()
-            value = module_outputs.outcome(call.module, call.unsplit(), self._plan.sides)
+            attempt.streams.restore()
+            assign_side_outputs(module, attempt.state)
+            with attempt.surroundings.entered(module):
+                value = module_outputs.outcome(module, call.unsplit(), self._plan.sides)
             return [one for _, one in leaves(value) if one.requires_grad]
         finally:
             _is_inside.reset(inside)
             saved.restore()
             now.restore()
+            modes.set(module)
 
     def release(self) -> None:
         """See `DifferentiableCall.release`."""
-        self._call, self.outputs = None, []
+        self._attempt, self.outputs = None, []
         self._calls.release(self._number)

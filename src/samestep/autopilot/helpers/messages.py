@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from samestep.autopilot.helpers.pickling import Reference, pickled, unpickled
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, memory_file
@@ -40,8 +40,8 @@ class _MessageFile:
 
     def _open(self, size: int) -> None:
         self.file = memory_file(size)
-        self._storage = self.file.mapped(shared=True)
-        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._storage)
+        self._memory = self.file.opened()
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def put(self, value: Any, refer: Reference) -> tuple[int, int, list[Place]]:
         """Write a message; return the bounds of its header, which follows its tensors, and their places."""
@@ -53,7 +53,8 @@ class _MessageFile:
             found = refer(tensor)
             if found is not None:
                 return found
-            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+            if not is_plain or tensor.is_quantized or tensor.device.type != "cpu":
                 return None  # pickled as it is
             place, end = _placed(tensor, end)
             tensors.append((place, tensor))
@@ -63,21 +64,21 @@ class _MessageFile:
         if end + len(header) > self.file.size:
             os.close(self.file.descriptor)
             self._open(2 * (end + len(header)))
-        with torch.no_grad():
+        with torch.no_grad(), torch.inference_mode(mode=False):
             for place, tensor in tensors:
-                place.of(self._storage).copy_(tensor.detach())
+                place.of(self._memory).copy_(tensor.detach())
             self._bytes[end : end + len(header)] = torch.frombuffer(header, dtype=torch.uint8)
         return end, end + len(header), [place for place, _ in tensors]
 
     def put_again(self, views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors of a message."""
-        with torch.no_grad():
+        with torch.no_grad(), torch.inference_mode(mode=False):
             for view, tensor in zip(views, tensors, strict=True):
                 view.copy_(tensor)
 
     def views(self, places: Sequence[Place]) -> list[Tensor]:
         """Return the tensors at some places."""
-        return [place.of(self._storage) for place in places]
+        return [place.of(self._memory) for place in places]
 
 
 def _placed(tensor: Tensor, end: int) -> tuple[Place, int]:
@@ -85,8 +86,8 @@ def _placed(tensor: Tensor, end: int) -> tuple[Place, int]:
     begin = -(-end // _LINE) * _LINE
     size = tensor.element_size()
     like = torch.empty_like(tensor, device="meta")  # dense, with the tensor's order of dimensions
-    place = Place(0, tensor.dtype, begin // size, tuple(like.shape), tuple(like.stride()))
-    return place, begin + like.numel() * size
+    nbytes = like.numel() * size
+    return Place(begin, nbytes, tensor.dtype, 0, tuple(like.shape), tuple(like.stride())), begin + nbytes
 
 
 _WORDS = struct.Struct("=8q")
@@ -195,7 +196,7 @@ class HelperLine(_Line):
 
     def __init__(self, memory: mmap.mmap, processes: Sequence[Process], *, rank: int) -> None:
         super().__init__(memory, processes, rank=rank)
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._files: dict[int, mmap.mmap] = {}
         self._kept: dict[int, Any] = {}
 
     def receive(self) -> Any:
@@ -210,16 +211,15 @@ class HelperLine(_Line):
         if not end:
             of_calls = _RELEASED.unpack_from(self._memory, self._releases)[:released] if released else ()
             return replace(self._kept[slot], call=call, released=of_calls)
-        if number not in self._storages:
-            self._storages.clear()
+        if number not in self._files:
+            self._files.clear()
             file = MemoryFile(self._processes[0][0], descriptor, size, number)
-            self._storages[number] = file.mapped(shared=True)
-        storage = self._storages[number]
-        everything = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-        header = everything[begin:end].numpy().tobytes()
+            self._files[number] = file.opened()
+        memory = self._files[number]
+        header = memory[begin:end]
 
         def found(reference: InMessage) -> Tensor:
-            return reference.place.of(storage).requires_grad_(reference.requires_grad)
+            return reference.place.of(memory).requires_grad_(reference.requires_grad)
 
         message = unpickled(header, found)
         if slot >= 0:

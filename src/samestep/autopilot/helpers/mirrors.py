@@ -9,6 +9,8 @@ A mirror is sent once, and again whenever the module has changed in another way 
 Classes and functions of the script travel by value, so helpers run no code of the script but that of calls.
 """
 
+import mmap
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,21 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.pickling import files_of_script, pickled, scripts_modules_by_value, unpickled
+from samestep.autopilot.helpers.mirror_state import MirrorError, objects_of, replaced_functions
+from samestep.autopilot.helpers.pickling import (
+    classes_of_their_own,
+    files_of_script,
+    pickled,
+    scripts_modules_by_value,
+    unpickled,
+)
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
-from samestep.autopilot.split.guards import Attributes, python_state
-from samestep.autopilot.state.reachable_state import PLAIN, forget_classes, known_files, modules_of, reached
+from samestep.autopilot.split.guards import Attributes
+from samestep.autopilot.state.reachable_state import forget_classes, known_files
 from samestep.autopilot.state.saved_state import carried_by, version_of
 from samestep.base import env
-from samestep.base.errors import Error
 from samestep.hooks.tensor_tree import leaves
 
 _LARGE = 1 << 16
 """Bytes from which a tensor without gradients is shared, unless calls write to it."""
-
-
-class MirrorError(Error):
-    """A module can have no mirror; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class MirrorMessage:
     environment: Mapping[str, str]
     files: Mapping[str, str]
     """The files of the script's modules, by name."""
+    replaces: int | None
+    """The number of the earlier mirror, which is no longer used."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,15 +82,16 @@ class MirroredModule:
     is_written: set[int] = field(default_factory=set)
     """The shared tensors that a call has written to."""
     objects: list[Any] = field(default_factory=list)
-    """The tensors and objects that the module reaches; kept, so that no other ones get their addresses."""
-    ids: list[int] = field(default_factory=list)
+    """References to the submodules, tensors and objects that the module reaches; weak ones where that is
+    possible, since an object may refer to the module."""
+    requires_grad: list[bool] = field(default_factory=list)
+    """The flag of each tensor when the mirror was sent."""
     plain: Attributes = field(default_factory=dict)
     """The flags, numbers and texts that it reaches, after the last call."""
 
     def record(self, module: nn.Module, plain: Attributes) -> None:
         """Record that the mirror now is as the module."""
-        self.objects = _objects(module)
-        self.ids = [*map(id, self.objects)]
+        self.objects = [_reference(one) for one in objects_of(module)]
         self.plain = plain
         self.record_values()
 
@@ -103,7 +110,14 @@ class MirroredModule:
         for tensor, version in zip(self.tensors, self.versions, strict=True):
             if version is not None and version[0] != tensor.data_ptr():
                 return False
-        return [*map(id, _objects(module))] == self.ids and plain == self.plain
+        if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
+            return False
+        objects = objects_of(module)
+        return (
+            len(objects) == len(self.objects)
+            and all(_refers(known, one) for known, one in zip(self.objects, objects, strict=True))
+            and plain == self.plain
+        )
 
     def note_written(self) -> None:
         """Note the shared tensors that the last call has written to: helpers do not see what it wrote."""
@@ -148,6 +162,18 @@ class MirroredModule:
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
 
 
+def _reference(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _refers(known: Any, value: Any) -> bool:
+    """Return whether `_reference` has made `known` of this object."""
+    return known is value or (isinstance(known, weakref.ref) and known() is value)
+
+
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bytes of tensors of one type, one after another."""
     parts = [
@@ -160,24 +186,6 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def _version(tensor: Tensor) -> tuple[int, int | None]:
     return tensor.data_ptr(), version_of(tensor)
-
-
-def _objects(module: nn.Module) -> list[Any]:
-    """Return the tensors that a module has, and the objects that its forward can reach."""
-    found: list[Any] = []
-    for one in modules_of(module):
-        found += one._parameters.values()  # noqa: SLF001 - faster than `parameters`
-        found += one._buffers.values()  # noqa: SLF001
-    found += [value for _, value in reached(module) if not isinstance(value, PLAIN)]
-    return found
-
-
-def state_beside_tensors(module: nn.Module) -> Attributes:
-    """Return the flags, numbers and texts that a mirror has; those in tensors are sent as tensors."""
-    buffers = {(place, name) for place, one in enumerate(modules_of(module)) for name in one._buffers}  # noqa: SLF001
-    found = {key: value for key, value in python_state(module).items() if key not in buffers}
-    found.pop((0, "training of all"), None)  # goes with each call
-    return found
 
 
 class Mirrors:
@@ -201,6 +209,8 @@ class Mirrors:
         places: dict[int, int] = {}
 
         def refer(tensor: Tensor) -> int:
+            if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+                raise MirrorError(f"it holds a tensor of the kind {type(tensor).__name__} ({tensor.layout})")
             if id(tensor) not in places:
                 if tensor.requires_grad and not tensor.is_leaf and id(tensor) not in carried:
                     raise MirrorError("it holds a tensor that is computed from weights outside of the call")
@@ -208,10 +218,12 @@ class Mirrors:
                 tensors.append(tensor)
             return places[id(tensor)]
 
+        if replaced := replaced_functions(module):
+            raise MirrorError(f"it calls {replaced}, which the script has replaced")
         attributes = {side: getattr(module.get_submodule(side[0]), side[1]) for side in carried_by(module)}
         carried = {id(tensor) for _, tensor in leaves(attributes)}
         try:
-            with scripts_modules_by_value():
+            with scripts_modules_by_value(), classes_of_their_own():
                 content = pickled(module, refer)
         except MirrorError:
             raise
@@ -223,10 +235,13 @@ class Mirrors:
         self._weights.share(tensor for tensor in tensors if self._is_to_be_shared(tensor))
         self._count += 1
         is_shared = [self._is_shared(one) for one in tensors]
-        known = MirroredModule(self._count, tensors, is_shared)
+        flags = [one.requires_grad for one in tensors]
+        known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
         known.record(module, plain)
         described = [self._described(one) for one in tensors]
-        return known, MirrorMessage(self._count, content, described, env.snapshot(), files_of_script())
+        replaces = None if before is None else before.number
+        files = files_of_script()
+        return known, MirrorMessage(self._count, content, described, env.snapshot(), files, replaces)
 
     def _is_to_be_shared(self, tensor: Tensor) -> bool:
         is_weight = isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
@@ -265,10 +280,10 @@ class Mirror:
 
 
 class MappedWeights:
-    """The memory files of the main rank that this helper has mapped."""
+    """The memory files of the main rank that this helper has mapped, as long as a mirror uses them."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._files: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
     def mirror(self, message: MirrorMessage) -> Mirror:
         """Return the mirror of a message."""
@@ -283,9 +298,10 @@ class MappedWeights:
         value = state.value
         if isinstance(value, SharedTensor):
             number = value.file.number
-            if number not in self._storages:
-                self._storages[number] = value.file.mapped(shared=False)
-            tensor = value.place.of(self._storages[number])
+            memory = self._files.get(number)
+            if memory is None:
+                self._files[number] = memory = value.file.opened(shared=False)
+            tensor = value.place.of(memory)
         else:
             tensor = value.clone()
         if state.is_parameter:

@@ -33,8 +33,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._refer = refer
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the reference of a plain tensor; None for all other values."""
-        return self._refer(value) if type(value) in (Tensor, nn.Parameter) else None
+        """Return the reference of a tensor; None for all other values."""
+        return self._refer(value) if isinstance(value, Tensor) else None
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to make a value that pickle would find by its name, or refuse."""
@@ -96,6 +96,16 @@ def scripts_modules_by_value() -> Iterator[None]:
     finally:
         for one in modules:
             cloudpickle.unregister_pickle_by_value(one)
+
+
+@contextmanager
+def classes_of_their_own() -> Iterator[None]:
+    """Let what is pickled in the block have classes that no other value shares on a helper.
+
+    Two mirrors of one class differ in the globals that their functions see.
+    """
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()  # noqa: SLF001 - no public spelling
+    yield
 
 
 def files_of_script() -> dict[str, str]:

@@ -13,11 +13,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor
+
+_LINE = 64
+"""Bytes to which storages are aligned: a cache line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +32,15 @@ class MemoryFile:
     number: int
     """Unique among the files of the process: descriptors are used again."""
 
-    @property
-    def path(self) -> str:
-        """The path under which processes of this host open it."""
-        return f"/proc/{self.process}/fd/{self.descriptor}"
-
-    def opened(self) -> mmap.mmap:
-        """Return the memory as bytes that all processes share.
-
-        Raises:
-            OSError: this process may not open the file, or not map so much.
-        """
-        with Path(self.path).open("r+b") as file:
-            return mmap.mmap(file.fileno(), self.size)
-
-    def mapped(self, *, shared: bool) -> torch.UntypedStorage:
+    def opened(self, *, shared: bool = True) -> mmap.mmap:
         """Return the memory; what is written there reaches the file only if it is `shared`.
 
         Raises:
             OSError: this process may not open the file, or not map so much.
         """
-        try:
-            mapped: Any = torch.UntypedStorage.from_file(self.path, shared, self.size)
-        except RuntimeError as error:
-            raise OSError(f"cannot map memory of process {self.process}: {error}") from error
-        storage: torch.UntypedStorage = mapped
-        return storage
+        with Path(f"/proc/{self.process}/fd/{self.descriptor}").open("r+b") as file:
+            flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+            return mmap.mmap(file.fileno(), self.size, flags=flags)
 
 
 _numbers = iter(range(1, 1 << 62))
@@ -78,102 +63,136 @@ def memory_file(size: int) -> MemoryFile:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a tensor in a memory file, in elements; and its type."""
+    """The place of a tensor in memory: its storage's bytes, and its place in the storage, in elements."""
 
-    number: int
+    begin: int
+    nbytes: int
     dtype: torch.dtype
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def of(self, storage: torch.UntypedStorage) -> Tensor:
-        """Return the tensor."""
-        return torch.empty(0, dtype=self.dtype, device="cpu").set_(
-            storage, self.offset, self.shape, self.stride
-        )
+    def of(self, memory: mmap.mmap) -> Tensor:
+        """Return the tensor; its storage has only its own bytes."""
+        if not self.nbytes:
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        held = torch.frombuffer(memory, dtype=torch.uint8, count=self.nbytes, offset=self.begin)
+        with torch.inference_mode(mode=False):
+            return torch.empty(0, dtype=self.dtype, device="cpu").set_(
+                held.untyped_storage(), self.offset, self.shape, self.stride
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The place of a storage in a file."""
+
+    file: MemoryFile
+    begin: int
 
 
 class SharedWeights:
     """The storages of this process's weights that were moved into memory files."""
 
     def __init__(self) -> None:
-        self._by_pointer: dict[int, MemoryFile] = {}
-        os.register_at_fork(before=self._copy, after_in_parent=self._forget, after_in_child=self._separate)
+        self._moved: dict[int, _Moved] = {}
+        """By the address of a storage."""
+        self._mapped: dict[int, int] = {}
+        """The size of each mapping, by its address."""
         self._copies: list[tuple[int, bytes]] = []
+        os.register_at_fork(before=self._copy, after_in_parent=self._forget, after_in_child=self._separate)
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """Return the place of a shared tensor; None if its storage is not shared."""
-        file = self._by_pointer.get(tensor.untyped_storage().data_ptr())
-        if file is None:
+        storage = tensor.untyped_storage()
+        moved = self._moved.get(storage.data_ptr())
+        if moved is None:
             return None
-        return Place(
-            file.number,
-            tensor.dtype,
-            int(tensor.storage_offset()),
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-        )
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return Place(moved.begin, storage.nbytes(), tensor.dtype, int(tensor.storage_offset()), shape, stride)
 
     def file_of(self, tensor: Tensor) -> MemoryFile:
         """Return the file of a shared tensor."""
-        return self._by_pointer[tensor.untyped_storage().data_ptr()]
+        return self._moved[tensor.untyped_storage().data_ptr()].file
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Move the storages of these tensors of the host into memory files, as far as it can be done.
+        """Move the storages of these tensors of the host into a memory file, as far as it can be done.
 
-        A storage stays where it is if other tensors than these use it: they would be left behind. So does one
-        for which there is no memory.
+        A storage stays where it is if other tensors than these use it, or NumPy or another process: they
+        would be left behind. All stay if there is no memory.
         """
         by_storage: dict[int, list[Tensor]] = {}
         for tensor in tensors:
             if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized:
                 by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        for pointer, own in by_storage.items():
-            if pointer and pointer not in self._by_pointer and _users(own[0]) == len(own):
-                self._move(own)
+        found = [
+            own
+            for pointer, own in by_storage.items()
+            if pointer and pointer not in self._moved and _is_movable(own)
+        ]
+        if found:
+            self._move(found)
 
-    def _move(self, tensors: Sequence[Tensor]) -> None:
-        before = tensors[0].untyped_storage()
+    def _move(self, storages: Sequence[Sequence[Tensor]]) -> None:
+        begins, end = [], 0
+        for own in storages:
+            begins.append(end)
+            end += -(-own[0].untyped_storage().nbytes() // _LINE) * _LINE
         try:
-            file = memory_file(before.nbytes())
-            storage = file.mapped(shared=True)
+            file = memory_file(end)
+            memory = file.opened()
         except OSError:
             return
-        storage.copy_(before, non_blocking=False)
-        with torch.no_grad():
-            for tensor in tensors:
-                moved = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
-                    storage, tensor.storage_offset(), tensor.shape, tensor.stride()
-                )
-                tensor.data = moved
-        pointer = storage.data_ptr()
-        self._by_pointer[pointer] = file
-        # The storage ends with its last tensor; its file, and the number under which helpers know it, too.
-        finalize(storage, self._end, pointer)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        pointers = []
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            for begin, own in zip(begins, storages, strict=True):
+                before = own[0].untyped_storage()
+                for tensor in own:
+                    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+                    offset = int(tensor.storage_offset())
+                    moved = Place(begin, before.nbytes(), tensor.dtype, offset, shape, stride).of(memory)
+                    if tensor is own[0]:
+                        moved.untyped_storage().copy_(before, non_blocking=False)
+                    tensor.data = moved
+                pointers.append(address + begin)
+                self._moved[address + begin] = _Moved(file, begin)
+        self._mapped[address] = file.size
+        # The file ends with the last of its storages.
+        finalize(memory, self._end, file, address, pointers)
 
-    def _end(self, pointer: int) -> None:
-        file = self._by_pointer.pop(pointer)
+    def _end(self, file: MemoryFile, address: int, pointers: Sequence[int]) -> None:
+        for pointer in pointers:
+            self._moved.pop(pointer, None)
+        self._mapped.pop(address, None)
         if file.process == os.getpid():
             os.close(file.descriptor)
 
     def _copy(self) -> None:
         """Copy the weights before a fork: a child has those of this moment, not the parent's later ones."""
-        self._copies = [
-            (pointer, ctypes.string_at(pointer, file.size)) for pointer, file in self._by_pointer.items()
-        ]
+        self._copies = [(address, ctypes.string_at(address, size)) for address, size in self._mapped.items()]
 
     def _forget(self) -> None:
         self._copies = []
 
     def _separate(self) -> None:
         """Replace the shared memory by memory of this process, at the same addresses."""
-        for pointer, content in self._copies:
-            _map_own_memory(pointer, len(content))
-            ctypes.memmove(pointer, content, len(content))
+        for address, content in self._copies:
+            _map_own_memory(address, len(content))
+            ctypes.memmove(address, content, len(content))
         self._copies = []
 
 
-def _map_own_memory(pointer: int, size: int) -> None:
+def _is_movable(tensors: Sequence[Tensor]) -> bool:
+    """Return whether only these tensors use their storage, and torch has allocated it."""
+    storage = tensors[0].untyped_storage()
+    if tensors[0].is_inference() or storage.is_shared() or not storage.resizable():
+        return False
+    users: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - no public spelling
+    return users - 1 == len(tensors)  # `storage` itself is one
+
+
+def _map_own_memory(address: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (
@@ -181,12 +200,5 @@ def _map_own_memory(pointer: int, size: int) -> None:
     )
     fixed = 0x10  # MAP_FIXED of Linux
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed
-    if libc.mmap(pointer, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != pointer:
+    if libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
         raise OSError(ctypes.get_errno(), "a forked process cannot have memory of its own")
-
-
-def _users(tensor: Tensor) -> int:
-    """Return the number of tensors that use a tensor's storage."""
-    storage = tensor.untyped_storage()
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - no public spelling
-    return count - 1  # of `storage` itself

@@ -53,9 +53,8 @@ class Surroundings:
             torch.get_float32_matmul_precision(),
         )
 
-    @contextmanager
-    def entered(self, module: nn.Module) -> Iterator[None]:
-        """Set these modes in the block; those of the process and of the module stay set."""
+    def set(self, module: nn.Module) -> None:
+        """Set the modes of the module and the process, but none of those that are bound to a block."""
         for part, is_training in zip(modules_of(module), self.training, strict=True):
             part.training = is_training
         if torch.get_default_dtype() != self.default_dtype:
@@ -65,6 +64,11 @@ class Surroundings:
         is_on, warns = self.deterministic
         if torch.are_deterministic_algorithms_enabled() != is_on:
             torch.use_deterministic_algorithms(is_on, warn_only=warns)
+
+    @contextmanager
+    def entered(self, module: nn.Module) -> Iterator[None]:
+        """Set these modes in the block; those of the process and of the module stay set."""
+        self.set(module)
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))

@@ -54,8 +54,11 @@ def modules_of(module: nn.Module) -> Iterator[nn.Module]:
                 waiting.append(one)
 
 
-def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
-    """Yield all values that the forward of a module can reach, with their keys; containers come first."""
+def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]:
+    """Yield all values that the forward of a module can reach, with their keys; containers come first.
+
+    Values in containers and objects are followed to a `depth`.
+    """
     seen: set[int] = set()
     kinds: set[Any] = set()
     for place, one in enumerate(modules_of(module)):
@@ -65,10 +68,10 @@ def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
         kinds.add(kind)
         for key, value in [*vars(one).items()]:  # at once: another thread may set an attribute
             if key not in MODULE_ATTRIBUTES:
-                yield from _walk((place, key), value, _DEPTH, seen)
+                yield from _walk((place, key), value, depth, seen)
     for kind in kinds:
         for name, value in _shared_by(kind):
-            yield from _walk((-1, name), value, _DEPTH, seen)
+            yield from _walk((-1, name), value, depth, seen)
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -244,13 +247,42 @@ def _is_of_users(kind: Any) -> bool:
     return any(True for value in [*vars(kind).values()] for _ in functions_in(value))
 
 
+def called_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the functions that the code of a module's classes names, as they are now, with their names.
+
+    They are globals, and attributes of modules of Python, such as ``F.relu``.
+    """
+    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    for kind in kinds:
+        if not kind.__module__.startswith("torch."):
+            for names, name, attribute in _calls_of(kind):
+                value = names.get(name)
+                if attribute:
+                    value = getattr(value, attribute, None) if isinstance(value, ModuleType) else None
+                if callable(value):
+                    yield f"{name}.{attribute}", value
+
+
+@lru_cache(maxsize=256)
+def _calls_of(kind: Any) -> tuple[tuple[dict[str, Any], str, str], ...]:
+    """Return the globals that a class's functions name, and the attributes of modules among them."""
+    found: dict[tuple[int, str, str], tuple[dict[str, Any], str, str]] = {}
+    for function in _code_of(kind):
+        names = function.__globals__
+        for name in _names_in(function.__code__):
+            attributes = function.__code__.co_names if isinstance(names.get(name), ModuleType) else ("",)
+            for attribute in attributes:
+                found[id(names), name, attribute] = names, name, attribute
+    return tuple(found.values())
+
+
 known_files: dict[str, str] = {}
 """The files of the script's modules, by name, in a process that has their classes but not the modules."""
 
 
 def forget_classes() -> None:
     """Find the functions of each class again: a class of a mirror is the same one with new functions."""
-    for known in _reads_environment, _is_of_users, _globals_of, _code_of:
+    for known in _reads_environment, _is_of_users, _globals_of, _code_of, _calls_of:
         known.cache_clear()
 
 

@@ -138,8 +138,8 @@ def _saved(value: Any) -> Iterator[Undo]:
         yield partial(refill, value, _contents(value))
     elif isinstance(value, np.ndarray):
         yield partial(_refill_array, value, value.copy())
-    elif _is_generator(value):
-        yield partial(_set_generator_state, value, _generator_state(value))
+    elif is_generator(value):
+        yield partial(_set_generator_state, value, generator_state(value))
     elif isinstance(value, _CACHED):
         yield partial(_forget, value, _misses(value))
     elif isinstance(value, Optimizer | LRScheduler):  # forward may set a learning rate
@@ -226,12 +226,12 @@ def _own_fields(owner: Any) -> dict[str, Any]:
     return shared_fields(owner)
 
 
-def _is_generator(value: Any) -> bool:
+def is_generator(value: Any) -> bool:
     """Return whether a value is a random generator object."""
     return isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState))
 
 
-def _generator_state(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
     """Return the state of a random generator."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
