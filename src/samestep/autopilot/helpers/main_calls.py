@@ -304,7 +304,9 @@ class MainCalls:
                 verdict = self._slices.check(self._plans, call.forward, module, call.given, expect)
             except PeerLost:
                 raise
-            except Exception as error:  # noqa: BLE001 - the call is computed as Python does
+            except Exception as error:
+                if _is_of_signal(error):
+                    raise
                 verdict = Verdict(None, why=f"it cannot be checked ({type(error).__name__}: {error})")
             if error_there := self._helpers.line.collect():
                 verdict = Verdict(None, why=f"it cannot be checked ({error_there})")

@@ -18,6 +18,7 @@ from samestep.autopilot.split.guards import Attributes, python_state
 from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
+    Key,
     called_by,
     is_record,
     modules_of,
@@ -58,8 +59,20 @@ def state_beside_tensors(module: nn.Module) -> Attributes:
     found = {key: value for key, value in python_state(module).items() if key not in buffers}
     found.pop((0, "training of all"), None)  # goes with each call
     for place, one in enumerate(modules_of(module)):
+        for name, parameter in one._parameters.items():  # noqa: SLF001
+            if parameter is not None and vars(parameter):
+                found[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
         if type(one).__module__.startswith("torch."):
             found.update(((place, name), value) for name, value in _settings_of(one))
+    found.update(_reached_state(module))
+    for name, function in called_by(module):
+        found[-2, name] = _code(function)
+    return found
+
+
+def _reached_state(module: nn.Module) -> Attributes:
+    """Return the states of the generators, containers and arrays that a module reaches, and deep values."""
+    found: dict[Key, Any] = {}
     for key, value in reached(module, _DEPTH):
         if is_generator(value):
             found[key] = repr(generator_state(value))
@@ -69,9 +82,12 @@ def state_beside_tensors(module: nn.Module) -> Attributes:
             found[key] = _digest(value)
         elif key[1].count(".") < _DEPTH and isinstance(value, PLAIN):
             found[key] = value
-    for name, function in called_by(module):
-        found[-2, name] = _code(function)
     return found
+
+
+def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
+    """Return the flags, numbers and texts that a script has set as attributes of a tensor."""
+    return {name: value for name, value in vars(tensor).items() if isinstance(value, PLAIN)}
 
 
 def _settings_of(layer: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.mirror_state import MirrorError, objects_of, replaced_functions
+from samestep.autopilot.helpers.mirror_state import (
+    MirrorError,
+    fields_of_tensor,
+    objects_of,
+    replaced_functions,
+)
 from samestep.autopilot.helpers.pickling import (
     classes_of_their_own,
     files_of_script,
@@ -52,6 +57,8 @@ class TensorState:
     value: Tensor | SharedTensor
     is_parameter: bool
     requires_grad: bool
+    fields: Mapping[str, Any]
+    """The attributes that the script has set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +260,8 @@ class Mirrors:
     def _described(self, tensor: Tensor) -> TensorState:
         place = self._weights.place_of(tensor) if self._is_shared(tensor) else None
         value = tensor.detach() if place is None else SharedTensor(self._weights.file_of(tensor), place)
-        return TensorState(value, isinstance(tensor, nn.Parameter), tensor.requires_grad and tensor.is_leaf)
+        requires_grad = tensor.requires_grad and tensor.is_leaf
+        return TensorState(value, isinstance(tensor, nn.Parameter), requires_grad, fields_of_tensor(tensor))
 
 
 @dataclass(eq=False, slots=True)
@@ -305,5 +313,6 @@ class MappedWeights:
         else:
             tensor = value.clone()
         if state.is_parameter:
-            return nn.Parameter(tensor, requires_grad=state.requires_grad)
+            tensor = nn.Parameter(tensor, requires_grad=state.requires_grad)
+        vars(tensor).update(state.fields)
         return tensor.requires_grad_(state.requires_grad)

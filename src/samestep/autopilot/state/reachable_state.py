@@ -22,7 +22,15 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -259,7 +267,7 @@ def called_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 value = names.get(name)
                 if attribute:
                     value = getattr(value, attribute, None) if isinstance(value, ModuleType) else None
-                if callable(value):
+                if isinstance(value, (FunctionType, BuiltinFunctionType, MethodType, type)):
                     yield f"{name}.{attribute}", value
 
 
@@ -270,7 +278,8 @@ def _calls_of(kind: Any) -> tuple[tuple[dict[str, Any], str, str], ...]:
     for function in _code_of(kind):
         names = function.__globals__
         for name in _names_in(function.__code__):
-            attributes = function.__code__.co_names if isinstance(names.get(name), ModuleType) else ("",)
+            is_module = isinstance(names.get(name), ModuleType)
+            attributes = [one for one in function.__code__.co_names if one[:2] != "__"] if is_module else [""]
             for attribute in attributes:
                 found[id(names), name, attribute] = names, name, attribute
     return tuple(found.values())
