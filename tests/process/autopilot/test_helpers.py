@@ -161,6 +161,33 @@ class Talks(Net):
         return super().forward(x)
 
 
+class Draws(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x + 0.1 * torch.rand_like(x) if self.calls == 4 else x)
+
+
+def numbers_that_only_a_later_call_draws():
+    """The main rank alone finds it; the helpers wait for it in a collective, and must leave that."""
+    _, _, x = made()
+    model = Draws().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return [step(model, optimizer, x) for _ in range(STEPS)]
+
+
+def settings_of_layers():
+    model, optimizer, x = made()
+    found = []
+    for number in range(STEPS):
+        model.norm.momentum = 0.1 * (1 + number)
+        found.append(step(model, optimizer, x))
+    return [*found, model.norm.running_var.sum().item()]
+
+
 def statistics_after_a_call_that_prints():
     """The fourth call prints: it is computed again, as a whole, from the statistics before it."""
     _, _, x = made()

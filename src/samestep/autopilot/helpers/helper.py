@@ -13,8 +13,9 @@ from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.module_outputs import assign_side_outputs
+from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.state.saved_state import SideOutput
-from samestep.base.errors import OutOfStep, PeerLost
+from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import mapped
 
@@ -124,10 +125,10 @@ class Helper:
             else:
                 graph = self.slices.graphs[message.call]
                 self.slices.backward(graph, message.gradients, retain=message.retain)
-        except OutOfStep:  # of another rank
+        except OtherRankFailedError:
             pass
         except Exception:  # noqa: BLE001 - the main rank computes the call, and raises what it raises
-            with suppress(OutOfStep):
+            with suppress(OtherRankFailedError):
                 self.slices.world.fail()
 
     def _prepare(self, message: Message) -> None:

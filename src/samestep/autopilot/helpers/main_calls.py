@@ -40,6 +40,7 @@ from samestep.autopilot.split.guards import Attributes, observer, plain_attribut
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
     _WRAPPERS,
     LAZY,
@@ -51,7 +52,7 @@ from samestep.autopilot.split_calls import (
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
 from samestep.base.console import log
-from samestep.base.errors import OutOfStep, PeerLost
+from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.ranks.world.solo import SoloWorld
@@ -490,7 +491,7 @@ class MainCalls:
         except PeerLost as error:
             self._restart(error)
             return LOST
-        except OutOfStep:
+        except OtherRankFailedError:
             return RAISED
         except Exception as error:
             self._fail()
@@ -526,7 +527,7 @@ class MainCalls:
         """Let the helpers know that this rank's part has failed."""
         try:
             self._slices.world.fail()
-        except OutOfStep:
+        except OtherRankFailedError:
             pass
         except PeerLost as error:
             self._restart(error)
@@ -568,7 +569,7 @@ class MainCalls:
             return self._slices.backward(graph, given, retain=retain)
         except PeerLost as error:
             self._restart(error)
-        except OutOfStep:
+        except OtherRankFailedError:
             pass
         except Exception:
             self._fail()

@@ -20,10 +20,10 @@ from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
-from samestep.autopilot.split.slice_context import current_slice
+from samestep.autopilot.split.slice_context import OtherRankFailedError, current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.autopilot.state.saved_state import SideOutput, carried_by
-from samestep.base.errors import OutOfStep, PeerLost
+from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.parallel.gradients.sparse_gradients import sparse_weights
@@ -96,16 +96,16 @@ class RankSlices:
         """Check whether a call can be split, keep its plan under a number, and restore the module.
 
         Raises:
-            OutOfStep: the ranks have not computed the same, so a mirror is not as the module.
+            OtherRankFailedError: the ranks have not computed the same: a mirror is not as the module.
         """
         with _without_graphs(module), quiet() as printed:
             check = EquivalenceCheck(forward, module, given, self.world, expect=expect)
             try:
                 verdict = check.run()
-            except (OutOfStep, PeerLost):
+            except (OtherRankFailedError, PeerLost):
                 raise
             except Exception:
-                with suppress(OutOfStep):
+                with suppress(OtherRankFailedError):
                     self.world.fail()
                 raise
             finally:
@@ -141,7 +141,7 @@ class RankSlices:
                 numbers; None not to compare it.
 
         Raises:
-            OutOfStep: the slice of another rank has failed; see `TeamWorld.fail`.
+            OtherRankFailedError: the slice of another rank has failed; see `TeamWorld.fail`.
         """
         total = given.total(plan.dims)
         assert total is not None

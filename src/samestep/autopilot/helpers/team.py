@@ -5,7 +5,8 @@ The memory of a team is used once: if a helper is lost, all of them are started 
 
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from samestep.autopilot.helpers.messages import HelperLine, MainLine, bytes_of_line
 from samestep.autopilot.helpers.shared_storage import MemoryFile, memory_file
-from samestep.base.errors import WorldError
+from samestep.autopilot.split.slice_context import OtherRankFailedError
+from samestep.base.errors import OutOfStep, WorldError
 from samestep.base.place import Place
 from samestep.ranks.collectives.call_counter import SHARED_MEMORY, progress_of
 from samestep.ranks.collectives.semaphores import Process, Semaphores, initialize, own_process
@@ -105,47 +107,53 @@ class TeamWorld(DerivedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         check_operation(op, tensor.dtype)
-        self._memory.all_reduce(tensor, op=op)
+        with _together():
+            self._memory.all_reduce(tensor, op=op)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`."""
-        self._memory.all_reduce(tensor)
+        self.all_reduce(tensor)
         return CompletedWork()
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
         check_root(src, self.place.size)
-        self._memory.broadcast(_bytes(tensor), src)
+        with _together():
+            self._memory.broadcast(_bytes(tensor), src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        if tensor.dtype is not torch.bool:
-            return self._memory.all_gather(tensor)
-        return [one.view(torch.bool) for one in self._memory.all_gather(tensor.view(torch.uint8))]
+        with _together():
+            parts = self._memory.all_gather(_bytes(tensor))
+        return [one.view(torch.bool) for one in parts] if tensor.dtype is torch.bool else parts
 
     def barrier(self) -> None:
         """See `World.barrier`."""
-        self._memory.barrier()
+        with _together():
+            self._memory.barrier()
 
     def average(self, tensor: Tensor) -> None:
         """Average `tensor` over all ranks, in place."""
-        self._memory.average(tensor)
+        with _together():
+            self._memory.average(tensor)
 
     def end_check(self) -> None:
         """Return once all ranks have come to the end of a check.
 
         Raises:
-            OutOfStep: some of them are in a collective of it.
+            OtherRankFailedError: some of them are in a collective of it.
         """
-        self._memory.agree("the end of a check", _NOTHING)
+        with _together():
+            self._memory.agree("the end of a check", _NOTHING)
 
     def fail(self) -> None:
         """Let the collective in which the other ranks are fail on all of them.
 
         Raises:
-            OutOfStep: the other ranks have not failed.
+            OtherRankFailedError: the other ranks have not failed.
         """
-        self._memory.agree("nothing, because it has failed", _NOTHING)
+        with _together():
+            self._memory.agree("nothing, because it has failed", _NOTHING)
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`."""
@@ -164,6 +172,18 @@ class TeamWorld(DerivedWorld):
 
     def close(self) -> None:
         """Do nothing: the memory ends with its processes."""
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Let all ranks raise `OtherRankFailedError` if they are not in the same collective.
+
+    They find it at the same moment, so after it they are in step again.
+    """
+    try:
+        yield
+    except OutOfStep as error:
+        raise OtherRankFailedError(str(error)) from None
 
 
 def _bytes(tensor: Tensor) -> Tensor:
