@@ -245,6 +245,8 @@ SCRIPTS = [
     *(weights_under_another_name, gradients_of_a_call_before_a_check, gradient_penalty, two_backwards),
     *(
         statistics_after_a_call_that_prints,
+        numbers_that_only_a_later_call_draws,
+        settings_of_layers,
         gradients_of_an_attribute,
         hooks_on_gradients,
         in_a_forked_child,
