@@ -73,7 +73,7 @@ def test_public_names_are_these_and_all_load():
         "spawn",
         "testing",
         "timed",
-    "workers",
+        "workers",
     ]
     for name in samestep.__all__:
         assert getattr(samestep, name).__name__.removeprefix("samestep.") == name
