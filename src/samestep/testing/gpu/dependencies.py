@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 NEEDED = (
     *("torch>=2.6", "numpy>=1.24", "typer>=0.29", "rich>=13", "psutil>=5.9", "safetensors>=0.4.4"),
-    *("pooch>=1.8", "filelock>=3.13", "tomli-w>=1.0"),
+    *("cloudpickle>=3.0", "pooch>=1.8", "filelock>=3.13", "tomli-w>=1.0"),
     *(("tomli>=2",) if sys.version_info < (3, 11) else ()),
 )
 """The dependencies of pyproject.toml, which a source tree that is not installed has no record of."""
