@@ -50,7 +50,7 @@ from samestep.ranks.world.protocol import World
 
 _calls: ContextVar["SplitsCalls | None"] = ContextVar("samestep_calls", default=None)
 _of_all_threads: list["SplitsCalls"] = []
-"""What splits the calls of all threads of this process."""
+"""The receivers of the calls of all threads of this process."""
 _is_inside: ContextVar[bool] = ContextVar("samestep_is_inside", default=False)
 """Whether a module call is running here: calls of its submodules are not split themselves."""
 

@@ -280,7 +280,7 @@ def helpers_of_this_process():
 
 
 def runs(process):
-    """Return whether a process runs; one that nobody has waited for yet does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:

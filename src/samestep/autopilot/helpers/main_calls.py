@@ -46,6 +46,7 @@ from samestep.autopilot.split_calls import (
     LAZY,
     NO_TENSORS,
     OTHER_STATE,
+    _Call,
     _is_inside,
     _is_recomputed,
 )
@@ -63,19 +64,6 @@ _MANY_UNSPLIT = 10
 """Unsplit calls in a row after which the main rank computes with all cores."""
 DIFFERS = "a later call gave another result when it was split"
 RAISED = "a slice of its batch raised an error"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a module."""
-
-    forward: Forward
-    module: nn.Module
-    given: CallArguments
-
-    def unsplit(self) -> Any:
-        """Return the outputs, computed for the whole batch on this rank."""
-        return self.forward(self.module, *self.given.args, **self.given.kwargs)
 
 
 @dataclass(slots=True)

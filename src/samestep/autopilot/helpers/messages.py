@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.pickling import Reference, pickled, unpickled
+from samestep.autopilot.helpers.pickling import pickled, unpickled
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, memory_file
 from samestep.ranks.collectives.semaphores import SIZE, Process, Semaphores
 
@@ -43,16 +43,13 @@ class _MessageFile:
         self._memory = self.file.opened()
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
-    def put(self, value: Any, refer: Reference) -> tuple[int, int, list[Place]]:
+    def put(self, value: Any) -> tuple[int, int, list[Place]]:
         """Write a message; return the bounds of its header, which follows its tensors, and their places."""
         tensors: list[tuple[Place, Tensor]] = []
         end = 0
 
         def reference(tensor: Tensor) -> Any:
             nonlocal end
-            found = refer(tensor)
-            if found is not None:
-                return found
             is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
             if not is_plain or tensor.is_quantized or tensor.device.type != "cpu":
                 return None  # pickled as it is
@@ -150,7 +147,7 @@ class MainLine(_Line):
             Exception: a value cannot be pickled; then nothing has been sent.
             OSError: the memory does not suffice; then nothing has been sent.
         """
-        begin, end, places = self._file.put(message, lambda _: None)
+        begin, end, places = self._file.put(message)
         file, slot = self._file.file, -1
         if key is not None:
             slot = self._count = (self._count + 1) % _SLOTS

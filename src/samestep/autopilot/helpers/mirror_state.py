@@ -28,7 +28,7 @@ from samestep.autopilot.state.saved_state import generator_state, is_generator
 from samestep.base.errors import Error
 
 _DEPTH = 8
-"""How deep containers and objects are followed."""
+"""The depth to which containers and objects are followed."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each."""
 _CONTAINERS = (list, tuple, deque, set, frozenset, dict)

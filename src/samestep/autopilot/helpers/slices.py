@@ -15,7 +15,7 @@ from samestep.autopilot.split import module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
 from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.forward_reductions import watching_reductions
-from samestep.autopilot.split.gradients import unaveraged
+from samestep.autopilot.split.gradients import leaves_of, unaveraged
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
@@ -201,7 +201,6 @@ class RankSlices:
     ) -> tuple[Any, dict[SideOutput, Any]]:
         """Return the outputs and side outputs of the whole batch."""
         what, value = type(module).__name__, module_outputs.outcome(module, outputs, plan.sides)
-        module_outputs.check_known(value, plan.gatherings, what=what)
         checks = DeferredChecks()
         with checks.deferring():
             whole, sides = module_outputs.gather_outcome(value, plan.gatherings, split, what=what)
@@ -302,7 +301,7 @@ class _Inputs:
         """
         if not self.copies:
             return []
-        used = _leaves_of(outputs)
+        used = set(map(id, leaves_of(*outputs)))
         pairs = zip(self.copies, self._originals, strict=True)
         return [one if id(own) in used else one.detach() for own, one in pairs]
 
@@ -333,12 +332,6 @@ def _gradients(
 def _is_reentrant(outputs: Sequence[Tensor]) -> bool:
     """Return whether a reentrant activation checkpoint has computed a part of an output."""
     return any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes_of(outputs))
-
-
-def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
-    """Return the ids of the tensors from which outputs were computed."""
-    found = (getattr(node, "variable", None) for node in _nodes_of(outputs))
-    return {id(one) for one in found if one is not None}
 
 
 def _nodes_of(outputs: Sequence[Tensor]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ rank keeps the graph of its slice as long as torch keeps what this node has save
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 from weakref import finalize
 
@@ -46,23 +47,17 @@ _retains: ThreadValue[bool] = ThreadValue(default=False)
 def retained_graphs() -> Iterator[None]:
     """Let the backward of a split call know whether its graph is kept."""
 
-    def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        retains = _argument(args, kwargs, 2, "retain_graph")
+    def at(place: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function whose `retain_graph` and `create_graph` are the arguments from a place on."""
+        retains = _argument(args, kwargs, place, "retain_graph")
         if retains is None:
-            retains = _argument(args, kwargs, 3, "create_graph")
-        with _retains.bound(bool(retains)):
-            return original(*args, **kwargs)
-
-    def grad(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        retains = _argument(args, kwargs, 3, "retain_graph")
-        if retains is None:
-            retains = _argument(args, kwargs, 4, "create_graph")
+            retains = _argument(args, kwargs, place + 1, "create_graph")
         with _retains.bound(bool(retains)):
             return original(*args, **kwargs)
 
     hooks = {
-        declarations.RETAINING_BACKWARD: wrapping(backward),
-        declarations.RETAINING_GRAD: wrapping(grad),
+        declarations.RETAINING_BACKWARD: wrapping(partial(at, 2)),
+        declarations.RETAINING_GRAD: wrapping(partial(at, 3)),
     }
     with attached_all(hooks):
         yield

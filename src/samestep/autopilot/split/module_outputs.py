@@ -71,24 +71,11 @@ def can_continue(
     )
 
 
-def check_known(value: Any, gatherings: Mapping[Path, Gathering], *, what: str) -> None:
-    """Raise `UsageError` if an outcome has a tensor that cannot be gathered."""
+def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: BatchSplit, *, what: str) -> Any:
+    """Return the outcome of the whole batch; raise `UsageError` for an unknown tensor."""
     if any(path not in gatherings for path, _ in leaves(value)):
         raise UsageError(
             f"{what} returns or keeps other tensors than in its first call of this signature, which "
             "cannot be gathered. Run this script with -n 1."
         )
-
-
-def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: BatchSplit, *, what: str) -> Any:
-    """Return the outcome of the whole batch; raise `UsageError` for an unknown tensor."""
-
-    def gathered(path: Path, part: Tensor) -> Tensor:
-        if path not in gatherings:
-            raise UsageError(
-                f"{what} returns or keeps other tensors than in its first call of this signature, which "
-                "cannot be gathered. Run this script with -n 1."
-            )
-        return gatherings[path].gather(part, split)
-
-    return mapped(value, gathered)
+    return mapped(value, lambda path, part: gatherings[path].gather(part, split))

@@ -154,7 +154,7 @@ def _saved(value: Any) -> Iterator[Undo]:
 
 
 _clears: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How often the cache of each function was cleared here: its count of misses then begins again."""
+"""The number of times that each function's cache was cleared here, after which its misses count from 0."""
 
 
 def _misses(function: Any) -> tuple[int, int]:
