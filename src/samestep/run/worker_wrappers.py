@@ -116,7 +116,7 @@ def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
 
     `forked` is the number of workers that are forked from this process, if these are all.
     """
-    if decision.size == 1 or decision.starts_own_workers or decision.has_helpers:
+    if decision.size == 1 or decision.starts_own_workers or decision.runs_once:
         return unwatched
     return _watched(decision, forked=forked)
 
@@ -140,9 +140,11 @@ def _replication(decision: Decision) -> Around:
     if not decision.is_replicated and options.device == "auto":
         return partial(_run_as_one_process, around=as_given)
     if options.engine == "once":
-        from samestep.autopilot.once_script import run_once
+        from samestep.autopilot.once_script import run_launched, run_once
 
-        return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
+        if decision.has_helpers or decision.size == 1:
+            return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
+        return partial(run_launched, timeout_s=decision.hang_timeout_s, options=options)
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)

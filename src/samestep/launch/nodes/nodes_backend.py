@@ -194,7 +194,11 @@ class _Agent(SimpleElasticAgent):
             store, restarts=restarts, node=group.group_rank, nodes=group.group_world_size
         )
         self._place = here[0]
-        self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
+        self._workers = Workers(
+            wakeup=self._signals.wakeup,
+            private=[*self._signals.files, self._own.file],
+            needs_all=self._job.needs_all,
+        )
         own = starts(self._job, here, this, own=self._own.variables)
         self._workers.start(own, self._entry, received=self._signals.received)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
