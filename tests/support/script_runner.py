@@ -35,7 +35,7 @@ def run_launched_script(world, path, arguments, folder, runs=1, options=DEFAULTS
     """Run a script on rank 0 of `world`, which the others help; return what `run_script` does, or None."""
     if not world.place.is_main:
         for _ in range(runs):
-            with restored_process_state():
+            with restored_process_state(), own_device(options):
                 serve(*helper_rank(world), threads=1)
         return None
 

@@ -91,6 +91,19 @@ def _local(decision: Decision) -> int:
 def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
     inner = _replication(decision)
+    if decision.runs_once and not decision.has_helpers:
+        return partial(_on_main_rank, around=_observed(decision, inner), as_helper=inner)
+    return _observed(decision, inner)
+
+
+def _on_main_rank(run: Callable[[], Ending], *, around: Around, as_helper: Around) -> Ending:
+    """Run a script that runs once in `around` on rank 0, and help it on the other ranks."""
+    is_main = detect(env.snapshot()).place.is_main
+    return around(run) if is_main else as_helper(run)
+
+
+def _observed(decision: Decision, inner: Around) -> Around:
+    """Return `inner` within the checks and records that the user asked for."""
     if decision.count:
         from samestep.run.worker_monitors import counted
 

@@ -380,11 +380,12 @@ class MainCalls:
         message = self._message(call, number, draws=draws)
         self._calls += 1
         released, streams = self._take_released(), message["streams"]
-        tensors: list[Tensor] = []
+        tensors: list[Tensor] = [*message["written"].values()]
         key: Any = None
         form = form_of(message["given"], tensors)
-        if form is not None and not message["written"]:
-            key = (SplitCall, message["mirror"], number, form, message["surroundings"], carried)
+        if form is not None:
+            key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
+            key = (*key, message["surroundings"], carried)
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())

@@ -191,12 +191,13 @@ class MirroredModule:
     def written(self) -> dict[Kind, Tensor]:
         """Return the bytes of the tensors of each kind that are not shared, if any of them has changed.
 
-        Their versions do not show it: batch norm and writes through ``data`` leave them as they are.
+        Their versions do not show it: batch norm and writes through ``data`` leave them as they are. On a
+        device a comparison would wait for it, so in training all count as changed.
         """
         found = {
             kind: flat
             for kind, flat in self.unshared.flat().items()
-            if not torch.equal(flat, self.values[kind])
+            if (kind[0] != "cpu" and torch.is_grad_enabled()) or not torch.equal(flat, self.values[kind])
         }
         self.values.update(found)
         return found

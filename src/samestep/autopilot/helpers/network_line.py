@@ -119,6 +119,7 @@ class _Connection:
         self.rank, self.socket = rank, connection
         ways = derived(key, "to helper", str(rank)), derived(key, "to main rank", str(rank))
         self._channel = Channel(*(ways if of_main else ways[::-1]), longest=_LONGEST)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):
@@ -173,10 +174,14 @@ class _Connection:
         except OSError as error:
             raise PeerLost(f"rank {self.rank} is lost: {error}") from error
 
-    def close(self) -> None:
-        """Close the connection, which the other side sees at once."""
+    def shut_down(self) -> None:
+        """End the connection, which both sides see at once."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, and close it here."""
+        self.shut_down()
         self.socket.close()
 
 
@@ -316,7 +321,8 @@ class NetworkHelperLine:
         self._kept: dict[int, tuple[Any, Sequence[Form], Sequence[Tensor]]] = {}
         self._is_over = Event()
         args = connection, self._is_over
-        Thread(target=_end_with, args=args, daemon=True, name="samestep-helper").start()
+        self._watch = Thread(target=_end_with, args=args, daemon=True, name="samestep-helper")
+        self._watch.start()
 
     def receive(self) -> Any:
         """Return the next message; its tensors are valid until the next one.
@@ -369,6 +375,8 @@ class NetworkHelperLine:
     def close(self) -> None:
         """See `LineOfHelper.close`."""
         self._is_over.set()
+        self._main.shut_down()
+        self._watch.join()
         self._main.close()
 
     def agree(self, call: bytes) -> None:

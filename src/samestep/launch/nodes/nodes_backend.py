@@ -279,7 +279,8 @@ class _Agent(SimpleElasticAgent):
         try:
             verdict = self._verdicts.await_all(end=lambda: bool(self._signals.received))
         except (RuntimeError, PeerLost):
-            if self._is_elastic:
+            has_ended_the_run = self._place.is_main and not self._job.needs_all
+            if self._is_elastic or has_ended_the_run:
                 return
             raise
         if self._signals.received:
