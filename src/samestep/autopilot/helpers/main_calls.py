@@ -22,7 +22,7 @@ from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
-from samestep.autopilot.helpers.mirror_state import MirrorError, state_beside_tensors
+from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
 from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
@@ -43,7 +43,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
-from samestep.autopilot.split.guards import Attributes, observer, plain_attributes
+from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -87,6 +87,8 @@ class _Attempt:
     surroundings: Surroundings
     streams: RngState
     """The state of the random generators before the call."""
+    reach: Reach
+    """What the module reaches before the call."""
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
     mirror: MirroredModule | None = None
@@ -238,7 +240,8 @@ class MainCalls:
             outputs = self._unsplit(call, LONGER_SPLIT)
             self._short_calls.end(kind, module)
             return outputs
-        plain = plain_attributes(module)
+        reach = Reach.of(module)
+        plain = {**reach.plain, **reach.of_tensors}
         signature = self._signatures.signature(module, given, plain, known.plans())
         calls = known.by_signature[signature]
         plan = calls.plan
@@ -250,7 +253,8 @@ class MainCalls:
             return self._unsplit(call, calls.why)
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
-        outputs = self._by_plan(call, calls, kind, is_compared=(is_new or is_due) and not is_checked)
+        is_compared = (is_new or is_due) and not is_checked
+        outputs = self._by_plan(call, calls, kind, reach, is_compared=is_compared)
         if is_checked:
             self._leave_out_own_changes(call.module, plain, signature)
         return outputs
@@ -306,7 +310,8 @@ class MainCalls:
         """Let all ranks check a call; None if a helper was lost meanwhile."""
         module = call.module
         try:
-            message = self._message(call, self._plans, draws=True)
+            modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
+            message = self._message(call, self._plans, modes, streams)
             self._send(Check(released=self._take_released(), **message))
             try:
                 self._helpers.share_cores()
@@ -326,7 +331,7 @@ class MainCalls:
             return None
         self._plans_sent.add(self._plans)
         try:
-            self._mirrored[module].record(module, state_beside_tensors(module))
+            self._mirrored[module].record(module, MirrorState.now(module))
         except MirrorError as error:
             return Verdict(None, why=str(error))
         return verdict
@@ -343,16 +348,23 @@ class MainCalls:
         yield
         self._is_interrupted = False
 
-    def _message(self, call: _Call, plan: int, *, draws: bool) -> dict[str, Any]:
+    def _message(
+        self,
+        call: _Call,
+        plan: int,
+        surroundings: Surroundings,
+        streams: RngState | None,
+        reach: Reach | None = None,
+    ) -> dict[str, Any]:
         """Return what the helpers must know of a call; send the module before, if they do not have it.
 
         Raises:
             MirrorError: the module cannot be sent.
         """
         module = call.module
-        known, plain = self._mirrored.get(module), state_beside_tensors(module)
-        if known is None or not known.is_as(module, plain):
-            known, mirror = self._mirrors.mirrored(module, plain, known)
+        known, state = self._mirrored.get(module), MirrorState.now(module, reach)
+        if known is None or not known.is_as(state):
+            known, mirror = self._mirrors.mirrored(module, state, known)
             finalize(module, self._ended.append, known.number)
             ended, self._ended[:] = [*self._ended], []
             self._ask(NewMirror(mirror=mirror, ended=ended))
@@ -361,14 +373,12 @@ class MainCalls:
             "mirror": known.number,
             "written": known.written(),
             "given": call.given.both,
-            "surroundings": Surroundings.now(module, self.device),
-            "streams": RngState.now(self.device) if draws else None,
+            "surroundings": surroundings,
+            "streams": streams,
             "plan": plan,
         }
 
-    def _send_call(
-        self, call: _Call, number: int, plan: SplitPlan, carried: Sequence[SideOutput], *, draws: bool
-    ) -> int:
+    def _send_call(self, attempt: _Attempt, number: int, plan: SplitPlan) -> int:
         """Let the helpers begin a split call; return its number.
 
         Raises:
@@ -377,15 +387,17 @@ class MainCalls:
         if number not in self._plans_sent:
             self._ask(NewPlan(number=number, plan=plan))
             self._plans_sent.add(number)
-        message = self._message(call, number, draws=draws)
+        call, carried = attempt.call, attempt.carried
+        streams = None if plan.draws is None else attempt.streams
+        message = self._message(call, number, attempt.surroundings, streams, attempt.reach)
         self._calls += 1
-        released, streams = self._take_released(), message["streams"]
+        released = self._take_released()
         tensors: list[Tensor] = [*message["written"].values()]
         key: Any = None
         form = form_of(message["given"], tensors)
         if form is not None:
             key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
-            key = (*key, message["surroundings"], carried)
+            key = (*key, attempt.surroundings, carried)
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
@@ -434,7 +446,9 @@ class MainCalls:
             self._slices.graphs.pop(call, None)
         return released
 
-    def _by_plan(self, call: _Call, calls: SignatureCalls, kind: CallKind, *, is_compared: bool) -> Any:
+    def _by_plan(
+        self, call: _Call, calls: SignatureCalls, kind: CallKind, reach: Reach, *, is_compared: bool
+    ) -> Any:
         module, given, plan = call.module, call.given, calls.plan
         assert plan is not None
         total, size = given.total(plan.dims), self._size
@@ -445,7 +459,7 @@ class MainCalls:
         carried = carried_by(module)
         _, state = module_outputs.outcome(module, None, {*carried, *plan.sides})
         modes = Surroundings.now(module, self.device)
-        attempt = _Attempt(call, carried, state, modes, RngState.now(self.device))
+        attempt = _Attempt(call, carried, state, modes, RngState.now(self.device), reach)
         changes = plan.sides or self._signatures.are_changed_by_calls(module)
         saved = SavedState(module) if attempt.carried or changes else None
         comparison = None
@@ -487,9 +501,7 @@ class MainCalls:
         """
         call = attempt.call
         try:
-            attempt.number = self._send_call(
-                call, calls.number, plan, attempt.carried, draws=plan.draws is not None
-            )
+            attempt.number = self._send_call(attempt, calls.number, plan)
             attempt.mirror = self._mirrored[call.module]
         except PeerLost as error:
             self._restart(error)
@@ -524,7 +536,7 @@ class MainCalls:
             known.record_values()
             return
         try:
-            known.record(module, state_beside_tensors(module))
+            known.record(module, MirrorState.now(module))
         except MirrorError:  # the next call finds it, too
             del self._mirrored[module]
 

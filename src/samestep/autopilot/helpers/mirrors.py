@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.helpers.mirror_state import (
+    LayerSettings,
     MirrorError,
+    MirrorState,
     fields_of_tensor,
-    objects_of,
     replaced_functions,
 )
 from samestep.autopilot.helpers.pickling import (
@@ -142,20 +143,21 @@ class MirroredModule:
     objects: list[Any] = field(default_factory=list)
     """References to the submodules, tensors and objects that the module reaches; weak ones where that is
     possible, since an object may refer to the module."""
+    settings: LayerSettings | None = None
     requires_grad: list[bool] = field(default_factory=list)
     """The flag of each tensor when the mirror was sent."""
-    plain: Attributes = field(default_factory=dict)
-    """The flags, numbers and texts that it reaches, after the last call."""
+    values_beside: Attributes = field(default_factory=dict)
+    """The state of the module beside tensors, after the last call."""
 
     def __post_init__(self) -> None:
         self.unshared = Groups(
             tensor for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True) if not is_shared
         )
 
-    def record(self, module: nn.Module, plain: Attributes) -> None:
-        """Record that the mirror now is as the module."""
-        self.objects = [_reference(one) for one in objects_of(module)]
-        self.plain = plain
+    def record(self, module: nn.Module, state: MirrorState) -> None:
+        """Record that the mirror now is as the module, whose state beside tensors this is."""
+        self.objects = [_reference(one) for one in state.objects]
+        self.settings, self.values_beside = LayerSettings(module), state.values
         self.record_values()
 
     def record_values(self) -> None:
@@ -166,8 +168,8 @@ class MirroredModule:
         ]
         self.values = self.unshared.flat()
 
-    def is_as(self, module: nn.Module, plain: Attributes) -> bool:
-        """Return whether the module differs from its mirror at most in the values of tensors."""
+    def is_as(self, state: MirrorState) -> bool:
+        """Return whether the module, in this state, differs from its mirror at most in values of tensors."""
         if self.is_written or not self.unshared.have_their_forms():
             return False
         for tensor, version in zip(self.tensors, self.versions, strict=True):
@@ -175,11 +177,12 @@ class MirroredModule:
                 return False
         if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
             return False
-        objects = objects_of(module)
         return (
-            len(objects) == len(self.objects)
-            and all(_refers(known, one) for known, one in zip(self.objects, objects, strict=True))
-            and plain == self.plain
+            len(state.objects) == len(self.objects)
+            and all(map(_refers, self.objects, state.objects))
+            and state.values == self.values_beside
+            and self.settings is not None
+            and self.settings.are_as_before()
         )
 
     def note_written(self) -> None:
@@ -239,7 +242,7 @@ class Mirrors:
         """The large tensors that calls write to."""
 
     def mirrored(
-        self, module: nn.Module, plain: Attributes, before: MirroredModule | None = None
+        self, module: nn.Module, state: MirrorState, before: MirroredModule | None = None
     ) -> tuple[MirroredModule, MirrorMessage]:
         """Return a new mirror of a module, and the message with it; `before` is its earlier one.
 
@@ -279,7 +282,7 @@ class Mirrors:
         is_shared = [self._place_of(one) is not None for one in tensors]
         flags = [one.requires_grad for one in tensors]
         known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
-        known.record(module, plain)
+        known.record(module, state)
         described = [self._described(one) for one in tensors]
         replaces = None if before is None else before.number
         files = files_of_script()
