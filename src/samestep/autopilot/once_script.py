@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -14,10 +14,12 @@ from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
 from samestep.autopilot.helpers.serving import computing_slices, serve, silent
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
-from samestep.autopilot.replicated_script import E, single_process_view
+from samestep.autopilot.replicated_script import E, after_some_steps, single_process_view
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS, Options
+from samestep.autopilot.script.rank_output import explaining, writing_to
+from samestep.autopilot.script.seeds import equal_seeds
 from samestep.autopilot.split_calls import splitting_calls_of_all_threads
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
@@ -25,6 +27,7 @@ from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
 from samestep.launch.local.hosting import Ending
 from samestep.ranks.world.join import join
+from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
 
 _FOREVER_S = 30 * 86400.0
@@ -44,11 +47,8 @@ def run_once(
             no limit.
         options: the user's choices.
     """
-    with own_device(options), single_process_view(SoloWorld()):
-        with script_with_helpers(size, options, forks=True, timeout_s=timeout_s) as account:
-            ended = run()
-        write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
-    return ended
+    with own_device(options), script_with_helpers(size, options, forks=True, timeout_s=timeout_s) as account:
+        return _ended(run, account, options, SoloWorld())
 
 
 def run_launched(
@@ -69,10 +69,28 @@ def run_launched(
                 serve(*helper_rank(world), threads=threads)
             return Ending()
         team, account = main_rank(world, timeout_s=limit_s, threads=threads), Account()
-        with single_process_view(SoloWorld(device=world.device)):
-            with splitting_between(team, account, options, threads=threads, before=threads):
-                ended = run()
-            write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
+        with splitting_between(team, account, options, threads=threads, before=threads):
+            return _ended(run, account, options, SoloWorld(device=world.device))
+
+
+def _ended(run: Callable[[], E], account: Account, options: Options, world: World) -> E:
+    """Run a script as the user has asked for, and report what was split; return its end."""
+    with ExitStack() as stack:
+        stack.enter_context(single_process_view(world))
+        if options.explain:
+            stop = stack.enter_context(explaining(world, lambda: None))
+            stack.enter_context(after_some_steps(account, stop))
+        elif options.scratch is not None:
+            stack.enter_context(writing_to(options.scratch / "0"))
+        if options.seed is not None:
+            stack.enter_context(equal_seeds(world, options.seed))
+        process = os.getpid()
+        ended = run()
+        if os.getpid() != process:  # a child that the script forked
+            return ended
+        if options.explain:
+            stop(account)
+    write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
     return ended
 
 
