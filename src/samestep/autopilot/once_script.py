@@ -1,8 +1,9 @@
-"""Runs a serial script once, in this process; helpers compute slices of its model calls."""
+"""Runs a serial script in this process; the other workers are helpers, which compute slices of its calls."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,25 +15,40 @@ from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
 from samestep.autopilot.helpers.serving import computing_slices, serve, silent
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
-from samestep.autopilot.replicated_script import E, after_some_steps, single_process_view
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS, Options
-from samestep.autopilot.script.rank_output import explaining, writing_to
-from samestep.autopilot.script.seeds import equal_seeds
-from samestep.autopilot.split_calls import splitting_calls_of_all_threads
+from samestep.autopilot.script.redirected_output import Stop, explaining, writing_to
+from samestep.autopilot.script.seeds import fixed_seeds
+from samestep.autopilot.split.bypassed_modules import nothing_split, plain_weights
+from samestep.autopilot.split_calls import splitting_calls
+from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.launch.local.hosting import Ending
+from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.world.join import join
-from samestep.ranks.world.protocol import World
-from samestep.ranks.world.solo import SoloWorld
 
+_EXPLAINED = 3
+"""Backward passes after which ``--explain`` ends the script: a GAN calls its generator in the second."""
 _FOREVER_S = 30 * 86400.0
 _TIMEOUT_S = 60.0
 """Seconds that ranks wait for each other within a call, unless the user has chosen a time."""
+
+
+class Ended(Protocol):
+    """The end of a script."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the script."""
+
+
+E = TypeVar("E", bound=Ended)
 
 
 def run_once(
@@ -48,7 +64,7 @@ def run_once(
         options: the user's choices.
     """
     with own_device(options), script_with_helpers(size, options, forks=True, timeout_s=timeout_s) as account:
-        return _ended(run, account, options, SoloWorld())
+        return _ended(run, account, options, has_group=False)
 
 
 def run_launched(
@@ -68,30 +84,75 @@ def run_launched(
             with silent(world.place.rank):
                 serve(*helper_rank(world), threads=threads)
             return Ending()
-        team, account = main_rank(world, timeout_s=limit_s, threads=threads), Account()
+        team, account = main_rank(world, timeout_s=limit_s, threads=threads), Account(world.place.size)
         with splitting_between(team, account, options, threads=threads, before=threads):
-            return _ended(run, account, options, SoloWorld(device=world.device))
+            return _ended(run, account, options, has_group=True)
 
 
-def _ended(run: Callable[[], E], account: Account, options: Options, world: World) -> E:
+def _ended(run: Callable[[], E], account: Account, options: Options, *, has_group: bool) -> E:
     """Run a script as the user has asked for, and report what was split; return its end."""
     with ExitStack() as stack:
-        stack.enter_context(single_process_view(world))
+        stack.enter_context(without_ranks(has_group=has_group))
+        stop = None
         if options.explain:
-            stop = stack.enter_context(explaining(world, lambda: None))
-            stack.enter_context(after_some_steps(account, stop))
+            stop = stack.enter_context(explaining())
         elif options.scratch is not None:
             stack.enter_context(writing_to(options.scratch / "0"))
+        stack.enter_context(_counted_backwards(account, stop))
         if options.seed is not None:
-            stack.enter_context(equal_seeds(world, options.seed))
+            stack.enter_context(fixed_seeds(options.seed))
         process = os.getpid()
         ended = run()
         if os.getpid() != process:  # a child that the script forked
             return ended
-        if options.explain:
+        if stop is not None:
             stop(account)
+    if not ended.exit_code and not account.split and account.size > 1:
+        account.note_exception(nothing_split(account))
     write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
     return ended
+
+
+@contextmanager
+def without_ranks(*, has_group: bool = False) -> Iterator[None]:
+    """Hide the launcher's variables from the script of the block, and the process group, if there is one."""
+    is_hidden = True
+
+    def exists(original: Callable[[], bool]) -> bool:
+        return not is_hidden and original()
+
+    def refused(*_: Any, **_named: Any) -> None:
+        raise UsageError(
+            "the script creates a process group itself, so it is no serial script; run it with --mode native."
+        )
+
+    def show() -> None:
+        nonlocal is_hidden
+        is_hidden = False  # a replacement of the script may call `exists` after the block
+
+    with ExitStack() as stack:
+        stack.callback(show)
+        if has_group:
+            stack.enter_context(attached(declarations.GROUP_EXISTS, wrapping(exists)))
+            stack.enter_context(attached_all(dict.fromkeys(declarations.CREATED_GROUP, instead(refused))))
+        stack.enter_context(env.hidden(RANK_VARIABLES))
+        yield
+
+
+@contextmanager
+def _counted_backwards(account: Account, stop: Stop | None) -> Iterator[None]:
+    """Count the backward passes of the script; call `stop` after the first `_EXPLAINED`."""
+
+    def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if not account.backwards and not account.split:
+            account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
+        original(*args, **kwargs)
+        account.backwards += 1
+        if stop is not None and account.backwards == _EXPLAINED:
+            stop(account)
+
+    with attached(declarations.COUNTED_BACKWARD, wrapping(backward)):
+        yield
 
 
 @contextmanager
@@ -128,7 +189,7 @@ def script_with_helpers(
         forks: whether this process has one thread and can be forked.
         timeout_s: seconds until a helper that does not answer counts as lost; 0 for no limit.
     """
-    account, before = Account(), torch.get_num_threads()
+    account, before = Account(size), torch.get_num_threads()
     if size == 1:
         yield account
         return
@@ -160,7 +221,7 @@ def splitting_between(
         helpers = Helpers(team, threads=threads, all_threads=all_threads)
         watch_effects()
         calls = MainCalls(helpers, account, options)
-        with watched_logging(), computing_slices(), retained_graphs(), splitting_calls_of_all_threads(calls):
+        with watched_logging(), computing_slices(), retained_graphs(), splitting_calls(calls):
             yield
         calls.end()
     finally:

@@ -177,7 +177,7 @@ def _run_as_one_process(run: Callable[[], Ending], *, around: Around) -> Ending:
 
 def _run_in_scratch(run: Callable[[], Ending], *, around: Around, scratch: Path) -> Ending:
     """Run a worker's program in `around`, and redirect what it writes to one folder of all workers."""
-    from samestep.autopilot.script.rank_output import writing_to
+    from samestep.autopilot.script.redirected_output import writing_to
 
     with writing_to(scratch / "0"):
         return around(run)

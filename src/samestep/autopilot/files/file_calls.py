@@ -2,7 +2,7 @@
 
 Most functions access one file: their arguments are parsed to a `FileAccess`, which the handler executes by
 its method `accessed`. For each other function, the table names a method of the handler; without that method,
-it is not redirected. `kept_originals` has the handler of rank 0, `overlay_files` that of the other ranks.
+it is not redirected. `overlay_files` has the handler.
 """
 
 import builtins
@@ -21,8 +21,6 @@ from typing import Any, Literal, TypeAlias
 import safetensors.torch
 import torch
 
-from samestep.autopilot.equivalence.effects import WritesFileError, is_comparing
-from samestep.autopilot.files.paths import is_device
 from samestep.hooks import declarations
 from samestep.hooks.references import references_replaced, search
 from samestep.hooks.registry import attached_to, instead
@@ -33,8 +31,6 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = (str, bytes, os.PathLike)
 _FIRST = ("file", "path", "filename", "src", "database")
 """The keywords by which functions take a path that is their first argument."""
-_READING = frozenset(("listed", "scanned", "entered", "current", "temporary_made", "temporary_opened"))
-"""Methods of the table that do not change the script's files."""
 _inside = threading.local()
 
 
@@ -51,7 +47,6 @@ class FileAccess:
         follow: whether symbolic links are followed.
         dir_fd: the descriptor of the folder that the path is relative to.
         close: closes what the call opens; None if it opens nothing.
-        is_harmless: whether a call that is computed for a comparison may do this.
     """
 
     kind: Literal["read", "write", "make"]
@@ -62,7 +57,6 @@ class FileAccess:
     follow: bool = True
     dir_fd: int | None = None
     close: Callable[[Any], object] | None = None
-    is_harmless: bool = False
 
 
 Parse: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], FileAccess | None]
@@ -74,8 +68,7 @@ def _accessing(kind: Literal["read", "write", "make"], at: int = 0, **how: Any) 
 
     def parse(_: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
         follow = how.get("follow", kwargs.get("follow_symlinks", True))
-        others = {"is_harmless": kind == "read", **how, "follow": follow}
-        return FileAccess(kind, at, dir_fd=kwargs.get("dir_fd"), **others)
+        return FileAccess(kind, at, dir_fd=kwargs.get("dir_fd"), **{**how, "follow": follow})
 
     return parse
 
@@ -86,14 +79,13 @@ def _of_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | Non
         return None
     mode = set(args[1] if len(args) > 1 else kwargs.get("mode", "r"))
     if isinstance(args[0], int) or not mode & set("wax+"):
-        return FileAccess("read", close=close_file, is_harmless=True)
+        return FileAccess("read", close=close_file)
     return FileAccess(
         "write",
         creates="r" not in mode,
         exclusive="x" in mode,
         truncates="w" in mode,
         close=close_file,
-        is_harmless=is_device(os.fsdecode(args[0])),
     )
 
 
@@ -109,14 +101,13 @@ def _of_flags(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
         follow=not flags & os.O_NOFOLLOW,
         dir_fd=kwargs.get("dir_fd"),
         close=os.close,
-        is_harmless=is_reading,
     )
 
 
 def _of_mapping(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
     """Parse the arguments of `torch.from_file`, which writes to shared files."""
     is_shared = args[1] if len(args) > 1 else kwargs.get("shared", False)
-    return FileAccess("write" if is_shared else "read", is_harmless=True)
+    return FileAccess("write" if is_shared else "read")
 
 
 def close_file(file: Any) -> None:
@@ -206,19 +197,17 @@ def _redirecting(original: Any, handler: Any, how: str | Parse) -> Any:
             return original(*args, **kwargs)
         args = _positional(args, kwargs)
         if isinstance(how, str):
-            return _outermost(args, how in _READING, getattr(handler, how), original, *args, **kwargs)
+            return _outermost(args, getattr(handler, how), original, *args, **kwargs)
         access = how(args, kwargs) if args else None
         if access is None or len(args) <= access.at:
             return original(*args, **kwargs)
-        return _outermost(args, access.is_harmless, handler.accessed, original, access, args, kwargs)
+        return _outermost(args, handler.accessed, original, access, args, kwargs)
 
     return call
 
 
-def _outermost(given: Sequence[Any], is_harmless: bool, handle: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001 - of two callers
+def _outermost(given: Sequence[Any], handle: Call, *args: Any, **kwargs: Any) -> Any:
     """Return the result of a method of a handler; name the paths that the script passed in its error."""
-    if is_comparing() and not is_harmless:
-        raise WritesFileError
     _inside.busy = True
     try:
         return handle(*args, **kwargs)

@@ -1,7 +1,6 @@
-"""Gives a rank other than 0 a private overlay over the files from before the run.
+"""Gives a script an overlay over the files from before the run: what it writes goes to another folder.
 
-Every rank executes the same operations, so the files from before the run plus the rank's changes are the
-files that a serial script finds. Rank 0 changes the actual files, and keeps the originals (`kept_originals`).
+So `verify` can run a script several times, each time with the files that it finds, and change none of them.
 """
 
 import errno
@@ -9,7 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,41 +20,28 @@ from samestep.autopilot.files.file_calls import (
     redirected_again,
     unredirected,
 )
-from samestep.autopilot.files.folder_listings import OverlayEntry, ReplayedListings, Scan, ShuffledListings
-from samestep.autopilot.files.journal import Journal
+from samestep.autopilot.files.folder_listings import OverlayEntry, Scan, ShuffledListings
 from samestep.autopilot.files.overlay_layer import OverlayLayer
 from samestep.autopilot.files.overlay_lookup import MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
 from samestep.autopilot.files.paths import DATABASE_SUFFIXES, database_path, os_error
 
 
 class Overlay:
-    """The handler of a rank other than 0 for `file_calls`.
+    """The handler of a script for `file_calls`.
 
     Args:
-        root: a private folder.
-        journal: the journal of rank 0.
-        listings: orders the listings of folders that the run has changed; None without a rank 0.
-        announce: called with each base path whose original this rank does not read any more.
-        hidden: a folder that is hidden from the script.
+        root: the folder for what the script writes.
         order: gives each folder another order on each rank; None for that of the file system.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        journal: Journal,
-        listings: ReplayedListings | None = None,
-        announce: Callable[[str], object] = lambda _: None,
-        hidden: Path | None = None,
-        order: ShuffledListings | None = None,
-    ) -> None:
-        self._lookup = OverlayLookup(str(root), journal, str(hidden) if hidden else None)
-        self._listings, self._order = listings, order
-        self._layer = OverlayLayer(self._lookup, announce)
+    def __init__(self, root: Path, order: ShuffledListings | None = None) -> None:
+        self._lookup = OverlayLookup(str(root))
+        self._order = order
+        self._layer = OverlayLayer(self._lookup)
 
     @property
     def made(self) -> list[str]:
-        """The paths that this rank has created or written, in this order."""
+        """The paths that the script has created or written, in this order."""
         return self._layer.made
 
     def accessed(
@@ -70,7 +56,7 @@ class Overlay:
 
         if access.kind == "read":
             try:
-                found = self._lookup.read(path, call, follow=access.follow, dir_fd=dir_fd, close=access.close)
+                found = self._lookup.read(path, call, follow=access.follow, dir_fd=dir_fd)
             except OSError:
                 if getattr(original, "__name__", "") == "access":  # which raises no error
                     return False
@@ -96,7 +82,6 @@ class Overlay:
             os.mkdir(own, mode)
             if self._lookup.existed(entry.path):
                 os.symlink(WHITEOUT, join(own, MARK))
-        self._layer.changed.add(entry.path)
         self._lookup.changed()
 
     def removed(self, original: Call, path: Any, *, dir_fd: int | None = None) -> None:
@@ -156,7 +141,6 @@ class Overlay:
                 return
             self._layer.drop(new)
         self._layer.move(old, new)
-        self._layer.changed.rename(old.path, new.path)
         self._lookup.changed()
 
     def _names_at(self, entry: Entry) -> list[str]:
@@ -201,7 +185,7 @@ class Overlay:
             return
         folder = self._lookup.folder(text)
         self._lookup.current = folder.path
-        for place in (folder.path, folder.place, folder.own):
+        for place in (folder.path, folder.base, folder.own):
             if place is not None and os.path.isdir(place):
                 os.chdir(place)
                 return
@@ -224,8 +208,6 @@ class Overlay:
             return folder, self._layer.names(folder)
 
         folder, names = self._lookup.unchanged(text, find)
-        if self._listings is not None and folder.path in self._layer.changed:
-            names = self._listings.ordered(folder.path, names)
         if self._order is not None:
             names = self._order.ordered(folder.path, names)
         return [os.fsencode(name) for name in names] if _is_bytes(path) else names
@@ -248,17 +230,12 @@ class Overlay:
         return Scan([entry(name) for name in self.listed(original, folder)])
 
     def _unchanged_entries(self, text: str) -> "dict[str, os.DirEntry[str]]":
-        """Return the entries of a folder in the file system by name; empty if a rank has changed it."""
+        """Return the entries of a folder in the file system by name; empty if the script has changed it."""
         folder = self._lookup.folder(text)
-        if folder.own is not None or folder.place is None:
+        if folder.own is not None or folder.base is None:
             return {}
-        try:
-            with os.scandir(folder.place) as entries:
-                found = {entry.name: entry for entry in entries}
-        except OSError:  # rank 0 may have removed the folder meanwhile; the listing finds out
-            return {}
-        self._lookup.journal.refresh()
-        return {} if folder.base in self._lookup.journal.entries else found
+        with os.scandir(folder.base) as entries:
+            return {entry.name: entry for entry in entries}
 
     def _status(self, path: Any, *, follow_symlinks: bool) -> os.stat_result:
         with unredirected():  # a script calls this through an entry, outside of the redirected functions

@@ -1,12 +1,11 @@
-"""Holds the changes of this rank in the upper layer of its overlay."""
+"""Holds the changes of a script in the upper layer of its overlay."""
 
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from samestep.autopilot.files.folder_listings import ChangedFolders
 from samestep.autopilot.files.overlay_lookup import BASE, MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
 from samestep.autopilot.files.paths import is_actual_folder
 
@@ -15,11 +14,10 @@ _DRAFT = ".samestep-draft"
 
 
 class OverlayLayer:
-    """The files that one rank has created, changed, renamed and removed."""
+    """The files that the script has created, changed, renamed and removed."""
 
-    def __init__(self, lookup: OverlayLookup, announce: Callable[[str], object]) -> None:
-        self._lookup, self._announce = lookup, announce
-        self.changed = ChangedFolders()
+    def __init__(self, lookup: OverlayLookup) -> None:
+        self._lookup = lookup
         self.made: list[str] = []  # the paths that this rank has created or written, in this order
 
     def names(self, folder: Folder) -> list[str]:
@@ -30,16 +28,7 @@ class OverlayLayer:
         return [*(name for name in before if name not in gone), *sorted({*own} - gone - {*before})]
 
     def _base_names(self, folder: Folder) -> list[str]:
-        if folder.base in self._lookup.journal.entries:
-            return self._lookup.journal.entries[folder.base]
-        if folder.base is None or folder.place is None:
-            return []
-        places, hidden = self._lookup.journal.places, self._lookup.hidden
-        return [
-            name
-            for name in os.listdir(folder.place)
-            if places.get(join(folder.base, name), "") is not None and join(folder.place, name) != hidden
-        ]
+        return [] if folder.base is None else os.listdir(folder.base)
 
     def folder_at(self, entry: Entry) -> Folder:
         """Return the folder at a entry."""
@@ -83,9 +72,7 @@ class OverlayLayer:
         try:
             yield own
         finally:
-            if os.path.lexists(own):
-                self.changed.add(entry.folder.path)
-            elif was_removed:
+            if was_removed and not os.path.lexists(own):
                 os.symlink(WHITEOUT, own)
             self._lookup.changed()
 
@@ -107,7 +94,6 @@ class OverlayLayer:
             draft = _draft(own)
             self._copy(entry, draft, truncates=truncates)
             os.replace(draft, own)
-        self._announce(entry.base)
         return own
 
     def _copy(self, entry: Entry, draft: str, *, truncates: bool) -> None:
@@ -127,7 +113,6 @@ class OverlayLayer:
     def drop(self, entry: Entry) -> None:
         """Remove a file, or a folder with its contents."""
         assert entry.where is not None
-        base = self.folder_at(entry).base if entry.is_folder else entry.base
         own = self._own_place(entry)
         if is_actual_folder(own):
             shutil.rmtree(own)
@@ -135,9 +120,6 @@ class OverlayLayer:
             os.unlink(own)
         if self._lookup.existed(entry.path):
             os.symlink(WHITEOUT, own)
-        self.changed.add(entry.folder.path)
-        if base is not None:
-            self._announce(base)
         self._lookup.changed()
 
     def move(self, old: Entry, new: Entry) -> None:
@@ -157,8 +139,6 @@ class OverlayLayer:
             os.symlink(folder.base or WHITEOUT, join(target, MARK))
         if self._lookup.existed(old.path):
             os.symlink(WHITEOUT, source)
-        self.changed.add(old.folder.path)
-        self.changed.add(new.folder.path)
 
 
 def _draft(own: str) -> str:

@@ -1,10 +1,10 @@
-"""Resolves paths for a rank other than 0: to a file in its overlay, or to the file from before the run.
+"""Resolves paths of a script: to a file in its overlay, or to the file from before the run.
 
-The overlay is a folder that mirrors absolute paths. Beside files and folders that this rank has created or
-copied, it holds three kinds of marks, which forked processes of the rank find there too:
+The overlay is a folder that mirrors absolute paths. Beside files and folders that the script has created or
+copied, it holds three kinds of marks, which its forked processes find there too:
 
-- a link to `WHITEOUT`: this rank has removed the file from before the run;
-- a link to `BASE` and a path: this rank has renamed a file that existed before the run;
+- a link to `WHITEOUT`: the script has removed the file from before the run;
+- a link to `BASE` and a path: the script has renamed a file that existed before the run;
 - a link `MARK` in a folder: the base path of the folder, whose files it includes, or `WHITEOUT` for none.
   Without it, the base path is that of the parent folder plus the name.
 """
@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from samestep.autopilot.files.file_lock import locked
-from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.paths import CommonPaths, folder_of_descriptor, os_error, path_text
 
 T = TypeVar("T")
-V = TypeVar("V")
 
 WHITEOUT = "/dev/null/removed"
 BASE = "/dev/null/base"
@@ -34,19 +32,17 @@ _LINKS = 40  # the largest number of symbolic links in the resolution of one pat
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder in the view of this rank.
+    """A folder in the view of the script.
 
     Attributes:
         path: its path, without symbolic links.
-        own: the folder of the overlay that holds this rank's changes in it; None if there is none.
+        own: the folder of the overlay that holds the changes in it; None if there is none.
         base: its path before the run; None if it did not exist.
-        place: the current place of the base folder.
     """
 
     path: str
     own: str | None
     base: str | None
-    place: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class Entry:
         folder: the folder.
         name: the name; empty for the root.
         where: the actual path of the file; None if there is no file.
-        base: its path before the run; None for a file that this rank has created or changed.
+        base: its path before the run; None for a file that the script has created or changed.
         mode: type and permissions; 0 if there is no file.
     """
 
@@ -87,19 +83,19 @@ class _Cache(threading.local):
     """The folders that a thread has found, and the state of the files at that time."""
 
     def __init__(self) -> None:
-        self.state: tuple[int, int] = (-1, -1)
+        self.state = -1
         self.folders: dict[str, tuple[Folder, int]] = {}
 
 
 class OverlayLookup:
     """Resolves paths."""
 
-    def __init__(self, root: str, journal: Journal, hidden: str | None = None) -> None:
-        self.root, self.journal, self.hidden = root, journal, hidden
-        self._common = CommonPaths(root, *([hidden] if hidden else ()))
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._common = CommonPaths(root)
         self._changes = os.path.join(root, _CHANGES)
         self._cache = _Cache()
-        self.current: str | None = None  # the working folder, after this rank has changed it; None before
+        self.current: str | None = None  # the working folder, after the script has changed it; None before
         self._descriptors: dict[int, tuple[int, str]] = {}
 
     def text(self, path: Any, dir_fd: int | None = None) -> str | None:
@@ -130,7 +126,7 @@ class OverlayLookup:
         self._descriptors[number] = os.fstat(number).st_ino, path
 
     def folder_of(self, number: int) -> str:
-        """Return the path of a descriptor's folder in the view of this rank."""
+        """Return the path of a descriptor's folder in the view of the script."""
         inode, path = self._descriptors.get(number, (None, ""))
         opened = os.fstat(number)
         if not stat.S_ISDIR(opened.st_mode):
@@ -140,19 +136,18 @@ class OverlayLookup:
         place = folder_of_descriptor(number)
         return place[len(self.root) :] or "/" if place.startswith(self.root) else place
 
-    def _state(self) -> tuple[int, int]:
-        """Return a pair of numbers that changes with each change by rank 0, or of folders by this rank."""
+    def _state(self) -> int:
+        """Return a number that changes with each change of folders, by any process of the script."""
         try:
-            changes = os.stat(self._changes).st_size
+            state = os.stat(self._changes).st_size
         except OSError:
-            changes = 0
-        state = self.journal.refresh(), changes
+            state = 0
         if state != self._cache.state:
             self._cache.folders, self._cache.state = {}, state
         return state
 
     def changed(self) -> None:
-        """Invalidate the cached folders, here and in forked processes of this rank."""
+        """Invalidate the cached folders, here and in forked processes."""
         with open(self._changes, "ab") as file:
             file.write(b".")
 
@@ -169,18 +164,14 @@ class OverlayLookup:
         return self.unchanged(text, lambda: self._folder(text, 0)[0])
 
     def existed(self, text: str) -> bool:
-        """Return whether there was a file at an absolute path before the run, whatever this rank has done."""
+        """Return whether there was a file at an absolute path before the run, whatever was done since."""
         head, name = os.path.split(text)
         return self.unchanged(text, lambda: self.beneath(self._folder(head, 0)[0], name)).where is not None
 
     def unchanged(self, text: str, find: Callable[[], T]) -> T:
-        """Return the result of `find`, or raise its error for `text`; repeat it if rank 0 changes files.
-
-        Otherwise a file that rank 0 creates after the journal is read, and before the file system is, would
-        be taken for a file from before the run.
-        """
+        """Return the result of `find`, or raise its error for `text`; repeat it if folders change."""
         try:
-            return _repeated(self._state, lambda _: find())
+            return _repeated(self._state, find)
         except OSError as error:
             if error.filename is not None:
                 error.filename = text  # the requested path, not the target of a link
@@ -208,18 +199,9 @@ class OverlayLookup:
         *,
         follow: bool = True,
         dir_fd: int | None = None,
-        close: Callable[[T], object] | None = None,
     ) -> T:
-        """Return the result of `how` for the actual path; close and repeat it if rank 0 changes the file."""
-        places: dict[int, Any] = {}
-
-        def place() -> Any:
-            size = self.journal.refresh()
-            if size not in places:
-                places[size] = self.place(path, follow=follow, dir_fd=dir_fd)
-            return places[size]
-
-        return _repeated(place, how, close)
+        """Return the result of `how` for the actual path."""
+        return how(self.place(path, follow=follow, dir_fd=dir_fd))
 
     def entry(self, folder: Folder, name: str) -> Entry:
         """Return the entry of a name in a folder."""
@@ -239,28 +221,21 @@ class OverlayLookup:
         return self.beneath(folder, name)
 
     def beneath(self, folder: Folder, name: str) -> Entry:
-        """Return the entry of a name in a folder before the run, without the changes of this rank."""
+        """Return the entry of a name in a folder before the run, without the script's changes."""
         if folder.base is None:
             return Entry(folder, name)
-        base = join(folder.base, name)
-        places = self.journal.places
-        place = places[base] if base in places else folder.place and join(folder.place, name)
-        return self._in_base(folder, name, base, place)
+        return self._in_base(folder, name, join(folder.base, name))
 
-    def _in_base(self, folder: Folder, name: str, base: str, place: str | None = "") -> Entry:
-        if place == "":
-            place = self.journal.place_of(base)
-        if place is None or place == self.hidden:
-            return Entry(folder, name)
-        mode = _mode(place)
-        return Entry(folder, name, place, base, mode) if mode else Entry(folder, name)
+    def _in_base(self, folder: Folder, name: str, base: str) -> Entry:
+        mode = _mode(base)
+        return Entry(folder, name, base, base, mode) if mode else Entry(folder, name)
 
     def _entry_at(self, text: str, *, follow: bool, links: int) -> Entry:
         head, name = os.path.split(text.rstrip("/"))
         if name in ("", ".", ".."):
             folder, _ = self._folder(text, links)
             if folder.path == "/":
-                return Entry(folder, "", folder.place, folder.base, stat.S_IFDIR)
+                return Entry(folder, "", folder.base, folder.base, stat.S_IFDIR)
             above, _ = self._folder(os.path.dirname(folder.path), 0)
             return self.entry(above, os.path.basename(folder.path))
         folder, used = self._folder(head, links)
@@ -281,7 +256,7 @@ class OverlayLookup:
     def _find_folder(self, text: str, links: int) -> tuple[Folder, int]:
         head, name = os.path.split(text.rstrip("/"))
         if not name:
-            return Folder("/", self.root, "/", "/"), links
+            return Folder("/", self.root, "/"), links
         above, used = self._folder(head, links)
         if name == ".":
             return above, used
@@ -297,37 +272,30 @@ class OverlayLookup:
             raise os_error(errno.ENOTDIR, text)
         path = join(above.path, name)
         if found.base is not None:
-            return Folder(path, None, found.base, found.where), used
-        return Folder(path, found.where, *self._base_of_own(above, name, found.where)), used
+            return Folder(path, None, found.base), used
+        return Folder(path, found.where, self._base_of_own(above, name, found.where)), used
 
-    def _base_of_own(self, above: Folder, name: str, own: str) -> tuple[str | None, str | None]:
+    def _base_of_own(self, above: Folder, name: str, own: str) -> str | None:
         mark = join(own, MARK)
         if _mode(mark):
             base = os.readlink(mark)
-            if base == WHITEOUT:
-                return None, None
-            place = self.journal.place_of(base)
-            return base, place
+            return None if base == WHITEOUT else base
         found = self.beneath(above, name)
-        return (found.base, found.where) if found.is_folder else (None, None)
+        return found.base if found.is_folder else None
 
 
-def _repeated(
-    version: Callable[[], V], attempt: Callable[[V], T], close: Callable[[T], object] | None = None
-) -> T:
+def _repeated(version: Callable[[], int], attempt: Callable[[], T]) -> T:
     """Return the result or the error of an attempt during which the version of the files has not changed."""
     before = version()
     while True:
         try:
-            found = attempt(before)
-        except Exception:  # a library may raise any error for a missing file
+            found = attempt()
+        except OSError:
             if (now := version()) == before:
                 raise
         else:
             if (now := version()) == before:
                 return found
-            if close is not None:
-                close(found)
         before = now
 
 

@@ -49,13 +49,13 @@ from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
-    _WRAPPERS,
     LAZY,
     NO_TENSORS,
     OTHER_STATE,
-    _Call,
-    _is_inside,
-    _is_recomputed,
+    WRAPPERS,
+    ModuleCall,
+    is_inside,
+    is_recomputed,
 )
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
@@ -79,7 +79,7 @@ RAISED = "a slice of its batch raised an error"
 class _Attempt:
     """A call that is about to be split."""
 
-    call: _Call
+    call: ModuleCall
     carried: tuple[SideOutput, ...]
     """The attributes of the module that hold tensors with a graph."""
     state: Mapping[SideOutput, Any]
@@ -207,30 +207,26 @@ class MainCalls:
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module that no other module calls, split if this is possible."""
-        if type(module).__name__ in _WRAPPERS or _is_recomputed():
+        if type(module).__name__ in WRAPPERS or is_recomputed():
             return forward(module, *args, **kwargs)
         if module not in self._known and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
-        call = _Call(forward, module, CallArguments(args, kwargs))
+        call = ModuleCall(forward, module, CallArguments(args, kwargs))
         if not self.is_here() or not self._lock.acquire(blocking=False):
             return call.unsplit()
-        inside = _is_inside.set(True)
+        inside = is_inside.set(True)
         try:
             return self._called(call)
         finally:
-            _is_inside.reset(inside)
+            is_inside.reset(inside)
             self._lock.release()
 
-    def own(self, total: int) -> int:
-        """Return the number of samples in a call of `total` samples: those of the whole batch."""
-        return total
-
-    def _unsplit(self, call: _Call, why: str) -> Any:
+    def _unsplit(self, call: ModuleCall, why: str) -> Any:
         self._account.note_unsplit(self._account.place_of(call.module), why)
         self._helpers.note_unsplit()
         return call.unsplit()
 
-    def _called(self, call: _Call) -> Any:
+    def _called(self, call: ModuleCall) -> Any:
         module, given = call.module, call.given
         known = self._known.setdefault(module, ModuleCalls())
         if (why := self._obstacle(call)) is not None:
@@ -269,7 +265,7 @@ class MainCalls:
         if not self._signatures.counts_batches_only(module):
             calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
 
-    def _obstacle(self, call: _Call) -> str | None:
+    def _obstacle(self, call: ModuleCall) -> str | None:
         module, given = call.module, call.given
         if self._helpers.are_lost:
             return NO_HELPERS
@@ -281,7 +277,7 @@ class MainCalls:
             return LAZY
         return observer(module, of_weights=False)
 
-    def _check(self, call: _Call, calls: SignatureCalls) -> None:
+    def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:
         """Check whether the calls of a signature can be split."""
         module, given = call.module, call.given
         bypassed_modules.note_direct_forward(self._account, module)
@@ -306,7 +302,7 @@ class MainCalls:
         else:
             calls.pass_check(verdict.plan)
 
-    def _verdict(self, call: _Call, expect: Callable[[float], object]) -> Verdict | None:
+    def _verdict(self, call: ModuleCall, expect: Callable[[float], object]) -> Verdict | None:
         """Let all ranks check a call; None if a helper was lost meanwhile."""
         module = call.module
         try:
@@ -350,7 +346,7 @@ class MainCalls:
 
     def _message(
         self,
-        call: _Call,
+        call: ModuleCall,
         plan: int,
         surroundings: Surroundings,
         streams: RngState | None,
@@ -447,7 +443,7 @@ class MainCalls:
         return released
 
     def _by_plan(
-        self, call: _Call, calls: SignatureCalls, kind: CallKind, reach: Reach, *, is_compared: bool
+        self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, reach: Reach, *, is_compared: bool
     ) -> Any:
         module, given, plan = call.module, call.given, calls.plan
         assert plan is not None
@@ -661,7 +657,7 @@ class _NodeCall:
         assert self._plan is not None
         call, module = attempt.call, attempt.call.module
         saved, now, modes = SavedState(module), RngState.now(device), Surroundings.now(module, device)
-        inside = _is_inside.set(True)
+        inside = is_inside.set(True)
         try:
             attempt.streams.restore()
             assign_side_outputs(module, attempt.state)
@@ -669,7 +665,7 @@ class _NodeCall:
                 value = module_outputs.outcome(module, call.unsplit(), self._plan.sides)
             return [one for _, one in leaves(value) if one.requires_grad]
         finally:
-            _is_inside.reset(inside)
+            is_inside.reset(inside)
             saved.restore()
             now.restore()
             modes.set(module)

@@ -23,7 +23,7 @@ from samestep.autopilot.split.training_calls import detected_training
 from samestep.autopilot.split_calls import (
     current_gradients,
     intercepted_calls,
-    splitting_calls_of_all_threads,
+    splitting_calls,
 )
 from samestep.base.errors import PeerLost
 from samestep.base.machine.c_libraries import keep_freed_memory
@@ -34,7 +34,7 @@ def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
     slices = RankSlices(world, SliceGradients(world), copies=True)
-    with computing_slices(), splitting_calls_of_all_threads(_HelperCalls(slices)):
+    with computing_slices(), splitting_calls(_HelperCalls(slices)):
         watch_effects(refuses_all=True)
         try:
             with suppress(PeerLost):
@@ -73,10 +73,6 @@ class _HelperCalls:
     ) -> Any:
         """Call a module as it is."""
         return forward(module, *args, **kwargs)
-
-    def own(self, total: int) -> int:
-        """Return the number of samples in a call of `total` samples, which is a slice."""
-        return total
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import TextIO
 import torch
 from torch import nn
 
-from samestep.autopilot.script.failed_calls import FailedCalls
 from samestep.base.folders import PACKAGE
 from samestep.base.units import counted, seconds_text
 
@@ -25,9 +24,9 @@ _LONG_S = 3.0  # the seconds from which a check is reported
 KEEP_UNSPLIT = "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
 """Advice for a module whose calls cannot be split."""
 FEWER = "fewer samples than workers"
-"""The reason for a call that each rank computes because not every rank would get a sample."""
+"""The reason for a call that is unsplit because not every rank would get a sample."""
 LONGER_SPLIT = "it takes longer split"
-"""The reason for a call that could be split, and that each rank computes to save time."""
+"""The reason for a call that could be split, and is not, to save time."""
 TOO_SHORT = (
     "most calls of its models are too short to be split, so several workers are at best as fast as one: run "
     "it with -n 1, or with larger batches"
@@ -54,28 +53,22 @@ class Site:
 class Account:
     """The calls of a script's models, and whether they were split."""
 
+    size: int = 1
+    """The number of workers."""
     split: Counter[str] = field(default_factory=Counter)
     """The number of split calls, by the module and the line that calls it."""
     unsplit: Counter[str] = field(default_factory=Counter)
-    """The number of unsplit calls, which every rank computes in full, by the module and the line."""
+    """The number of unsplit calls, by the module and the line."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """The number of unsplit calls for each reason, by the module and the line."""
     exceptions: list[str] = field(default_factory=list)
-    """Differences from a run on one worker that the user has chosen."""
-    loading: dict[tuple[str, int], object] = field(default_factory=dict)
-    """The status of each loader, printed by `str`, by the line that reads its batches and by its id."""
-    printing: set[str] = field(default_factory=set)
-    """Split modules that print when they are called."""
+    """Further notes, each once."""
     longer_split: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The last measured seconds of an unsplit and of a split call, of calls that take longer split."""
     backwards: int = 0
     """Backward passes that the script has run."""
     evidence: list[str] = field(default_factory=list)
     """The ways to split that checks have tried, and their first differences."""
-    failed: FailedCalls = field(default_factory=FailedCalls)
-    """Split calls that have raised."""
-    thread: str = ""
-    """The name of another thread than the main one that has run a backward pass before any split call."""
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
 
@@ -92,31 +85,21 @@ class Account:
         return f"{type(module).__name__} at {self.sites[site]}"
 
     def note_unsplit(self, what: str, why: str) -> None:
-        """Record a call that every rank computed in full, and why."""
+        """Record a call that was not split, and why."""
         self.unsplit[what] += 1
         self.counts.setdefault(what, Counter())[why] += 1
 
     def note_exception(self, text: str) -> None:
-        """Record, once, a difference from a run on one worker."""
+        """Record a note, once."""
         if text not in self.exceptions:
             self.exceptions.append(text)
-
-    def note_prints(self, what: str, *, main: bool) -> None:
-        """Report once, at the first such call, that a split module prints values of a slice."""
-        if what not in self.printing:
-            self.printing.add(what)
-            if main:
-                sys.stderr.write(
-                    f"samestep: note: {what} prints in forward; in a split call it prints for worker 0's "
-                    "slice of the batch\n"
-                )
 
     def note_longer_split(self, what: str, unsplit_s: float, split_s: float, *, main: bool) -> None:
         """Record that a call takes longer split than unsplit; report it once, at the first such call."""
         if what not in self.longer_split and main:
             sys.stderr.write(
                 f"samestep: note: a call of {what} takes {seconds_text(split_s)} split and "
-                f"{seconds_text(unsplit_s)} unsplit, so every worker computes such calls from now on\n"
+                f"{seconds_text(unsplit_s)} unsplit, so such calls are unsplit from now on\n"
             )
         self.longer_split[what] = unsplit_s, split_s
 
@@ -139,8 +122,7 @@ class Account:
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]
-        loading = dict.fromkeys(f"{site}: {status}" for (site, _), status in self.loading.items())
-        return [*split, *unsplit, *loading, *self.exceptions, *self.evidence, *self._advice()]
+        return [*split, *unsplit, *self.exceptions, *self.evidence, *self._advice()]
 
     def _reason(self, what: str, why: str) -> str:
         """Return the reason for unsplit calls, with the measured times of those that take longer split."""

@@ -1,32 +1,28 @@
-"""Gives all ranks of a script the same random streams: seeds unseeded generators equally."""
+"""Gives the generators that a script does not seed the same seeds in each of its runs."""
 
 import multiprocessing
 import random
-import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from samestep.base import env
-from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, instead, wrapping
-from samestep.ranks.world.protocol import World
 
 
 @contextmanager
-def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
-    """Seed all generators of this process as on the other ranks, and replace seeds from the system.
+def fixed_seeds(seed: int) -> Iterator[None]:
+    """Seed all generators of this process, and replace seeds from the system.
 
     Seeds that the script sets are unchanged. Where it would get a seed from the system
-    (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), it gets one that is the same on
-    all ranks, and without `seed` another one in each run.
+    (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), it gets one that is the same in
+    each run.
     """
-    common = random.Random(world.broadcast_object(secrets.randbits(63)) if seed is None else seed)
+    common = random.Random(seed)
 
     base, main = common.getrandbits(63), _drawing()
     others: dict[tuple[Any, ...], random.Random] = {}
@@ -35,7 +31,7 @@ def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
         own = _drawing()
         if own == main:
             return common.getrandbits(63)
-        # Equal on all ranks, but not in two processes or threads of one rank, whose draws have no order.
+        # Equal in all runs, but not in two processes or threads, whose draws have no order.
         if own not in others:
             others[own] = random.Random(f"{base} {own}")
         return others[own].getrandbits(63)
@@ -85,27 +81,3 @@ def seed_all(draw: Callable[[], int]) -> None:
     torch.manual_seed(draw())
     random.seed(draw())
     np.random.seed(draw() % 2**32)
-
-
-_TEXT = "samestep"
-
-
-@contextmanager
-def equal_hashes(world: World) -> Iterator[None]:
-    """Check that hashes are equal on all ranks; make them equal in the script's child processes, too.
-
-    Spawned workers of a loader (``multiprocessing_context="spawn"``) would otherwise choose their own seed.
-
-    Raises:
-        UsageError: hashes differ; all ranks raise it.
-    """
-    found = world.all_gather_objects(hash(_TEXT))
-    other = next((rank for rank, value in enumerate(found) if value != found[0]), None)
-    if other is not None:
-        raise UsageError(
-            f"the ranks have different hash seeds: hash({_TEXT!r}) is {found[0]} on rank 0 and "
-            f"{found[other]} on rank {other}, so that sets have different orders. Set {env.HASH_SEED} to "
-            "the same number for all ranks."
-        )
-    with nullcontext() if env.snapshot().get(env.HASH_SEED) else env.exported(env.FIXED_HASH_SEED):
-        yield

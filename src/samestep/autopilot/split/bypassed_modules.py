@@ -17,16 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.script.call_account import FEWER, Account, Site, is_user_code
+from samestep.autopilot.script.call_account import Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
 from samestep.base.context_values import bound
-from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import is_transformed
 
 _FILES = 100  # the largest number of user-defined source files that are read
-_REASONS = 3  # the largest number of reasons in a message
 _is_functional: ContextVar[bool] = ContextVar("samestep_functional", default=False)
 """Whether the calling thread runs `functional_call`."""
 
@@ -117,37 +115,15 @@ def _in_file(file: Path) -> Iterator[str]:
             yield f"{ast.unparse(called.value)}.forward(...) at {Site(str(file), called.lineno)}"
 
 
-def check_split(account: Account, size: int) -> None:
-    """Raise `UsageError` if no call was split so far: each of `size` ranks has computed all of it."""
-    if account.split:
-        return
-    calls: dict[str, list[str]] = {}
-    for what, counts in account.counts.items():
-        for why in counts:
-            calls.setdefault(why, []).append(what)
-    found = [f"{_first(of_reason)} unsplit: {why}" for why, of_reason in [*calls.items()][:_REASONS]]
-    advice = "Run it with -n 1, or with --mode native if it splits its work itself."
-    if [*calls] == [FEWER]:
-        advice = "Give at most as many workers as a batch has samples, or larger batches."
-    raise UsageError(
-        "nothing of what this script does could be split across workers "
-        f"({'; '.join(found) or _advice(account)}): {size} workers would be {size} silent copies of one run. "
-        f"{advice}"
-    )
-
-
-def _first(calls: Sequence[str]) -> str:
-    """Return the first of some calls, with a verb for all of them."""
-    return f"{calls[0]} is" if len(calls) == 1 else f"{calls[0]} and {len(calls) - 1} more are"
+def nothing_split(account: Account) -> str:
+    """Return why no call of a script was split, and what to change, in one line."""
+    if account.counts:
+        return "no call was split, so the other workers had nothing to do"
+    return f"nothing was split: {_advice(account)}"
 
 
 def _advice(account: Account) -> str:
     """Return the reason why a script has no calls of modules, and how to change it."""
-    if account.thread:
-        return (
-            f"it trains in another thread ({account.thread}), and only calls of its main thread are split: "
-            "call the function that trains without a thread"
-        )
     direct = direct_forwards()
     if direct:
         more = f" and {len(direct) - 1} more" if len(direct) > 1 else ""

@@ -19,7 +19,7 @@ from samestep.autopilot.replicated_script import run_replicated, single_process_
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
 from samestep.autopilot.script.options import DEFAULTS, Options
-from samestep.autopilot.script.rank_output import silenced, writing_to
+from samestep.autopilot.script.redirected_output import silenced, writing_to
 from samestep.autopilot.script.seeds import equal_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError

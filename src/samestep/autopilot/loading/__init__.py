@@ -1,1 +1,0 @@
-"""Splits the data loading of a replicated script across its ranks."""
