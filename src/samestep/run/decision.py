@@ -107,7 +107,7 @@ class Decision:
     @property
     def runs_once(self) -> bool:
         """Whether one worker runs the script, and the others compute slices of its calls."""
-        return self.is_replicated and self.options.engine == "once"
+        return self.is_replicated and self.options.are_once
 
     @property
     def has_helpers(self) -> bool:

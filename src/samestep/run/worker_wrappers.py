@@ -111,7 +111,8 @@ def _observed(decision: Decision, inner: Around) -> Around:
     if decision.clocking is not None:
         from samestep.run.worker_clock import clocked
 
-        inner = partial(clocked, around=inner, clocking=decision.clocking, kind=_kind(decision))
+        kind = _kind(decision)
+        inner = partial(clocked, around=inner, clocking=decision.clocking, kind=kind, size=decision.size)
     if decision.must_have_group:
         from samestep.run.worker_monitors import checked_group
 
@@ -152,7 +153,7 @@ def _replication(decision: Decision) -> Around:
         return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
     if not decision.is_replicated and options.device == "auto":
         return partial(_run_as_one_process, around=as_given)
-    if options.engine == "once":
+    if options.are_once:
         from samestep.autopilot.once_script import run_launched, run_once
 
         if decision.has_helpers or decision.size == 1:
@@ -164,6 +165,8 @@ def _replication(decision: Decision) -> Around:
 
 
 def _kind(decision: Decision) -> Kind:
+    if decision.runs_once:
+        return "once"
     if decision.is_replicated:
         return "replicated"
     return "serial" if decision.is_serial else "native"

@@ -117,7 +117,7 @@ class TracedRun:
     @property
     def _processes(self) -> int:
         """The number of processes that run the script."""
-        runs_once = self.kind == "serial" and self.options.engine == "once"
+        runs_once = self.kind == "serial" and self.options.are_once
         return 1 if runs_once else self.size
 
     def _filled(self) -> Program:
