@@ -48,7 +48,6 @@ class SplitsCalls(Protocol):
         """Call a module."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
     """One call of a module."""

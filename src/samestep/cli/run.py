@@ -36,7 +36,7 @@ from samestep.run.decision import (
     with_scratch,
 )
 from samestep.run.execution import execute
-from samestep.run.rerun import fix_hash_seed, rerun_in_allocation
+from samestep.run.rerun import rerun_in_allocation
 from samestep.run.scale_hint import scale_hint
 
 SETTINGS: Mapping[str, Any] = {
@@ -145,8 +145,6 @@ def run(
         job, threads = choose(job, flags, settings, contradicting=others, dry_run=dry_run)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
-    if not dry_run:
-        fix_hash_seed(job, mode)
     decision = decide(job, mode=mode, threads=threads, master=rendezvous.master(), environment=env.snapshot())
     decision = with_options(with_binding(decision, start.bind), **settings)
     decision = with_checks(

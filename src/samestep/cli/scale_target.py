@@ -26,7 +26,7 @@ from samestep.studies.scaling.sweep.variants import Variant, variants
 _NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
 _OF_JOB = ("bind", "threads")
 _OF_SCRIPTS = ("mode", "split", "short_calls", "load", "random", "device")
-OF_SERIAL = (*SPLIT, "algorithm")
+OF_SERIAL = SPLIT
 _OF_TRAIN = ("--seed",)
 """Options with another meaning in train; the other ones that train and scale share mean the same."""
 

@@ -167,7 +167,9 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
 
     if size == 1:
         return idle_watch(limit_s=limit_s)
-    return watchdog(limit_s=limit_s, replicated=kind == "serial", forked=size)
+    if kind == "serial":  # its helpers have a limit of their own
+        return unwatched
+    return watchdog(limit_s=limit_s, forked=size)
 
 
 def _sizes(text: str, *, least: int) -> list[int]:

@@ -225,33 +225,7 @@ PARAMETRIZATION_CACHE = Hook(
     "an equivalence check computes parametrized weights again",
 )
 
-_LOADER_SPLIT = "serial scripts: --split loader"
-WEIGHTED_BACKWARD = Hook(
-    "torch.autograd",
-    "backward",
-    _LOADER_SPLIT,
-    "the loss of a slice is weighted",
-    arguments=("tensors", "grad_tensors"),
-)
-REFUSED_GRAD = Hook("torch.autograd", "grad", _LOADER_SPLIT, "gradients of a slice are refused")
 
-_LOADING = "serial scripts: data loading"
-LOADER_ITERATOR = Hook(
-    "torch.utils.data:DataLoader", "_get_iterator", _LOADING, "the number of loader processes is limited"
-)
-ITERATOR_INIT = Hook(
-    LOADER, "__init__", _LOADING, "a pass over a loader begins", arguments=("self", "loader")
-)
-ITERATOR_RESET = Hook(LOADER, "_reset", _LOADING, "another pass over a loader begins")
-ITERATOR_INDEX = Hook(LOADER, "_next_index", _LOADING, "a rank requests its share of a batch")
-ITERATOR_NEXT = Hook(LOADER, "__next__", _LOADING, "the shares of a batch are gathered")
-FETCH_REQUEST = Hook(
-    MAP_FETCHER,
-    "fetch",
-    _LOADING,
-    "a request for a share of a batch is accepted",
-    arguments=("self", "possibly_batched_index"),
-)
 WORKER_INFO = Hook(
     "torch.utils.data._utils.worker",
     "_worker_info",
@@ -259,16 +233,14 @@ WORKER_INFO = Hook(
     "a stream is read as by a single process",
 )
 
-_ALONE = "serial scripts: each rank runs as if alone"
+_ALONE = "serial scripts: the script sees one process"
 COUNTED_BACKWARD = Hook(
     "torch.autograd",
     "backward",
     _ALONE,
-    "the ranks compare their numbers of backward passes",
+    "--explain ends after some backward passes",
     arguments=("tensors",),
 )
-EXIT = Hook("os", "_exit", _ALONE, "the ranks compare their weights before they exit", arguments=("status",))
-THREAD_ERROR = Hook("threading", "excepthook", _ALONE, "an error of samestep in a thread ends the run")
 CREATED_GROUP = tuple(
     Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
@@ -277,23 +249,11 @@ TORCH_MANUAL_SEEDS = tuple(
     Hook(owner, "manual_seed", "workers of a script that spawns them", "they get seeds that an import sets")
     for owner in ("torch", "torch.random")
 )
-STARTED_PROCESS = Hook(
-    "subprocess:Popen",
-    "__init__",
-    _ALONE,
-    "a script whose library starts further ranks is refused",
-    arguments=("self", "env"),
-)
 GROUP_EXISTS = Hook(
     "torch.distributed", "is_initialized", _ALONE, "the script does not see the ranks' process group"
 )
-INPUT = Hook("builtins", "input", _ALONE, "one rank reads standard input for all")
-SET_SIGNAL = Hook("signal", "signal", _ALONE, "a handler of the script runs on all ranks at the same call")
-GET_SIGNAL = Hook("signal", "getsignal", _ALONE, "the script sees its own handler")
-RAISE_SIGNAL = Hook("signal", "raise_signal", _ALONE, "a rank signals itself at the same call as the others")
-KILL = Hook("os", "kill", _ALONE, "a rank signals itself at the same call as the others")
 
-_SEEDS = "seeds from the system are equal on all ranks"
+_SEEDS = "verify: seeds from the system are equal in all runs"
 RANDOM_OBJECT_SEED = Hook("random:Random", "seed", _ALONE, _SEEDS, arguments=("self", "a", "version"))
 RANDOM_SEED = Hook("random", "seed", _ALONE, _SEEDS, arguments=("a", "version"))
 NUMPY_SEED = Hook("numpy.random", "seed", _ALONE, _SEEDS)
@@ -301,29 +261,6 @@ NUMPY_GENERATOR = Hook("numpy.random", "default_rng", _ALONE, _SEEDS)
 TORCH_SEED = Hook("torch", "seed", _ALONE, _SEEDS)
 TORCH_RANDOM_SEED = Hook("torch.random", "seed", _ALONE, _SEEDS)
 
-_TIMES = "the ranks branch equally on elapsed time"
-CLOCK_READS = (
-    *(
-        Hook("time", name, _ALONE, _TIMES)
-        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
-    ),
-    Hook("timeit", "default_timer", _ALONE, _TIMES),
-)
-FORMATTED_TIMES = tuple(
-    Hook("time", name, _ALONE, _TIMES) for name in ("localtime", "gmtime", "ctime", "strftime")
-)
-
-_NETWORK = "serial scripts: network"
-URL_OPENED = Hook(
-    "urllib.request:OpenerDirector",
-    "open",
-    _NETWORK,
-    "only rank 0 sends a request",
-    arguments=("self", "fullurl", "data"),
-)
-REQUEST_SENT = Hook(
-    "requests.adapters:HTTPAdapter", "send", _NETWORK, "only rank 0 sends a request", optional=True
-)
 
 # --- launching -------------------------------------------------------------------------------------------
 

@@ -2,23 +2,6 @@
 
 from samestep.hooks.registry import Hook
 
-_FIGURES = "serial scripts: each rank runs as if alone"
-_DURATIONS = "the ranks branch equally on durations that a device measures"
-EVENT_DURATIONS = tuple(
-    Hook(owner, "elapsed_time", _FIGURES, _DURATIONS, optional=True)
-    for owner in ("torch.cuda:Event", "torch.xpu:Event", "torch.mps.event:Event")
-)
-_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-MEMORY_FIGURES = tuple(
-    Hook(owner, name, _FIGURES, "the ranks branch equally on the memory of a device", optional=True)
-    for owner, names in (
-        ("torch.cuda", (*_MEMORY, "mem_get_info")),
-        ("torch.xpu", (*_MEMORY, "mem_get_info")),
-        ("torch.accelerator", (*_MEMORY, "get_memory_info")),
-    )
-    for name in names
-)
-
 _CUDA = "--device cpu"
 _ON_CPU = "a script that names CUDA devices runs on the CPU"
 LOADED = Hook("torch", "load", _CUDA, _ON_CPU, arguments=("f", "map_location"))

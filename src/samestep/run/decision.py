@@ -100,14 +100,9 @@ class Decision:
         return self.script is not None and self.script.kind == "serial"
 
     @property
-    def is_replicated(self) -> bool:
-        """Whether the program is a serial script that runs on several workers."""
-        return self.size > 1 and self.is_serial
-
-    @property
     def runs_once(self) -> bool:
         """Whether one worker runs the script, and the others compute slices of its calls."""
-        return self.is_replicated and self.options.are_once
+        return self.size > 1 and self.is_serial
 
     @property
     def has_helpers(self) -> bool:
@@ -383,7 +378,7 @@ def _script_text(decision: Decision) -> str:
 
 def _serial_text(decision: Decision, script: ScriptKind) -> str:
     """Return how a serial script runs."""
-    if not decision.is_replicated:
+    if not decision.runs_once:
         misplaced = decision.size == 1 and "-n" in decision.job.program.args
         note = " (`-n` after the script name was passed to the script; put it before)" if misplaced else ""
         return f"is a serial script{note}"

@@ -166,14 +166,14 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     job = replace(decision.job, needs_all=not decision.runs_once)
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
-        _import_torch(with_compiler=decision.is_replicated and spawn.local > 1)
+        _import_torch(with_compiler=decision.runs_once and spawn.local > 1)
         hosted = release_compute_threads()
     if (decision.sanitize or decision.count or decision.clocking) and not hosted:
         raise UsageError(
             "--sanitize, --count and --clock need forked workers, and this process cannot fork safely. Start "
             "the workers with torchrun or srun."
         )
-    if decision.is_replicated and not hosted:
+    if decision.runs_once and not hosted:
         raise UsageError(
             f"{job.program.target} is a serial script, whose workers are forked, and this process cannot "
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."

@@ -8,7 +8,6 @@ interpreter starts, so a command that starts some ranks of a serial script, whil
 others, replaces itself by the same command with ``PYTHONHASHSEED`` set.
 """
 
-import os
 import shlex
 import shutil
 import sys
@@ -22,7 +21,6 @@ from samestep.base.errors import UsageError
 from samestep.launch.job import Job, Program
 from samestep.launch.local.programs import become
 from samestep.launchers.detect import UNLAUNCHED, detect
-from samestep.run.decision import recognize_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,34 +137,3 @@ def _srun(held: Allocation, *flags: str, tasks_as_one: int = 1) -> list[str]:
     # srun does not read salloc's value of this flag.
     cpus = () if held.cpus_per_task is None else (f"--cpus-per-task={held.cpus_per_task * tasks_as_one}",)
     return ["srun", *flags, *cpus]
-
-
-def fix_hash_seed(job: Job, mode: str) -> None:
-    """Start this command again with a fixed hash seed, if the ranks need one and the user has set none.
-
-    Call it before the rendezvous and before torch is imported, so that nothing slow is done twice. `mode` is
-    as in `samestep.run.decision.decide`.
-    """
-    environment = env.snapshot()
-    if environment.get(env.HASH_SEED) or sys.flags.ignore_environment or not _is_restartable():
-        return
-    has_other_starters = job.nodes.count > 1 or detect(environment).place.size > 1
-    if not has_other_starters or not _is_serial(job, mode):
-        return
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os.execve(sys.executable, sys.orig_argv, {**environment, **env.FIXED_HASH_SEED})  # noqa: S606 - no shell
-
-
-def _is_restartable() -> bool:
-    """Return whether the interpreter's arguments would start this command again."""
-    arguments = sys.argv[1:]
-    is_same = sys.orig_argv[len(sys.orig_argv) - len(arguments) :] == arguments
-    return is_same and bool(arguments) and bool(sys.executable) and "torch" not in sys.modules
-
-
-def _is_serial(job: Job, mode: str) -> bool:
-    if job.program.kind == "executable" or mode == "native":
-        return False
-    return mode == "autopilot" or recognize_script(job.program).kind == "serial"

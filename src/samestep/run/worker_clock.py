@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from samestep.autopilot.files.file_calls import unredirected
-from samestep.autopilot.replicated_script import undo_replication
-from samestep.autopilot.split_calls import own_samples
 from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import Error
@@ -44,7 +42,6 @@ def clocked(
         file,
         clocking,
         stop=partial(_leave_together, file, clocking, place, [path.absolute() for path in recording]),
-        own=own_samples,
         loaders=place.size if kind == "native" else 1,
     )
 
@@ -94,7 +91,6 @@ def _leave_together(
         log(clocking.stopped_message())
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # that of a DataLoader raises when its workers end
-    undo_replication()
     for child in multiprocessing.active_children():
         child.terminate()
     exit_process(exit_code)

@@ -35,24 +35,18 @@ from samestep.ranks.hang.watchdog import IdleWatch, Response, Watchdog, interval
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
-_ADVICE_REPLICATED = (
-    "A serial script must take the same branches on every rank, so nothing in it may depend on the clock or "
-    "on what a single rank reads."
-)
 CHECKED_STEP = 2
 """The optimizer step after which the group is checked; a script may create it for its first step."""
 
 
-def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
+def watchdog(*, limit_s: float, forked: int | None) -> Watch:
     """Return the function that runs a worker's program under the watchdog.
 
     Args:
         limit_s: seconds that a rank waits for another one.
-        replicated: whether the program is a replicated serial script.
         forked: number of workers that will be forked from this process, if these are all.
     """
-    advice = (_ADVICE_REPLICATED, _ADVICE_REPLICATED) if replicated else (DIVERGED_ADVICE, STEPS_ADVICE)
-    return partial(_run_watched, limit_s=limit_s, advice=advice, forked=forked is not None)
+    return partial(_run_watched, limit_s=limit_s, forked=forked is not None)
 
 
 def idle_watch(*, limit_s: float) -> Watch:
@@ -97,7 +91,6 @@ def _run_watched(
     report: Report,
     *,
     limit_s: float,
-    advice: tuple[str, str],
     forked: bool,
 ) -> Ending:
     environment = env.snapshot()
@@ -111,8 +104,8 @@ def _run_watched(
             limit_s=limit_s,
             on_hang=partial(_end_with_cause, report),
             on_abort=partial(_end_after_another, report),
-            diverged=advice[0],
-            steps=advice[1],
+            diverged=DIVERGED_ADVICE,
+            steps=STEPS_ADVICE,
         ),
         generation=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
     )

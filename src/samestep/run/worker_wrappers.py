@@ -1,4 +1,4 @@
-"""Chooses the wrappers around each worker's program: replication, counting, the clock and the checks."""
+"""Chooses the wrappers around each worker's program: splitting, counting, the clock and the checks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -90,7 +90,7 @@ def _local(decision: Decision) -> int:
 
 def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
-    inner = _replication(decision)
+    inner = _running(decision)
     if decision.runs_once and not decision.has_helpers:
         return partial(_on_main_rank, around=_observed(decision, inner), as_helper=inner)
     return _observed(decision, inner)
@@ -107,7 +107,7 @@ def _observed(decision: Decision, inner: Around) -> Around:
     if decision.count:
         from samestep.run.worker_monitors import counted
 
-        inner = partial(counted, around=inner, native=not decision.is_replicated)
+        inner = partial(counted, around=inner, native=not decision.runs_once)
     if decision.clocking is not None:
         from samestep.run.worker_clock import clocked
 
@@ -122,7 +122,7 @@ def _observed(decision: Decision, inner: Around) -> Around:
         return inner
     from samestep.run.worker_monitors import sanitized
 
-    return partial(sanitized, around=inner, native=not decision.is_replicated)
+    return partial(sanitized, around=inner, native=not decision.runs_once)
 
 
 def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
@@ -140,35 +140,29 @@ def _watched(decision: Decision, *, forked: int | None) -> Watch:
         return unwatched
     from samestep.run.worker_monitors import watchdog
 
-    return watchdog(limit_s=decision.hang_timeout_s, replicated=decision.is_replicated, forked=forked)
+    return watchdog(limit_s=decision.hang_timeout_s, forked=forked)
 
 
-def _replication(decision: Decision) -> Around:
-    """Return the function that runs a serial script replicated, and other programs as they are."""
+def _running(decision: Decision) -> Around:
+    """Return the function that runs a serial script with its helpers, and other programs as they are."""
     options = decision.options
     as_given = as_it_is
     if options.scratch is not None:
         as_given = partial(_run_in_scratch, around=as_it_is, scratch=options.scratch)
     if not decision.is_serial:
         return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
-    if not decision.is_replicated and options.device == "auto":
+    if not decision.runs_once and options.device == "auto":
         return partial(_run_as_one_process, around=as_given)
-    if options.are_once:
-        from samestep.autopilot.once_script import run_launched, run_once
+    from samestep.autopilot.once_script import run_launched, run_once
 
-        if decision.has_helpers or decision.size == 1:
-            return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
-        return partial(run_launched, timeout_s=decision.hang_timeout_s, options=options)
-    from samestep.autopilot.replicated_script import run_replicated
-
-    return partial(run_replicated, guarded=decision.must_join, options=options)
+    if decision.has_helpers or decision.size == 1:
+        return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
+    return partial(run_launched, timeout_s=decision.hang_timeout_s, options=options)
 
 
 def _kind(decision: Decision) -> Kind:
     if decision.runs_once:
         return "once"
-    if decision.is_replicated:
-        return "replicated"
     return "serial" if decision.is_serial else "native"
 
 

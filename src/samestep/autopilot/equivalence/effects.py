@@ -36,11 +36,6 @@ def changing_no_files() -> AbstractContextManager[None]:
     return _is_comparing.bound(value=True)
 
 
-def is_comparing() -> bool:
-    """Return whether the calling thread computes a call for a comparison."""
-    return _is_comparing.get()
-
-
 def watch_effects(*, refuses_all: bool = False) -> None:
     """Let this process announce effects from now on, or refuse them all; a hook of Python's stays."""
     if not _are_watched:

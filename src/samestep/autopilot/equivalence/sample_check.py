@@ -14,13 +14,10 @@ from torch import nn
 from samestep.autopilot.equivalence.disturbance import parametrizations_computed
 from samestep.autopilot.equivalence.rounding import differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.module_outputs import outcome
-from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.training_calls import training_nothing
-from samestep.base.errors import OutOfStep
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, text
 
@@ -60,21 +57,6 @@ class SampleCheck:
         with suppress(Exception), parametrizations_computed(), training_nothing():
             self._whole = self._run.unsplit(given, records=draws)
         self._run.restore()
-
-    def compare(self, result: Any, plan: SplitPlan, split: BatchSplit, *, on_all: bool) -> None:
-        """Compare the split call with the unsplit one; raise `OutOfStep` if they differ.
-
-        Only this rank may check the call, unless it is checked `on_all` ranks: then all raise.
-        """
-        why = self.difference(result, plan)
-        reasons = split.world.all_gather_objects(why) if on_all else [why]
-        found = next((one for one in reasons if one), "")
-        if found:
-            raise OutOfStep(
-                f"{type(self._module).__name__} gives another result when its batch of {split.total} is "
-                f"split: {found}. It did not in its equivalence check, so it depends on something that has "
-                f"changed since. {KEEP_UNSPLIT}"
-            )
 
     def difference(self, result: Any, plan: SplitPlan) -> str:
         """Return how the outputs and the state of the split call differ; empty if they are equal."""

@@ -15,7 +15,6 @@ from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import is_user_code
-from samestep.autopilot.script.failed_calls import is_device_failure
 from samestep.autopilot.split.call_plans import (
     CallArguments,
     ConcatenatedOutput,
@@ -24,6 +23,7 @@ from samestep.autopilot.split.call_plans import (
     batch_split,
     gatherings_for,
 )
+from samestep.autopilot.split.device_failures import is_device_failure
 from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice

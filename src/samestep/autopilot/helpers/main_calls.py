@@ -31,7 +31,6 @@ from samestep.autopilot.helpers.slices import (
     CallGraph,
     CallResult,
     RankSlices,
-    SliceGradients,
     rows_of_inputs,
 )
 from samestep.autopilot.helpers.split_node import as_node
@@ -43,6 +42,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
+from samestep.autopilot.split.gradients import SliceGradients
 from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls

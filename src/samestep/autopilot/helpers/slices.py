@@ -22,12 +22,12 @@ from samestep.autopilot.split.call_plans import (
 )
 from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.forward_reductions import watching_reductions
-from samestep.autopilot.split.gradients import leaves_of, unaveraged
+from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
-from samestep.autopilot.split.slice_context import OtherRankFailedError, current_slice
+from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.autopilot.state.saved_state import SideOutput, carried_by
 from samestep.base.errors import PeerLost
@@ -66,26 +66,6 @@ class CallResult:
     graph: CallGraph | None
     sources: list[Tensor]
     """The tensors of this process of which the graph's sources are copies."""
-
-
-class SliceGradients:
-    """Averages the gradients of weights that a forward itself computes by `torch.autograd.grad`."""
-
-    def __init__(self, world: TeamWorld) -> None:
-        self.world = world
-        self.weights: set[int] = set()
-        self.deferred = DeferredChecks()
-
-    def follows(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a weight of the call that is being computed."""
-        return current_slice.get() is not None and id(tensor) in self.weights
-
-    def average(self, gradients: Sequence[Tensor | None]) -> None:
-        """Average gradients over the ranks, in place."""
-        for gradient in gradients:
-            if gradient is not None:
-                self.world.all_reduce(gradient)
-                gradient.div_(self.world.place.size)
 
 
 class RankSlices:

@@ -14,10 +14,9 @@ uses these functions again, so both can be differentiated twice.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -139,64 +138,8 @@ class _Add(torch.autograd.Function):
         return grad * ctx.factor, None, None
 
 
-_LEAF = "AccumulateGrad"
 _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
 _ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls}  # noqa: SLF001
-
-
-@dataclass(frozen=True, slots=True)
-class CallGraph:
-    """The autograd graph of a call's outputs, up to its inputs."""
-
-    operations: frozenset[str]  # their names
-    leaves: tuple[Tensor, ...]  # tensors of the script in which a backward accumulates gradients
-
-
-def call_graph(outputs: Any) -> CallGraph:
-    """Return the autograd graph of the outputs of a slice, or of the whole batch after a check.
-
-    Tensors from which inputs of a split call have been computed are no leaves of it: their gradients are
-    those of the whole batch on all ranks. Nor are tensors that only the graph holds, such as an initial state
-    that the call has created: no optimizer can update them.
-    """
-    kinds, found = _operations_and_leaves(outputs)
-    least = _references_of_graph()
-    held = tuple(leaf for leaf, count in zip(found, _references(found), strict=True) if count > least)
-    return CallGraph(frozenset(kind.__name__ for kind in kinds), held)
-
-
-def _operations_and_leaves(outputs: Any) -> tuple[set[type], list[Tensor]]:
-    kinds: set[type] = set()
-    found: list[Tensor] = []
-    seen: set[Any] = set()
-    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
-    while waiting:
-        node: Any = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        kind = type(node)
-        if kind.__name__ == _LEAF:
-            found.append(node.variable)
-        elif kind not in _INPUTS:
-            kinds.add(kind)
-            waiting += [one for one, _ in node.next_functions if one is not None and one not in seen]
-    return kinds, found
-
-
-def _references(found: list[Tensor]) -> list[int]:
-    return [sys.getrefcount(found[place]) for place in range(len(found))]
-
-
-@cache
-def _references_of_graph() -> int:
-    """Return the references of a leaf that only the graph holds, which depend on torch and Python."""
-    # The first split call may be in inference mode, in which `enable_grad` alone makes no graph.
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        output = torch.zeros(1, device="cpu").requires_grad_() * 1
-    _, found = _operations_and_leaves(output)
-    (count,) = _references(found)  # while the graph exists, which has one of them
-    return count
 
 
 def uses_split_call(outputs: Any) -> bool:

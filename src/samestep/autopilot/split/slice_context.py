@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samestep.autopilot.script.call_account import KEEP_UNSPLIT
-from samestep.autopilot.script.failed_calls import is_device_failure
+from samestep.autopilot.split.device_failures import is_device_failure
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations

@@ -58,7 +58,7 @@ def choose(
             "--device cpu."
         )
     found = auto_workers.candidates(cpu_share().usable)
-    names = (*SPLIT, "algorithm")
+    names = SPLIT
     of_script = {name: settings[name] for name in names if settings[name] != getattr(DEFAULTS, name)}
     module = ["-m"] * (job.program.kind == "module")
     words = [*as_arguments({**flags, **of_script}), *module, job.program.target, *job.program.args]

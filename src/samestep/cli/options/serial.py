@@ -8,12 +8,11 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.setting_fields import flag
 from samestep.cli.options.declare import WORKERS_PANEL, option
-from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import AUTO, Measured
 from samestep.run.decision import Decision
 
-SPLIT = ("batch_norm", "split", "short_calls", "load", "random", "device")
+SPLIT = ("short_calls", "device")
 """The options that control how a serial script is split."""
 
 OF_ALL = ("device",)
@@ -48,17 +47,13 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
         UsageError: a value is wrong, or a flag has no effect on this program.
     """
     options = Options(**flags)
-    if options.explain and not decision.is_replicated:
+    if options.explain and not decision.runs_once:
         raise UsageError("--explain is for serial scripts on several workers; give one, and -n 2 or more.")
     given = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
     if decision.job.program.kind != "executable" and not decision.starts_workers_alone:
         given = [name for name in given if decision.is_serial or name not in OF_ALL]
     if given and not decision.is_serial:
         raise UsageError(not_serial(given[0], decision.job.program.target))
-    refuse_unmeasured(decision, options.algorithm)
-    if options.all_output and isinstance(decision.plan, Spawn) and decision.job.logs.tee.is_empty:
-        logs = replace(decision.job.logs, tee=Std.parse("--tee", "3"))
-        decision = replace(decision, job=replace(decision.job, logs=logs))
     return replace(decision, options=options)
 
 

@@ -52,11 +52,6 @@ class Ending:
     details: str = ""  # what the log file gets instead of the traceback; empty for the same
     is_from_outside: bool = False  # whether samestep or Ctrl-C ended it, rather than its own code
 
-    @property
-    def was_asked_for(self) -> bool:
-        """Whether the program gave this code to `sys.exit`, and it is not 0."""
-        return self.exit_code != 0 and self.error in ("", SystemExit.__name__)
-
 
 def host(program: Program, send_provisional: Callable[[Ending], None] | None = None) -> Ending:
     """Run a script or module to its end and return how it ended.

@@ -56,7 +56,6 @@ class ScriptClock(Listener):
         sink: receives the steps.
         clocking: how many steps are recorded.
         stop: ends this process once that many steps have been recorded.
-        own: returns how many of the samples that a model is called with are this rank's.
         loaders: number of workers that each load a shard of the epoch.
         samples_per_epoch: None computes it from what the loaders read.
     """
@@ -67,12 +66,11 @@ class ScriptClock(Listener):
         clocking: ClockOptions,
         *,
         stop: Callable[[], None],
-        own: Callable[[int], int] = lambda samples: samples,
         loaders: int = 1,
         samples_per_epoch: int | None = None,
     ) -> None:
         self._sink, self._clocking, self._stop = sink, clocking, stop
-        self._own_samples, self._loaders, self._samples_per_epoch = own, loaders, samples_per_epoch
+        self._loaders, self._samples_per_epoch = loaders, samples_per_epoch
         self.thread: tuple[int, int] = getpid(), get_ident()
         self._device = torch.device("cpu")
         self._instants: Instants = HostInstants()
@@ -194,13 +192,13 @@ class ScriptClock(Listener):
                 ddps += (ddp,)
                 self._may_overlap = True
         rows, elements = size_of(inputs)
-        self._log += StepReader.call, self._now(), (self._model, self._own_samples(rows), elements, ddps)
+        self._log += StepReader.call, self._now(), (self._model, rows, elements, ddps)
         return None
 
     def _note_other_call(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         rows, elements = size_of(inputs)
         if torch.is_grad_enabled():
-            size = self._own_samples(rows), elements
+            size = rows, elements
             self._log += StepReader.call_in_evaluation, self._now(), size
         else:
             evaluated = None if module.training else id(module)

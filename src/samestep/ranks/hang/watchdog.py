@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import psutil
@@ -34,10 +34,6 @@ _STOPPED_SAMPLES = 2
 _QUIET_SAMPLES = 6  # number of samples without a new status after which a rank counts as not responding
 
 
-_is_waiting_at_end = threading.Event()
-"""Set while this process waits for the other ranks at the end of its script."""
-
-
 _watching: "list[Watchdog]" = []  # the watchdog of this process, while its script runs
 os.register_at_fork(after_in_child=_watching.clear)
 
@@ -47,21 +43,6 @@ def statuses_here() -> dict[int, RankStatus]:
     with suppress(Exception):  # the script may have broken anything
         return _watching[-1].statuses() if _watching else {}
     return {}
-
-
-def is_waiting(rank: int) -> bool:
-    """Return whether another rank is known to have waited in a collective for `_WAITING_S`."""
-    return any(watchdog.has_seen_waiting(rank) for watchdog in _watching)
-
-
-@contextmanager
-def waiting_at_end() -> Iterator[None]:
-    """Mark, for the duration of a block, that this rank's script has ended and waits for the other ranks."""
-    _is_waiting_at_end.set()
-    try:
-        yield
-    finally:
-        _is_waiting_at_end.clear()
 
 
 def interval_of(limit_s: float) -> float:
@@ -93,13 +74,6 @@ class Watchdog(StatusMonitor):
         """Start the thread."""
         super().begin()
         _watching.append(self)
-
-    def has_seen_waiting(self, rank: int) -> bool:
-        """Return whether the status of a rank shows a wait in a collective of at least `_WAITING_S`."""
-        with suppress(Exception):  # the script may have broken anything
-            status = self.statuses().get(rank)
-            return status is not None and status.wait is not None and status.wait.age_s >= _WAITING_S
-        return False
 
     def end(self, state: State, *, line: str = "", lost: Wait | None = None) -> None:
         """Stop the thread, and post how the script has ended.
@@ -140,10 +114,6 @@ class Watchdog(StatusMonitor):
         rank = self.place.rank
         statuses[rank] = replace(self.sampler.last, state="running", line=with_text(line), wait=last)
         return self._describe(Hang(wait=last, waiting=(rank,), missing=gone), statuses)
-
-    def state(self) -> State:
-        """See `StatusMonitor.state`."""
-        return "ended" if _is_waiting_at_end.is_set() else "running"
 
     def examine(self, own: RankStatus) -> None:
         """Detect a hang while this rank waits; if it is the one to do so, report it and end the run."""

@@ -264,7 +264,7 @@ class Comparison:
 
         `advice` is what the author of a distributed script can do, and `more` are further fields.
         """
-        if self.run.is_replicated and cause != "refused":  # a refusal says itself what to do
+        if self.run.runs_once and cause != "refused":  # a refusal says itself what to do
             advice = FAULT_OF_SAMESTEP
         values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
         return Finding(

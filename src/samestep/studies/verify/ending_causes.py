@@ -17,7 +17,7 @@ def steps_differ(comparison: Comparison) -> Finding | None:
     most, least = begun.index(max(begun)), begun.index(min(begun))
     hangs = run.failure is not None and run.failure.error == StepsDiffer.__name__
     is_over = hangs or (run.traces[least].facts.ended == "end" and not _has_exited_in_loop(run.failure))
-    if run.is_replicated or begun[most] == begun[least] or not is_over:
+    if run.runs_once or begun[most] == begun[least] or not is_over:
         return None
     report = f" ({run.failure.headline})" if hangs and run.failure is not None else ""
     return comparison.finding(
@@ -37,7 +37,7 @@ def _has_exited_in_loop(failure: Failure | None) -> bool:
 def hang(comparison: Comparison) -> Finding | None:
     """Find ranks of a distributed script that wait in different collectives, or for a rank that does not."""
     run = comparison.run
-    if run.is_replicated or run.failure is None or run.failure.error not in _HANGS:
+    if run.runs_once or run.failure is None or run.failure.error not in _HANGS:
         return None
     if any(trace.facts.ended in _HANGS for trace in run.traces):
         return None  # raised by the script, not by the watchdog
@@ -93,7 +93,7 @@ def _place(line: str) -> Place | None:
 def silent_copies(comparison: Comparison) -> Finding | None:
     """Find ranks that train apart, without a process group."""
     run, size = comparison.run, comparison.size
-    if run.is_replicated or size == 1 or any(trace.facts.group_size > 1 for trace in run.traces):
+    if run.runs_once or size == 1 or any(trace.facts.group_size > 1 for trace in run.traces):
         return None
     if all(trace.facts.ended == "killed" for trace in run.traces):  # none has written whether it had a group
         return None

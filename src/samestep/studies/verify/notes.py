@@ -46,7 +46,7 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
 
 def several_writers(run: RunRecord) -> list[Finding]:
     """Return a finding about the files that several ranks of a distributed script have written."""
-    if run.is_replicated:
+    if run.runs_once:
         return []
     writers: dict[str, list[int]] = {}
     for trace in run.traces:

@@ -38,7 +38,7 @@ def align_parameters(reference: RunRecord, *others: RunRecord) -> Sequence[RunRe
     if all(_is_alike(reference, one) for one in others):
         return reference, *others
     optimizers = range(len(reference.facts.parameters))
-    if any(len(trace.facts.parameters) != len(optimizers) for one in others for trace in one.own_traces):
+    if any(len(trace.facts.parameters) != len(optimizers) for one in others for trace in one.traces):
         raise UnmatchedParametersError
     runs = (reference, *others)
     places = [[_places(reference, one, optimizer) for optimizer in optimizers] for one in runs]
@@ -48,7 +48,7 @@ def align_parameters(reference: RunRecord, *others: RunRecord) -> Sequence[RunRe
         for k in optimizers
     ]
     in_parts = any(
-        0 < len(held) < len(run.own_traces)
+        0 < len(held) < len(run.traces)
         for run, of in zip(runs, places, strict=True)
         for some in of
         for held in some
@@ -72,7 +72,7 @@ def drop_parameters(run: RunRecord) -> RunRecord:
 def _is_alike(reference: RunRecord, run: RunRecord) -> bool:
     """Return whether a run's parameters are in the order of the reference's."""
     usual = reference.facts.parameters
-    lists = [trace.facts.parameters for trace in run.own_traces]
+    lists = [trace.facts.parameters for trace in run.traces]
     if not usual or not all(lists) or all(one == usual for one in lists):
         return True
     nameless = [[[(held.shape, held.group) for held in part] for part in one] for one in (usual, *lists)]
@@ -96,7 +96,7 @@ def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
     """
     usual = reference.facts.parameters[optimizer]
     found: list[dict[int, int]] = [{} for _ in usual]
-    for rank, trace in enumerate(run.own_traces):
+    for rank, trace in enumerate(run.traces):
         held = trace.facts.parameters[optimizer]
         first, here = _first(reference.traces[0], optimizer), _first(trace, optimizer)
         pairs = _as_stage(usual, held, found, first, here)
@@ -205,7 +205,7 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
     own = [
         (owner, held[owner])
         for held in places
-        for owner in [0 if run.is_replicated else rank if rank in held else min(held)]
+        for owner in [0 if run.runs_once else rank if rank in held else min(held)]
     ]
     steps = [trace.steps[index] for trace in run.traces]
     if steps[rank].joined:

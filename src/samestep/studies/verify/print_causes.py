@@ -38,7 +38,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
     cause: Cause
     if id(worst) in own:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
-    elif comparison.run.is_replicated:
+    elif comparison.run.runs_once:
         cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
     elif worst.is_combined:
         cause, why = "local-metric", _SUM_OF_MEANS if worst.is_multiple else _MEAN_OF_MEANS
@@ -66,7 +66,7 @@ def printed_text(comparison: Comparison) -> Finding | None:
     found = deviating_text(comparison.reference, comparison.run, comparison.control)
     if found is None:
         return None
-    is_serial = comparison.run.is_replicated
+    is_serial = comparison.run.runs_once
     usual, here = (repr(line.strip()) if line else "no such line" for line in found)
     return Finding(
         cause="printed-text",

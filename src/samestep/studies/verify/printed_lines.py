@@ -73,7 +73,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
     same total in lines that are not of training: ``22/103`` in place of ``44/103``.
     """
-    size = len(run.own_traces)
+    size = len(run.traces)
     rounding = rounding_of(reference.facts.epsilon)
     lines, again, other = (_lines(one) for one in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
@@ -264,7 +264,7 @@ def _apart(of: str, one: str) -> float:
 
 def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
     """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
-    if run.is_replicated or not _last_digit(one):
+    if run.runs_once or not _last_digit(one):
         return False
     steps = range(min(reference.steps, run.steps))
     return any(

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
-from samestep.autopilot.once_script import run_once
-from samestep.autopilot.replicated_script import run_replicated, single_process_view, undo_replication
+from samestep.autopilot.once_script import run_once, without_ranks
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
-from samestep.autopilot.script.options import DEFAULTS, Options
+from samestep.autopilot.script.options import Options
 from samestep.autopilot.script.redirected_output import silenced, writing_to
-from samestep.autopilot.script.seeds import equal_seeds, seed_all
+from samestep.autopilot.script.seeds import fixed_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
 from samestep.base.machine.accelerators import only_first_gpus
@@ -31,7 +30,6 @@ from samestep.launch.local.failure import Failure
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.programs import Watch, entry_of
 from samestep.launch.local.supervisor import Outcome
-from samestep.ranks.world.join import join
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.studies.verify.modules.module_record import read_modules
@@ -95,9 +93,8 @@ class TracedRun:
         return merged(
             RunRecord(
                 traces=[self._trace_of(rank) for rank in range(self._processes)],
-                is_replicated=self.kind == "serial",
+                runs_once=self.kind == "serial",
                 failure=cause,
-                is_sliced=self.options.split == "loader",
                 modules=[read_modules(self._modules_of(rank)) for rank in range(self._processes)],
                 workers=self.size,
             )
@@ -117,8 +114,7 @@ class TracedRun:
     @property
     def _processes(self) -> int:
         """The number of processes that run the script."""
-        runs_once = self.kind == "serial" and self.options.are_once
-        return 1 if runs_once else self.size
+        return 1 if self.kind == "serial" else self.size
 
     def _filled(self) -> Program:
         """Return the program with this number of workers in its flags."""
@@ -234,18 +230,8 @@ class TracedRun:
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
-            if self.neutral == "serial":
-                options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
-            if self._processes == 1:
-                return run_once(probed, size=self.size, options=options)
-            return run_replicated(probed, guarded=False, options=options)
-        with (
-            own_device(self.options) as device,
-            join(device=device) as world,
-            single_process_view(world),
-            writing_to(self._folder_of(rank)),
-            equal_seeds(world, SEED),
-        ):
+            return run_once(probed, size=self.size, options=options)
+        with own_device(self.options), without_ranks(), writing_to(self._folder_of(rank)), fixed_seeds(SEED):
             return probed()
 
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -288,7 +274,6 @@ class TracedRun:
         (self._folder_of(rank) / "stopped").touch()
         others = [self._folder_of(other) / "stopped" for other in range(self._processes)]
         holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
-        undo_replication()
         os._exit(0)
 
 

@@ -16,7 +16,7 @@ from samestep.studies.verify.trace import Step, Trace
 
 def merged(run: RunRecord) -> RunRecord:
     """Return a run with each batch of several ranks once, and with averaged steps."""
-    if run.is_replicated or run.size == 1:
+    if run.runs_once or run.size == 1:
         return run
     traces = [_own_batches(one, run) for one in run.traces]
     traces[0] = _with_output(traces)

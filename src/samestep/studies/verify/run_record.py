@@ -26,9 +26,8 @@ class RunRecord:
     """The record of a run."""
 
     traces: Sequence[Trace]  # one for each rank
-    is_replicated: bool  # whether each rank got global batches, as the ranks of a replicated script do
+    runs_once: bool = False  # whether it is a serial script, which one worker runs
     failure: Failure | None = None  # what ended the run, if it failed
-    is_sliced: bool = False  # whether the ranks of a replicated script trained on slices (``--split loader``)
     averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
     workers: int | None = None  # number of workers, if not each of them has a trace
@@ -37,11 +36,6 @@ class RunRecord:
     def size(self) -> int:
         """Number of workers."""
         return len(self.traces) if self.workers is None else self.workers
-
-    @property
-    def own_traces(self) -> Sequence[Trace]:
-        """The traces of the ranks with samples of their own; of a replicated script, that of rank 0 only."""
-        return self.traces[:1] if self.is_replicated else self.traces
 
     @property
     def facts(self) -> Facts:
@@ -67,8 +61,8 @@ class RunRecord:
         return next((one for one in self.of_ranks(step)), self.traces[0].steps[step])
 
     def of_ranks(self, step: int) -> Sequence[Step]:
-        """Return a step of each rank that made it; of a replicated script, that of rank 0 only."""
-        return [trace.steps[step] for trace in self.own_traces if not trace.steps[step].joined]
+        """Return a step of each rank that made it."""
+        return [trace.steps[step] for trace in self.traces if not trace.steps[step].joined]
 
     def counts(self, step: int) -> Sequence[int]:
         """Return the numbers of samples of the ranks that get samples in any step."""
@@ -77,22 +71,17 @@ class RunRecord:
             len(trace.steps[step].samples)
             for trace, feeds in zip(self.traces, feeding, strict=True)
             if feeds or not any(feeding)
-        ][: 1 if self.is_replicated else None]
+        ]
 
     def samples(self, step: int) -> Vector:
         """Return the keys of the samples of a step in ascending order."""
-        if not self.is_sliced:
-            return _sorted([key for one in self.of_ranks(step) for key in one.samples])
-        first, *others = [_sorted(trace.steps[step].samples) for trace in self.traces]
-        if all(same_samples(first, other) for other in others):  # too few samples to slice
-            return first
-        return _sorted([key for found in (first, *others) for key in found])
+        return _sorted([key for one in self.of_ranks(step) for key in one.samples])
 
     def evaluated(self, steps: int) -> Vector:
         """Return the keys of all samples that were evaluated in the first `steps` steps."""
-        keys = [key for trace in self.own_traces for one in trace.steps[:steps] for key in one.evaluated]
-        if all(len(trace.steps) == steps for trace in self.own_traces):
-            keys += [key for trace in self.own_traces for key in trace.facts.evaluated]
+        keys = [key for trace in self.traces for one in trace.steps[:steps] for key in one.evaluated]
+        if all(len(trace.steps) == steps for trace in self.traces):
+            keys += [key for trace in self.traces for key in trace.facts.evaluated]
         return _sorted(keys)
 
     def combined(self) -> Sequence[Sequence[float]]:
@@ -113,7 +102,7 @@ class RunRecord:
         weights = np.array([len(one.samples) for one in ranks], dtype=float)
         mean, total = float(means.mean()), float(means.sum())
         weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
-        return weighted, mean, total, total / len(self.own_traces)
+        return weighted, mean, total, total / len(self.traces)
 
     def has_loss(self, step: int) -> bool:
         """Return whether the loss of a step is known."""
@@ -134,7 +123,7 @@ class RunRecord:
 
     def shared_between_ranks(self, steps: int) -> float:
         """Return the fraction of rank 0's samples in the first steps that other ranks also got."""
-        if self.is_replicated or self.size == 1:
+        if len(self.traces) == 1:
             return 0.0
         first, *others = [
             Counter(round(key, 9) for one in trace.steps[:steps] for key in one.samples)

@@ -74,7 +74,7 @@ def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]
 def same_work(comparison: Comparison) -> Finding | None:
     """Find ranks that all use every sample of each step: the result is right, the work is repeated."""
     run = comparison.run
-    if run.is_replicated or comparison.size == 1 or not comparison.steps:
+    if run.runs_once or comparison.size == 1 or not comparison.steps:
         return None
     for step in range(comparison.steps):
         first, *others = [np.sort(one.samples) for one in run.of_ranks(step)]
@@ -108,7 +108,7 @@ def padded_evaluation(comparison: Comparison) -> Finding | None:
 def padding(comparison: Comparison) -> tuple[int, int] | None:
     """Return the samples of the first evaluation that the ranks share and pad, and those on one worker."""
     run = comparison.run
-    if run.is_replicated:
+    if run.runs_once:
         return None
     of_ranks = [trace.evaluations() for trace in run.traces]
     if comparison.other_samples is not None and 2 * len(of_ranks[0]) > max(2, comparison.steps):

@@ -206,7 +206,7 @@ def loss_only(comparison: Comparison) -> Finding | None:
 
 def _is_loss_only(comparison: Comparison) -> bool:
     has_gradients = any(comparison.reference.at(step).gradient for step in range(comparison.steps))
-    if comparison.run.is_replicated or not has_gradients:
+    if comparison.run.runs_once or not has_gradients:
         return False
     return {one.quantity for one in comparison.deviations if not one.is_rounding} == {"loss"}
 

@@ -150,7 +150,7 @@ class Verification:
         if not found and (nothing := nothing_compared(comparison)) is not None:
             found = [nothing]
         differs = any(one.kind == "fault" for one in found)
-        if differs and run.failure is None and (exceptions := _exceptions(comparison, self.options)):
+        if differs and run.failure is None and (exceptions := _exceptions(comparison)):
             found = self._without(exceptions, size, found)
         else:
             exceptions = []
@@ -276,23 +276,23 @@ def _length_of(reference: RunRecord) -> RunLength:
     return FixedLength(2 * reference.steps + LEAST_STEPS if is_whole else reference.steps)
 
 
-def _exceptions(comparison: Comparison, options: Options) -> list[Finding]:
+def _exceptions(comparison: Comparison) -> list[Finding]:
     """Return the legitimate differences between the ranks of a run, with the largest deviation."""
     run = comparison.run
     facts = [trace.facts for trace in run.traces]
-    is_native = not run.is_replicated
+    is_native = not run.runs_once
     possible: tuple[tuple[Cause, str, bool], ...] = (
         (
             "batch-norm-local",
             "batch norm takes its statistics over each worker's share",
-            any(one.batch_norm for one in facts) and (is_native or options.batch_norm == "local"),
+            any(one.batch_norm for one in facts) and is_native,
         ),
         (
             "random-per-worker",
             "all workers draw the same dropout or noise for different samples (seed with seed + rank)"
             if len({one.stream for one in facts}) == 1
             else "each worker draws its own dropout or noise",
-            any(one.drew for one in facts) and (is_native or options.random == "per-worker"),
+            any(one.drew for one in facts) and is_native,
         ),
         (
             "augmentation-per-worker",

@@ -26,7 +26,7 @@ from samestep.launch.local.hosting import leave
 PRELOADED = (
     *("torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo"),
     *("samestep.cli.run", "samestep.cli.train", "samestep.cli.verify", "samestep.cli.doctor"),
-    *("samestep.autopilot.replicated_script", "samestep.training.recipes.run_recipe"),
+    *("samestep.autopilot.once_script", "samestep.training.recipes.run_recipe"),
     *("samestep.parallel.gradients.replicate", "samestep.ranks.world.join"),
 )
 """Modules that nearly every check imports."""

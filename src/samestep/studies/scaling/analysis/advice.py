@@ -109,8 +109,6 @@ def _against_communication(point: Point) -> Sequence[Finding]:
     """Return what makes communication shorter other than a larger batch, if this kind of training has it."""
     if point.kind == "recipe":
         return _of_recipe(point)
-    if point.kind == "replicated":
-        return [_advice("split-loader")]
     if point.kind == "once":
         return []
     smaller = _smaller(point) if point.sync == "ddp" else None

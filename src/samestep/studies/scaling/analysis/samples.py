@@ -112,7 +112,7 @@ def _sums(run: Run) -> _BatchSums:
     return _BatchSums(
         run,
         called=_sum(line["samples"] for step in steps for line in step),
-        loaded=_sum(size for step in loaded for size in step) * _shard(run) if is_known else None,
+        loaded=_sum(size for step in loaded for size in step) if is_known else None,
         elements=_sum(line.get("elements", 0) for step in steps for line in step),
     )
 
@@ -135,7 +135,7 @@ def _counted(sums: _BatchSums, part: float, *, loading: bool) -> Run:
         return run
 
     def line_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
-        samples = float(line.get("loaded") or 0) * _shard(run) if loading else line["samples"]
+        samples = float(line.get("loaded") or 0) if loading else line["samples"]
         return {**line, "samples": samples * part}
 
     def end_of(end: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,11 +146,6 @@ def _counted(sums: _BatchSums, part: float, *, loading: bool) -> Run:
 
     ranks = [RankFile(rank.header, list(map(line_of, rank.steps)), end_of(rank.end)) for rank in run.ranks]
     return replace(run, ranks=ranks)
-
-
-def _shard(run: Run) -> float:
-    """Return the part of its loaded samples that a worker trains on: a replicated script loads all."""
-    return 1 / run.workers if run.kind == "replicated" else 1
 
 
 def _sum(sizes: Iterable[float | None]) -> float:

@@ -70,7 +70,6 @@ STATEMENTS: Mapping[str, Mapping[str, str]] = {
         "compress": "--compress {dtype}",
         "ddp-compress-hook": "DDP's {dtype}_compress_hook",
         "compare-sync": "--compare sync={sync},ddp",
-        "split-loader": "--split loader, which gathers nothing",
     },
     "comparison": {
         "faster": "{where}: {name} is {more} faster than {other}{why}.",
