@@ -12,6 +12,7 @@ from samestep.autopilot.helpers.helper_processes import HelperProcesses, Started
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
 from samestep.autopilot.helpers.serving import computing_slices, serve, silent
+from samestep.autopilot.helpers.signal_handlers import delayed_handlers
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.replicated_script import E, after_some_steps, single_process_view
@@ -160,7 +161,13 @@ def splitting_between(
         helpers = Helpers(team, threads=threads, all_threads=all_threads)
         watch_effects()
         calls = MainCalls(helpers, account, options)
-        with watched_logging(), computing_slices(), retained_graphs(), splitting_calls_of_all_threads(calls):
+        with (
+            delayed_handlers(),
+            watched_logging(),
+            computing_slices(),
+            retained_graphs(),
+            splitting_calls_of_all_threads(calls),
+        ):
             yield
         calls.end()
     finally:
