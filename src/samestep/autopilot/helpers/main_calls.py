@@ -72,6 +72,9 @@ CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 _MANY_UNSPLIT = 10
 """Unsplit calls in a row after which the main rank computes with all cores."""
 DIFFERS = "a later call gave another result when it was split"
+BESIDE = "another thread calls a model at the same time"
+_LONGEST_WAIT_S = 60.0
+"""Seconds that a call waits for one of another thread with the same weights."""
 RAISED = "a slice of its batch raised an error"
 
 
@@ -101,6 +104,14 @@ def _is_of_signal(error: Exception) -> bool:
     codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in codes for frame, _ in frames)
+
+
+def _have_common_weights(module: nn.Module, other: nn.Module) -> bool:
+    return not set(map(id, module.parameters())).isdisjoint(map(id, other.parameters()))
+
+
+def _is_part(module: nn.Module, whole: nn.Module) -> bool:
+    return module is not whole and any(one is module for one in whole.modules())
 
 
 def form_of(value: Any, tensors: list[Tensor]) -> Any:
@@ -187,6 +198,8 @@ class MainCalls:
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = threading.RLock(), 0, 0
+        self._in_call: nn.Module | None = None
+        """The module whose call has the lock."""
         self._plans_sent: set[int] = set()
         self._ended: list[int] = []
         """The mirrors of modules that no longer exist."""
@@ -212,14 +225,34 @@ class MainCalls:
         if module not in self._known and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         call = _Call(forward, module, CallArguments(args, kwargs))
-        if not self.is_here() or not self._lock.acquire(blocking=False):
+        if not self.is_here():
             return call.unsplit()
-        inside = _is_inside.set(True)
+        is_locked, inside = self._lock_for(module), _is_inside.set(True)
         try:
-            return self._called(call)
+            if is_locked:
+                return self._called(call)
+            self._account.note_unsplit(self._account.place_of(module), BESIDE)
+            return call.unsplit()
         finally:
             _is_inside.reset(inside)
-            self._lock.release()
+            if is_locked:
+                self._in_call = None
+                self._lock.release()
+
+    def _lock_for(self, module: nn.Module) -> bool:
+        """Return whether this thread may split a call now, rather than compute it beside another thread's.
+
+        A call with the same weights waits: a check replaces them for a while. A part of the module that is
+        called does not: its forward may have started this thread, and wait for it.
+        """
+        if not self._lock.acquire(blocking=False):
+            other = self._in_call
+            if other is not None and (not _have_common_weights(module, other) or _is_part(module, other)):
+                return False
+            if not self._lock.acquire(timeout=_LONGEST_WAIT_S):
+                return False
+        self._in_call = module
+        return True
 
     def own(self, total: int) -> int:
         """Return the number of samples in a call of `total` samples: those of the whole batch."""
@@ -567,10 +600,12 @@ class MainCalls:
 
         None if a helper that had a part of the graph is lost, or if this is a forked process.
         """
+        if not self.is_here():  # another thread may have had the lock at the fork
+            return None
         with self._lock:
             released = self._take_released()
             graph = self._slices.graphs.get(number)
-            if graph is None or not self.is_here():
+            if graph is None:
                 return None
             if not all(source.requires_grad for source in graph.sources):  # frozen since the call
                 return None
