@@ -89,7 +89,8 @@ class HelperProcesses:
                 number, process = _ANSWER.unpack(answer)
                 if number == self._requests:
                     return int(process)
-                os.kill(process, signal.SIGKILL)  # a signal's handler has ended the wait for this answer
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)  # a signal has ended the wait for this answer
         raise PeerLost("the process that starts helpers has ended")
 
     def kill(self) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
+from samestep.autopilot.helpers.call_lock import CallLock
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
@@ -73,8 +73,6 @@ _MANY_UNSPLIT = 10
 """Unsplit calls in a row after which the main rank computes with all cores."""
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
-_LONGEST_WAIT_S = 60.0
-"""Seconds that a call waits for one of another thread with the same weights."""
 RAISED = "a slice of its batch raised an error"
 
 
@@ -104,14 +102,6 @@ def _is_of_signal(error: Exception) -> bool:
     codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in codes for frame, _ in frames)
-
-
-def _have_common_weights(module: nn.Module, other: nn.Module) -> bool:
-    return not set(map(id, module.parameters())).isdisjoint(map(id, other.parameters()))
-
-
-def _is_part(module: nn.Module, whole: nn.Module) -> bool:
-    return module is not whole and any(one is module for one in whole.modules())
 
 
 def form_of(value: Any, tensors: list[Tensor]) -> Any:
@@ -197,9 +187,7 @@ class MainCalls:
         self._signatures = CallSignatures(self.device)
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
-        self._lock, self._calls, self._plans = threading.RLock(), 0, 0
-        self._in_call: nn.Module | None = None
-        """The module whose call has the lock."""
+        self._lock, self._calls, self._plans = CallLock(), 0, 0
         self._plans_sent: set[int] = set()
         self._ended: list[int] = []
         """The mirrors of modules that no longer exist."""
@@ -227,7 +215,7 @@ class MainCalls:
         call = _Call(forward, module, CallArguments(args, kwargs))
         if not self.is_here():
             return call.unsplit()
-        is_locked, inside = self._lock_for(module), _is_inside.set(True)
+        is_locked, inside = self._lock.acquire_for(module), _is_inside.set(True)
         try:
             if is_locked:
                 return self._called(call)
@@ -236,23 +224,7 @@ class MainCalls:
         finally:
             _is_inside.reset(inside)
             if is_locked:
-                self._in_call = None
                 self._lock.release()
-
-    def _lock_for(self, module: nn.Module) -> bool:
-        """Return whether this thread may split a call now, rather than compute it beside another thread's.
-
-        A call with the same weights waits: a check replaces them for a while. A part of the module that is
-        called does not: its forward may have started this thread, and wait for it.
-        """
-        if not self._lock.acquire(blocking=False):
-            other = self._in_call
-            if other is not None and (not _have_common_weights(module, other) or _is_part(module, other)):
-                return False
-            if not self._lock.acquire(timeout=_LONGEST_WAIT_S):
-                return False
-        self._in_call = module
-        return True
 
     def own(self, total: int) -> int:
         """Return the number of samples in a call of `total` samples: those of the whole batch."""
