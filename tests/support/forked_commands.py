@@ -33,14 +33,15 @@ class Command:
         arguments: of the command.
         variables: all of its environment.
         into: a file to which it adds all that it prints, rather than for `said` and `communicate`.
+        reads: a file that is its standard input.
     """
 
-    def __init__(self, run, arguments, variables, into=None):
+    def __init__(self, run, arguments, variables, into=None, reads=None):
         own = 2 if into is None else 0
         self._said = [tempfile.NamedTemporaryFile() for _ in range(own)]  # noqa: SIM115 - closed when read
         names = [stream.name for stream in self._said] or [str(into)] * 2
         self._process = fork_server().Process(
-            target=_serve, args=(run, arguments, variables, names), name=" ".join(arguments)
+            target=_serve, args=(run, arguments, variables, names, reads), name=" ".join(arguments)
         )
         self._process.start()
         count_process()
@@ -77,9 +78,9 @@ class Command:
         return tuple(said)
 
 
-def start(*arguments: object, into: Path | None = None, **changes: str) -> Command:
-    """Start ``samestep ARGUMENTS``; with `into`, what it prints is added to that file."""
-    return Command(_command, [str(argument) for argument in arguments], environment(**changes), into)
+def start(*arguments: object, into: Path | None = None, reads: Path | None = None, **changes: str) -> Command:
+    """Start ``samestep ARGUMENTS``; with `into`, what it prints is added to that file; it `reads` another."""
+    return Command(_command, [str(argument) for argument in arguments], environment(**changes), into, reads)
 
 
 def start_script(path: Path, **changes: str) -> Command:
@@ -108,8 +109,12 @@ def lines(command: Command, count: int) -> list[str]:
     return said.splitlines()[:count]
 
 
-def _serve(run, arguments, variables, names):
+def _serve(run, arguments, variables, names, reads):
     os.setsid()  # a signal meant for it cannot reach the tests
+    if reads is not None:
+        with reads.open() as file:
+            os.dup2(file.fileno(), 0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
     _begin(variables, names)
     # As in a process that no fork server has made: its temporary folder, its helpers.
     tempfile.tempdir = None

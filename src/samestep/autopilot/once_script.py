@@ -13,6 +13,7 @@ from samestep.autopilot.helpers.helper_processes import HelperProcesses, Started
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
 from samestep.autopilot.helpers.serving import computing_slices, serve, silent
+from samestep.autopilot.helpers.signal_handlers import delayed_handlers
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.script.call_account import Account
@@ -221,7 +222,13 @@ def splitting_between(
         helpers = Helpers(team, threads=threads, all_threads=all_threads)
         watch_effects()
         calls = MainCalls(helpers, account, options)
-        with watched_logging(), computing_slices(), retained_graphs(), splitting_calls(calls):
+        with (
+            delayed_handlers(),
+            watched_logging(),
+            computing_slices(),
+            retained_graphs(),
+            splitting_calls(calls),
+        ):
             yield
         calls.end()
     finally:

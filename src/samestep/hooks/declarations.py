@@ -215,6 +215,8 @@ RETAINING_GRAD = Hook(
     "whether the graphs of split calls are kept",
     arguments=("outputs", "inputs"),
 )
+SET_HANDLER = Hook("signal", "signal", _ONCE, "the script's handlers run outside of exchanges with helpers")
+GET_HANDLER = Hook("signal", "getsignal", _ONCE, "the script sees its own handler")
 LOGGED = Hook(
     "logging:Logger", "callHandlers", _SPLIT, "calls computed for a comparison print and log nothing"
 )

@@ -1,5 +1,6 @@
 """A script that runs once, with helpers, gives what it gives without them, whatever it does to its model."""
 
+import gc
 import os
 import signal
 import threading
@@ -10,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from samestep.autopilot.helpers.helper_processes import HelperProcesses
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
 from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
+from support.tiers import long_param
 
 STEPS = 6
 
@@ -289,8 +292,8 @@ def children(process):
 
 
 def helpers_of_this_process():
-    """Return the ids of the helpers: they are children of a child of this process."""
-    return [helper for child in children(os.getpid()) for helper in children(child)]
+    """Return the ids of the helpers, which no list of the system has as those of this process."""
+    return [helper for one in gc.get_objects() if isinstance(one, HelperProcesses) for helper in one.helpers]
 
 
 def runs(process):
@@ -334,24 +337,60 @@ def test_a_lost_helper_costs_its_slice_not_the_run(processes, when, number):
 
 
 def killed_with_helpers(_):
-    """Return the helpers of a process that are left a second after it was killed."""
+    """Return the helpers of a process that are left a second after it was killed; a fork of it is left."""
     reads, writes = os.pipe()
     process = os.fork()
     if not process:
         model, optimizer, x = made()
         with script_with_helpers(3, forks=True):
             step(model, optimizer, x)
-            os.write(writes, " ".join(map(str, helpers_of_this_process())).encode())
+            fork = os.fork()
+            if fork:
+                os.write(writes, " ".join(map(str, (fork, *helpers_of_this_process()))).encode())
             time.sleep(60)
-    helpers = os.read(reads, 100).split()
+            os._exit(0)
+    fork, *helpers = map(int, os.read(reads, 100).split())
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     time.sleep(1)
-    return len(helpers), [one for one in helpers if runs(int(one))]
+    left = [one for one in helpers if runs(one)]
+    os.kill(fork, signal.SIGKILL)
+    return len(helpers), left
 
 
 def test_helpers_end_with_their_main_process(processes):
+    """Only this finds helpers that live as long as a fork of the script, which has all its files."""
     assert processes.run(killed_with_helpers, 1) == [(2, [])]
+
+
+def children_of_script(_, forks):
+    """Return the children that a script finds, and the helpers left after its end, which a fork outlives."""
+    reads, writes = os.pipe()
+    model, optimizer, x = made()
+    with script_with_helpers(2, forks=forks):
+        found = [step(model, optimizer, x), step(model, optimizer, x)]
+        with pytest.raises(ChildProcessError):
+            os.wait()
+        listed, helpers = children(os.getpid()), helpers_of_this_process()
+        fork = os.fork()
+        if not fork:
+            os.close(writes)
+            os.read(reads, 1)  # ends when its parent closes the pipe
+            os._exit(0)
+    left = [one for one in helpers if runs(one)]
+    os.close(writes)
+    os.waitpid(fork, 0)
+    os.close(reads)
+    return found, listed, len(helpers), left
+
+
+@pytest.mark.parametrize("forks", [True, long_param(False, id="an interpreter of its own")])
+def test_helpers_are_no_children_of_the_script_and_end_before_its_forks(processes, forks):
+    """Only this finds an endless wait for all children, and an end that waits for the script's forks."""
+    ((found, listed, number, left),) = processes.run(children_of_script, 1, forks)
+    model, optimizer, x = made()
+    assert found == pytest.approx([step(model, optimizer, x) for _ in range(2)], rel=1e-9)
+    assert (listed, number, left) == ([], 1, [])
 
 
 class Compared(nn.Module):

@@ -2,18 +2,25 @@
 
 A process that has threads cannot be forked safely, and the main process may have them once the script runs.
 So it has a starter, which has one thread, and which forks helpers whenever it is asked to. A worker that the
-launcher has just forked forks its starter, too; any other process starts it as a fresh interpreter::
+launcher has just forked forks its starter, too; any other process starts it as a fresh interpreter.
+
+The script may wait for all its children, or list them, so the starter is none of them: the process that has
+forked it ends at once, and the starter is adopted by the launcher, or by the system::
 
     main process, runs the script
-      starter, waits for requests
-        helper 1
-        helper 2
+    starter, waits for requests
+      helper 1
+      helper 2
+
+The starter ends with the main process, and the helpers end with the starter.
 """
 
 import os
 import pickle
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,10 +32,17 @@ from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within
 from samestep.launch.local.orphans import die_with_parent
+from samestep.launch.local.workers import pidfd
 
 _PATIENCE_S = 5.0
 """Seconds that killed processes have to end."""
-_REQUEST, _ANSWER = 1 << 16, 8
+_REQUEST = 1 << 16
+_ANSWER = struct.Struct("=2q")
+"""The number of a request, and the process that was started for it."""
+_FORKING_STARTER = (
+    "import os, sys\nif not os.fork():\n    from {module} import main\n    main(*map(int, sys.argv[1:]))\n"
+)
+"""The program of an interpreter that forks before it imports anything, and ends."""
 
 
 class HelperProcesses:
@@ -42,20 +56,20 @@ class HelperProcesses:
     def __init__(self, *, forks: bool) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._main = os.getpid()
-        self._interpreter: subprocess.Popen[bytes] | None = None
-        self._starter = 0
+        # Forks of the script have the line, too, so that it may stay open when this process has ended.
+        end = pidfd(self._main)
         if forks:
-            self._starter = os.fork()
-            if not self._starter:
-                self._line.close()
-                start_helpers(theirs, self._main)
+            _fork_starter(theirs, end, not_for_it=self._line)
         else:
-            numbers = str(theirs.fileno()), str(self._main)
-            command = [sys.executable, "-m", __name__, *numbers]
-            self._interpreter = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            files = [theirs.fileno(), *([] if end is None else [end])]
+            program = _FORKING_STARTER.format(module=__name__)
+            subprocess.run([sys.executable, "-c", program, *map(str, files)], pass_fds=files, check=False)
         theirs.close()
+        if end is not None:
+            os.close(end)
         self.helpers: list[int] = []
         """The ids of their processes."""
+        self._requests = 0
 
     def start(self, team: TeamMemory) -> None:
         """Start a team's helpers.
@@ -64,14 +78,20 @@ class HelperProcesses:
             PeerLost: the starter has ended.
         """
         for rank in range(1, team.size):
-            try:
-                self._line.send(pickle.dumps((team, rank)))
-                answer = self._line.recv(_ANSWER)
-            except OSError:
-                answer = b""
-            if not answer:
-                raise PeerLost("the process that starts helpers has ended")
-            self.helpers.append(int.from_bytes(answer, "little"))
+            self.helpers.append(self._started(team, rank))
+
+    def _started(self, team: TeamMemory, rank: int) -> int:
+        """Let the starter start a helper; return its process."""
+        self._requests += 1
+        with suppress(OSError):
+            self._line.send(pickle.dumps((self._requests, team, rank)))
+            while answer := self._line.recv(_ANSWER.size):
+                number, process = _ANSWER.unpack(answer)
+                if number == self._requests:
+                    return int(process)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)  # a signal has ended the wait for this answer
+        raise PeerLost("the process that starts helpers has ended")
 
     def kill(self) -> None:
         """End all helpers at once; none of them holds anything that would be lost."""
@@ -86,12 +106,12 @@ class HelperProcesses:
         if os.getpid() != self._main:
             return
         self.kill()
+        with suppress(OSError):  # the starter has been killed
+            self._line.shutdown(socket.SHUT_WR)
+            self._line.settimeout(_PATIENCE_S)
+            while self._line.recv(_ANSWER.size):  # ends with the starter
+                pass
         self._line.close()
-        if self._interpreter is not None:
-            self._interpreter.wait()
-        else:
-            with suppress(ChildProcessError):
-                os.waitpid(self._starter, 0)
 
 
 class StartedTeam:
@@ -137,25 +157,53 @@ def _exists(process: int) -> bool:
     return True
 
 
-def start_helpers(line: socket.socket, main: int) -> NoReturn:
+def _fork_starter(line: socket.socket, end_of_main: int | None, *, not_for_it: socket.socket) -> None:
+    """Fork a starter that is no child of this process."""
+    between = os.fork()
+    if not between:
+        try:
+            not_for_it.close()
+            if not os.fork():
+                _start_helpers(line, end_of_main)
+        finally:
+            os._exit(0)
+    with suppress(ChildProcessError):  # this process ignores the ends of its children
+        os.waitpid(between, 0)
+
+
+def main(line: int, end_of_main: int | None = None) -> None:
+    """Be the starter of a process to which a socket leads."""
+    _start_helpers(socket.socket(fileno=line), end_of_main)
+
+
+def _start_helpers(line: socket.socket, end_of_main: int | None) -> NoReturn:
     """Fork a helper for each request, until the main process ends."""
     try:
-        die_with_parent(main)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to end
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers that have ended leave no zombies
         starter = os.getpid()
-        while request := line.recv(_REQUEST):
-            team, rank = pickle.loads(request)  # noqa: S301 - of the parent
+        while request := _next_request(line, end_of_main):
+            number, team, rank = pickle.loads(request)  # noqa: S301 - of the parent
             helper = os.fork()
             if not helper:
                 line.close()
                 die_with_parent(starter)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _help(team, rank)
-            line.send(helper.to_bytes(_ANSWER, "little"))
+            line.send(_ANSWER.pack(number, helper))
     finally:
         os._exit(0)
+
+
+def _next_request(line: socket.socket, end_of_main: int | None) -> bytes:
+    """Return the next request of the main process; nothing once that has ended."""
+    poll = select.poll()
+    for file in (line.fileno(), end_of_main):
+        if file is not None:
+            poll.register(file, select.POLLIN)
+    ready = dict(poll.poll())
+    return line.recv(_REQUEST) if line.fileno() in ready else b""
 
 
 def _help(team: TeamMemory, rank: int) -> NoReturn:
@@ -163,7 +211,3 @@ def _help(team: TeamMemory, rank: int) -> NoReturn:
         world, line = team.helper(rank)
         serve(world, line, threads=team.threads)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    start_helpers(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
+from samestep.autopilot.helpers.call_lock import CallLock
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
@@ -72,6 +72,7 @@ CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 _MANY_UNSPLIT = 10
 """Unsplit calls in a row after which the main rank computes with all cores."""
 DIFFERS = "a later call gave another result when it was split"
+BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
 
 
@@ -186,7 +187,7 @@ class MainCalls:
         self._signatures = CallSignatures(self.device)
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
-        self._lock, self._calls, self._plans = threading.RLock(), 0, 0
+        self._lock, self._calls, self._plans = CallLock(), 0, 0
         self._plans_sent: set[int] = set()
         self._ended: list[int] = []
         """The mirrors of modules that no longer exist."""
@@ -212,14 +213,18 @@ class MainCalls:
         if module not in self._known and next(module.parameters(), None) is None:
             return forward(module, *args, **kwargs)
         call = ModuleCall(forward, module, CallArguments(args, kwargs))
-        if not self.is_here() or not self._lock.acquire(blocking=False):
+        if not self.is_here():
             return call.unsplit()
-        inside = is_inside.set(True)
+        is_locked, inside = self._lock.acquire_for(module), is_inside.set(True)
         try:
-            return self._called(call)
+            if is_locked:
+                return self._called(call)
+            self._account.note_unsplit(self._account.place_of(module), BESIDE)
+            return call.unsplit()
         finally:
             is_inside.reset(inside)
-            self._lock.release()
+            if is_locked:
+                self._lock.release()
 
     def _unsplit(self, call: ModuleCall, why: str) -> Any:
         self._account.note_unsplit(self._account.place_of(call.module), why)
@@ -563,10 +568,12 @@ class MainCalls:
 
         None if a helper that had a part of the graph is lost, or if this is a forked process.
         """
+        if not self.is_here():  # another thread may have had the lock at the fork
+            return None
         with self._lock:
             released = self._take_released()
             graph = self._slices.graphs.get(number)
-            if graph is None or not self.is_here():
+            if graph is None:
                 return None
             if not all(source.requires_grad for source in graph.sources):  # frozen since the call
                 return None

@@ -33,6 +33,7 @@ from samestep.autopilot.state.saved_state import SideOutput, carried_by
 from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
+from samestep.hooks.thread_values import ThreadValue
 from samestep.parallel.gradients.sparse_gradients import sparse_weights
 
 PRINTS = "it prints when it is called, and would print values of slices"
@@ -357,14 +358,29 @@ def _nodes_of(outputs: Sequence[Tensor]) -> Iterator[Any]:
         waiting += new
 
 
+_is_of_slice: ThreadValue[bool] = ThreadValue(default=False)
+"""Whether this thread computes the gradients of a slice."""
+
+
+class _HookOfWhole:
+    """A hook of the script on a gradient, which the gradient of a slice passes by."""
+
+    def __init__(self, hook: Callable[[Tensor], Tensor | None]) -> None:
+        self._hook = hook
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        return None if _is_of_slice.get() else self._hook(gradient)
+
+
 @contextmanager
 def _without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Leave out the script's hooks on gradients, which get the gradient of the whole batch instead."""
-    hooked = [(one, one._backward_hooks) for one in weights if one._backward_hooks]  # noqa: SLF001
-    for one, _ in hooked:
-        one._backward_hooks = None  # noqa: SLF001
-    try:
+    """Leave out the script's hooks on gradients, which get the gradient of the whole batch instead.
+
+    The hooks stay where they are: a backward of another thread may be calling them.
+    """
+    for hooks in (one._backward_hooks for one in weights if one._backward_hooks):  # noqa: SLF001
+        for key, hook in [*hooks.items()]:
+            if not isinstance(hook, _HookOfWhole):
+                hooks[key] = _HookOfWhole(hook)
+    with _is_of_slice.bound(value=True):
         yield
-    finally:
-        for one, hooks in hooked:
-            one._backward_hooks = hooks  # noqa: SLF001
