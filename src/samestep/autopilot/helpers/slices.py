@@ -20,7 +20,6 @@ from samestep.autopilot.split.call_plans import (
     SplitPlan,
     batch_split,
 )
-from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
 from samestep.autopilot.split.module_outputs import assign_side_outputs
@@ -195,10 +194,7 @@ class RankSlices:
     ) -> tuple[Any, dict[SideOutput, Any]]:
         """Return the outputs and side outputs of the whole batch."""
         what, value = type(module).__name__, module_outputs.outcome(module, outputs, plan.sides)
-        checks = DeferredChecks()
-        with checks.deferring():
-            whole, sides = module_outputs.gather_outcome(value, plan.gatherings, split, what=what)
-        checks.poll()
+        whole, sides = module_outputs.gather_outcome(value, plan.gatherings, split, what=what)
         return whole, sides
 
     def backward(
