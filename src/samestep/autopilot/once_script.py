@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
@@ -20,13 +21,14 @@ from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.split_calls import splitting_calls_of_all_threads
 from samestep.base.console import write_stderr
-from samestep.base.errors import UsageError
+from samestep.base.errors import PeerLost, UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
 from samestep.launch.local.hosting import Ending
 from samestep.ranks.world.join import join
 from samestep.ranks.world.solo import SoloWorld
 
+T = TypeVar("T")
 _FOREVER_S = 30 * 86400.0
 _TIMEOUT_S = 60.0
 """Seconds that ranks wait for each other within a call, unless the user has chosen a time."""
@@ -116,7 +118,10 @@ def script_with_helpers(
         return
     # The launcher has given each worker its share of the cores, and this is one of them.
     threads = before if forks else max(1, before // size)
-    processes = HelperProcesses(forks=forks)
+    processes = _unless_lost(lambda: HelperProcesses(forks=forks))
+    if processes is None:
+        yield account
+        return
     team = StartedTeam(processes, size, timeout_s=timeout_s or float("inf"), threads=threads)
     with splitting_between(team, account, options, threads=threads, before=before):
         yield account
@@ -139,13 +144,25 @@ def splitting_between(
     process = os.getpid()
     try:
         all_threads = max(before, min(cpu_share().usable, threads * team.size))
-        helpers = Helpers(team, threads=threads, all_threads=all_threads)
+        helpers = _unless_lost(lambda: Helpers(team, threads=threads, all_threads=all_threads))
+        if helpers is None:
+            yield
+            return
         watch_effects()
         calls = MainCalls(helpers, account, options)
         with watched_logging(), computing_slices(), retained_graphs(), splitting_calls_of_all_threads(calls):
             yield
         calls.end()
     finally:
-        team.close()
-        if os.getpid() == process:
+        if os.getpid() == process:  # and not one that the script has forked
+            team.close()
             torch.set_num_threads(before)
+
+
+def _unless_lost(start: Callable[[], T]) -> T | None:
+    """Return what starts helpers; None, and a line on stderr, if there is no process or memory for them."""
+    try:
+        return start()
+    except (OSError, PeerLost) as error:
+        write_stderr(f"samestep: no helper can be started ({error}): one process computes all calls.\n")
+        return None

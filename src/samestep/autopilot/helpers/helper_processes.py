@@ -14,21 +14,32 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from samestep.autopilot.helpers.messages import Line
+from samestep.autopilot.helpers.messages import MainLine
 from samestep.autopilot.helpers.serving import serve, silent
 from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within
+from samestep.base.process_identity import has_ended, started_at
 from samestep.launch.local.orphans import die_with_parent
 
 _PATIENCE_S = 5.0
 """Seconds that killed processes have to end."""
-_REQUEST, _ANSWER = 1 << 16, 8
+_IMPORTS_S = 300.0
+"""Seconds that a starter may take for its first answer if it is a fresh interpreter, which imports torch."""
+_REQUEST = 1 << 16
+_ANSWER = struct.Struct("=2q")
+"""The number of the request, and the helper's process id."""
+_OF_MAIN = {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+}
+"""Signals that a terminal or a scheduler sends to all processes: only the script decides what they mean."""
 
 
 class HelperProcesses:
@@ -44,54 +55,86 @@ class HelperProcesses:
         self._main = os.getpid()
         self._interpreter: subprocess.Popen[bytes] | None = None
         self._starter = 0
-        if forks:
-            self._starter = os.fork()
-            if not self._starter:
-                self._line.close()
-                start_helpers(theirs, self._main)
-        else:
-            numbers = str(theirs.fileno()), str(self._main)
-            command = [sys.executable, "-m", __name__, *numbers]
-            self._interpreter = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
-        self.helpers: list[int] = []
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_MAIN)  # until the starter ignores them
+        try:
+            if forks:
+                self._starter = os.fork()
+                if not self._starter:
+                    self._line.close()
+                    start_helpers(theirs, self._main)
+            else:
+                numbers = str(theirs.fileno()), str(self._main)
+                command = [sys.executable, "-m", __name__, *numbers]
+                self._interpreter = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+        self._requests, self._is_open = 0, True
+        self._started: dict[int, str] = {}
+        """The start time of each helper: its process id may be used again when it has ended."""
+
+    @property
+    def helpers(self) -> list[int]:
         """The ids of their processes."""
+        return [*self._started]
 
     def start(self, team: TeamMemory) -> None:
         """Start a team's helpers.
 
         Raises:
-            PeerLost: the starter has ended.
+            PeerLost: the starter has ended, or does not answer.
         """
+        limit = team.timeout_s if self._interpreter is None else max(team.timeout_s, _IMPORTS_S)
+        self._line.settimeout(None if limit == float("inf") else limit)
         for rank in range(1, team.size):
             try:
-                self._line.send(pickle.dumps((team, rank)))
-                answer = self._line.recv(_ANSWER)
+                helper = self._answer(team, rank)
+            except TimeoutError:
+                raise PeerLost(f"the process that starts helpers did not answer within {limit:g} s") from None
             except OSError:
-                answer = b""
-            if not answer:
+                helper = 0
+            if not helper:
                 raise PeerLost("the process that starts helpers has ended")
-            self.helpers.append(int.from_bytes(answer, "little"))
+            self._started[helper] = started_at(helper)
+
+    def _answer(self, team: TeamMemory, rank: int) -> int:
+        """Let the starter fork a helper; return its process id, 0 if there is no starter."""
+        self._requests += 1
+        self._line.send(pickle.dumps((self._requests, team, rank)))
+        while answer := self._line.recv(_ANSWER.size):
+            request, helper = _ANSWER.unpack(answer)
+            if request == self._requests:
+                return int(helper)
+            _kill(helper, started_at(helper))  # Ctrl-C has interrupted its start
+        return 0
+
+    def are_alive(self) -> bool:
+        """Return whether all helpers run; one that was stopped does."""
+        return all(map(_exists, self._started))
 
     def kill(self) -> None:
         """End all helpers at once; none of them holds anything that would be lost."""
-        for process in self.helpers:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        holds_within(lambda: not any(map(_exists, self.helpers)), _PATIENCE_S, least_s=0.001)
-        self.helpers.clear()
+        for process, started in self._started.items():
+            _kill(process, started)
+        holds_within(lambda: all(map(has_ended, self._started)), _PATIENCE_S, least_s=0.001)
+        self._started.clear()
 
     def close(self) -> None:
-        """End the helpers and their starter; a forked process has none."""
-        if os.getpid() != self._main:
+        """End the helpers and their starter, if this is the process that has them."""
+        if os.getpid() != self._main or not self._is_open:
             return
+        self._is_open = False
         self.kill()
         self._line.close()
+        # It would end with the line, too, unless it is stopped, or a process of the script has the line open.
         if self._interpreter is not None:
+            self._interpreter.kill()
             self._interpreter.wait()
         else:
-            with suppress(ChildProcessError):
-                os.waitpid(self._starter, 0)
+            with suppress(ChildProcessError, ProcessLookupError):
+                if os.waitpid(self._starter, os.WNOHANG)[0] == 0:
+                    os.kill(self._starter, signal.SIGKILL)
+                    os.waitpid(self._starter, 0)
 
 
 class StartedTeam:
@@ -110,23 +153,41 @@ class StartedTeam:
         self.size, self._processes = size, processes
         self._timeout_s, self._threads = timeout_s, threads
         self._memory: TeamMemory | None = None
+        self._line: MainLine | None = None
 
-    def start(self) -> tuple[TeamWorld, Line]:
+    def start(self) -> tuple[TeamWorld, MainLine]:
         """See `Team.start`."""
-        self._memory = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
-        self._processes.start(self._memory)
-        return self._memory.main_rank(self._processes.helpers)
+        memory = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
+        self._memory = memory
+        self._processes.start(memory)
+        world, self._line = memory.main_rank(self._processes.helpers)
+        return world, self._line
+
+    def are_alive(self) -> bool:
+        """See `Team.are_alive`."""
+        return self._processes.are_alive()
 
     def stop(self) -> None:
         """See `Team.stop`."""
         self._processes.kill()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        # Ctrl-C may interrupt this, and nothing is closed twice.
+        memory, self._memory = self._memory, None
+        line, self._line = self._line, None
+        for part in memory, line:
+            if part is not None:
+                part.close()
 
     def close(self) -> None:
         """See `Team.close`."""
+        self.stop()
         self._processes.close()
+
+
+def _kill(process: int, started: str) -> None:
+    """End a process, unless another one has its id."""
+    if started and started_at(process) == started:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def _exists(process: int) -> bool:
@@ -141,26 +202,30 @@ def start_helpers(line: socket.socket, main: int) -> NoReturn:
     """Fork a helper for each request, until the main process ends."""
     try:
         die_with_parent(main)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to end
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _OF_MAIN:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_MAIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers that have ended leave no zombies
         starter = os.getpid()
         while request := line.recv(_REQUEST):
-            team, rank = pickle.loads(request)  # noqa: S301 - of the parent
+            number, team, rank = pickle.loads(request)  # noqa: S301 - of the parent
             helper = os.fork()
             if not helper:
                 line.close()
                 die_with_parent(starter)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _help(team, rank)
-            line.send(helper.to_bytes(_ANSWER, "little"))
+            line.send(_ANSWER.pack(number, helper))
     finally:
         os._exit(0)
 
 
 def _help(team: TeamMemory, rank: int) -> NoReturn:
     with silent(rank):
-        world, line = team.helper(rank)
+        try:
+            world, line = team.helper(rank)
+        except FileNotFoundError:  # Ctrl-C has interrupted the start, and the main rank has closed the memory
+            os._exit(0)
         serve(world, line, threads=team.threads)
     os._exit(0)
 

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
-from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
+from samestep.autopilot.helpers.call_states import LOSES, ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
@@ -59,7 +59,7 @@ from samestep.autopilot.split_calls import (
 )
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
-from samestep.base.console import log
+from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
@@ -144,11 +144,17 @@ class Helpers:
             world, self.line = self._team.start()
         except (PeerLost, OSError) as error:
             self.are_lost = True
+            self._team.close()
             torch.set_num_threads(self._all_threads)
-            log(f"{why.rstrip('.')}. {error}: this process computes all calls alone from now on.")
-            return
-        log(f"{why.rstrip('.')}; the helpers are started again, and the run goes on.")
-        self.slices.world = self.slices.gradients.world = world
+            end = f". {error}: this process computes all calls alone from now on."
+        else:
+            end = "; the helpers were started again, and the run goes on."
+            self.slices.world = self.slices.gradients.world = world
+        write_stderr(f"samestep: {why.rstrip('.')}{end}\n")
+
+    def are_alive(self) -> bool:
+        """Return whether all helpers run, as far as this process can find out at once, or there are none."""
+        return self.are_lost or self._team.are_alive()
 
     def end(self) -> None:
         """Let the helpers end."""
@@ -233,6 +239,7 @@ class MainCalls:
     def _called(self, call: _Call) -> Any:
         module, given = call.module, call.given
         known = self._known.setdefault(module, ModuleCalls())
+        self._recover()
         if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
         kind = self._short_calls.begin(module, given)
@@ -244,6 +251,8 @@ class MainCalls:
         plain = {**reach.plain, **reach.of_tensors}
         signature = self._signatures.signature(module, given, plain, known.plans())
         calls = known.by_signature[signature]
+        if calls.lose_helpers:
+            return self._unsplit(call, LOSES)
         plan = calls.plan
         total = None if plan is None else given.total(plan.dims) or 0
         is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
@@ -296,6 +305,7 @@ class MainCalls:
             verdict = self._verdict(call, expect)
         if verdict is None:
             calls.forget()
+            calls.losses += 1
             return
         calls.trace = verdict.trace
         if self._options.explain:
@@ -338,15 +348,20 @@ class MainCalls:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Exchange messages with the helpers in the block; if it is interrupted, they are started again.
-
-        A script may catch Ctrl-C, and go on.
-        """
-        if self._is_interrupted:
-            self._restart(PeerLost("a call was interrupted"))
+        """Exchange messages with the helpers in the block; if it is interrupted, `_recover` finds it."""
         self._is_interrupted = True
         yield
         self._is_interrupted = False
+
+    def _recover(self) -> None:
+        """Start the helpers again if one has ended since the last call, or if that call was interrupted.
+
+        A script may catch Ctrl-C, and go on.
+        """
+        if self._is_interrupted or not self._helpers.are_alive():
+            why = "a call was interrupted" if self._is_interrupted else "a helper has ended between two calls"
+            with self._exchange():
+                self._restart(PeerLost(why))
 
     def _message(
         self,
@@ -428,7 +443,10 @@ class MainCalls:
             MirrorError: one could not.
             PeerLost: one is lost.
         """
-        self._helpers.line.send(message)
+        try:
+            self._helpers.line.send(message)
+        except OSError as failed:
+            raise MirrorError(f"there is no memory to send it ({failed})") from None
         if error := self._helpers.line.collect():
             raise MirrorError(f"a helper cannot use it ({error})")
 
@@ -474,12 +492,15 @@ class MainCalls:
             found = f"{DIFFERS}: {difference}" if difference else found
         if isinstance(found, str):
             self._undo(attempt, saved)
-            if found != LOST:
+            if found == LOST:
+                calls.losses += 1
+            else:
                 self.release(attempt.number)
                 calls.stay_unsplit(found)
                 self._mirrored.pop(module, None)
             return self._unsplit(call, found)
         self._account.split[self._account.place_of(module)] += 1
+        calls.splits += 1
         outputs = self._outputs(attempt, calls, found)
         self._record(module, plan)
         self._short_calls.end(kind, module)
@@ -561,22 +582,25 @@ class MainCalls:
             self._restart(error)
 
     def backward(
-        self, number: int, gradients: Sequence[Tensor | None], *, retain: bool
+        self, number: int, gradients: Sequence[Tensor | None], calls: SignatureCalls, *, retain: bool
     ) -> list[Tensor | None] | None:
         """Let all ranks compute the backward of a call; return the gradients of its sources.
 
         None if a helper that had a part of the graph is lost, or if this is a forked process.
         """
         with self._lock:
+            if not self.is_here():
+                return None
+            self._recover()
             released = self._take_released()
             graph = self._slices.graphs.get(number)
-            if graph is None or not self.is_here():
+            if graph is None:
                 return None
             if not all(source.requires_grad for source in graph.sources):  # frozen since the call
                 return None
             given = [None if one is None else one.detach() for one in gradients]
             with self._exchange():
-                return self._exchanged_backward(graph, number, given, released, retain=retain)
+                return self._exchanged_backward(graph, number, given, released, calls, retain=retain)
 
     def _exchanged_backward(
         self,
@@ -584,6 +608,7 @@ class MainCalls:
         number: int,
         given: list[Tensor | None],
         released: Sequence[int],
+        calls: SignatureCalls,
         *,
         retain: bool,
     ) -> list[Tensor | None] | None:
@@ -595,9 +620,17 @@ class MainCalls:
                 pairs = zip(given, graph.rows, strict=True)
                 found = {id(one): of_one for one, of_one in pairs if one is not None and of_one is not None}
                 self._helpers.line.send(message, key=key, rows=Rows(found, self._shares(graph.total)))
+        except PeerLost as error:
+            self._restart(error)
+            return None
+        except OSError:  # there is no memory for it
+            self._released += released
+            return None
+        try:
             self._helpers.share_cores()
             return self._slices.backward(graph, given, retain=retain)
         except PeerLost as error:
+            calls.losses += 1
             self._restart(error)
         except OtherRankFailedError:
             pass
@@ -633,7 +666,7 @@ class _NodeCall:
         if creates_graph:
             self._signature.stay_unsplit(CREATES_GRAPH)
         else:
-            found = self._calls.backward(self._number, gradients, retain=retain)
+            found = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if found is not None:
                 return found
         if [version_of(source) for source in sources] != self._versions:

@@ -67,6 +67,20 @@ def memory_file(size: int) -> MemoryFile:
     return MemoryFile(os.getpid(), descriptor, max(size, 1), next(_numbers))
 
 
+def mapped_file(size: int) -> tuple[MemoryFile, mmap.mmap]:
+    """Return a new file of this process, and its memory.
+
+    Raises:
+        OSError: the memory does not suffice, or this process has too many files; then there is no new one.
+    """
+    file = memory_file(size)
+    try:
+        return file, file.opened()
+    except OSError:
+        os.close(file.descriptor)
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of a tensor in memory: its storage's bytes, and its place in the storage, in elements."""
@@ -145,8 +159,7 @@ class SharedWeights:
             begins.append(end)
             end += -(-own[0].untyped_storage().nbytes() // _LINE) * _LINE
         try:
-            file = memory_file(end)
-            memory = file.opened()
+            file, memory = mapped_file(end)
         except OSError:
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
