@@ -125,7 +125,8 @@ class HelperProcesses:
             return
         self._is_open = False
         self.kill()
-        self._line.close()
+        with suppress(OSError):  # the script has closed all descriptors
+            self._line.close()
         # It would end with the line, too, unless it is stopped, or a process of the script has the line open.
         if self._interpreter is not None:
             self._interpreter.kill()

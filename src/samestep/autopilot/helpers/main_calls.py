@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,23 +20,21 @@ from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_states import LOSES, ModuleCalls, SignatureCalls, State
-from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
 from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
+from samestep.autopilot.helpers.own_helpers import Helpers
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import (
     PRINTS,
     CallGraph,
     CallResult,
-    RankSlices,
-    SliceGradients,
     rows_of_inputs,
 )
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
@@ -59,7 +57,6 @@ from samestep.autopilot.split_calls import (
 )
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
-from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
@@ -69,8 +66,6 @@ from samestep.ranks.world.solo import SoloWorld
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
-_MANY_UNSPLIT = 10
-"""Unsplit calls in a row after which the main rank computes with all cores."""
 DIFFERS = "a later call gave another result when it was split"
 RAISED = "a slice of its batch raised an error"
 
@@ -118,64 +113,6 @@ def form_of(value: Any, tensors: list[Tensor]) -> Any:
         forms = [(key, form_of(part, tensors)) for key, part in parts]
         return None if any(form is None for _, form in forms) else (type(value), *forms)
     return None
-
-
-class Helpers:
-    """The helpers of this process, and its own part of what they compute together.
-
-    The ranks share the cores while calls are split; otherwise this process has all of them.
-    """
-
-    def __init__(self, team: Team, *, threads: int, all_threads: int) -> None:
-        self._team, self.size, self.shares_memory = team, team.size, team.shares_memory
-        self._threads, self._all_threads, self._unsplit = threads, all_threads, 0
-        torch.set_num_threads(all_threads)
-        world, self.line = team.start()
-        self.slices = RankSlices(world, SliceGradients(world))
-        self.are_lost = False
-        """Whether there are no helpers any more, and none can be started."""
-
-    def restart(self, why: str) -> None:
-        """Start the helpers again, if that is possible; `why` names the one that was lost."""
-        if self.are_lost:
-            return
-        self._team.stop()
-        try:
-            world, self.line = self._team.start()
-        except (PeerLost, OSError) as error:
-            self.are_lost = True
-            self._team.close()
-            torch.set_num_threads(self._all_threads)
-            end = f". {error}: this process computes all calls alone from now on."
-        else:
-            end = "; the helpers were started again, and the run goes on."
-            self.slices.world = self.slices.gradients.world = world
-        write_stderr(f"samestep: {why.rstrip('.')}{end}\n")
-
-    def are_alive(self) -> bool:
-        """Return whether all helpers run, as far as this process can find out at once, or there are none."""
-        return self.are_lost or self._team.are_alive()
-
-    def end(self) -> None:
-        """Let the helpers end."""
-        if not self.are_lost:
-            with suppress(PeerLost):  # which have ended, then
-                self.line.send(End())
-
-    def share_cores(self) -> None:
-        """Compute with this rank's share of the cores from now on: the helpers have the others."""
-        self._unsplit = 0
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-
-    def note_unsplit(self) -> None:
-        """Compute with all cores after some unsplit calls in a row.
-
-        Not at once: the threads of a parallel operation wait for the next one, on cores of helpers.
-        """
-        self._unsplit += 1
-        if self._unsplit == _MANY_UNSPLIT:
-            torch.set_num_threads(self._all_threads)
 
 
 class MainCalls:

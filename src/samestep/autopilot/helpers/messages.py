@@ -5,7 +5,6 @@ have read it. A helper sleeps until the next message comes, which may take hours
 """
 
 import mmap
-import os
 import struct
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,9 +120,9 @@ class _MessageFile:
 
         header = bytearray(pickled(value, reference))
         if end + len(header) > self.file.size:
-            before = self.file.descriptor
+            before = self.file
             self._open(2 * (end + len(header)))  # if that fails, the smaller file is still in use
-            os.close(before)
+            before.close()
         with torch.no_grad(), torch.inference_mode(mode=False):
             for place, tensor in tensors:
                 place.of(self._memory).copy_(tensor.detach())
@@ -135,10 +134,6 @@ class _MessageFile:
         with torch.no_grad(), torch.inference_mode(mode=False):
             for view, tensor in zip(views, tensors, strict=True):
                 view.copy_(tensor)
-
-    def close(self) -> None:
-        """Close the file; its memory ends with the last view of it."""
-        os.close(self.file.descriptor)
 
     def views(self, places: Sequence[Place]) -> list[Tensor]:
         """Return the tensors at some places."""
@@ -209,7 +204,7 @@ class MainLine(_Line):
 
     def close(self) -> None:
         """Close the file of messages."""
-        self._file.close()
+        self._file.file.close()
 
     def send(self, message: Any, *, key: Hashable = None, rows: Rows | None = None) -> None:  # noqa: ARG002
         """See `Line.send`; all helpers read the memory in which all rows are."""

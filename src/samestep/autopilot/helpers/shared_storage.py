@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import finalize
@@ -48,6 +49,11 @@ class MemoryFile:
             flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
             return mmap.mmap(file.fileno(), self.size, flags=flags)
 
+    def close(self) -> None:
+        """Close the file, if the script has not closed it; its memory ends with the last view."""
+        with suppress(OSError):
+            os.close(self.descriptor)
+
 
 _numbers = iter(range(1, 1 << 62))
 
@@ -77,7 +83,7 @@ def mapped_file(size: int) -> tuple[MemoryFile, mmap.mmap]:
     try:
         return file, file.opened()
     except OSError:
-        os.close(file.descriptor)
+        file.close()
         raise
 
 
@@ -185,7 +191,7 @@ class SharedWeights:
             self._moved.pop(pointer, None)
         self._mapped.pop(address, None)
         if file.process == os.getpid():
-            os.close(file.descriptor)
+            file.close()
 
     def _copy(self) -> None:
         """Copy the weights before a fork: a child has those of this moment, not the parent's later ones."""

@@ -3,7 +3,6 @@
 The memory of a team is used once: if a helper is lost, all of them are started again, with new memory.
 """
 
-import os
 import pickle
 import secrets
 from collections.abc import Iterator, Sequence
@@ -108,7 +107,7 @@ class TeamMemory:
         mark = secrets.token_bytes(_MARK)
         with ExitStack() as undo:
             lines, memory = mapped_file(bytes_of_line(size) + _MARK)
-            undo.callback(os.close, lines.descriptor)
+            undo.callback(lines.close)
             initialize(memory, size)
             memory[-_MARK:] = mark
             collectives, memory = mapped_file(bytes_needed(size))
@@ -119,7 +118,7 @@ class TeamMemory:
     def close(self) -> None:
         """Close the files of the main rank."""
         for file in self.lines, self.collectives:
-            os.close(file.descriptor)
+            file.close()
 
     def main_rank(self, helpers: Sequence[int]) -> tuple[TeamWorld, MainLine]:
         """Return the main rank's world and line, given the helpers' process ids."""
