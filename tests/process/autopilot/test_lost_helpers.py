@@ -159,6 +159,32 @@ def test_calls_that_end_their_helpers_stay_unsplit(processes):
     assert count == 3
 
 
+def modified_before_its_backward(_):
+    torch.manual_seed(3)
+    layer, x = nn.Linear(6, 3).double(), torch.randn(14, 6).double()
+    with script_with_helpers(2, forks=True):
+        for number in range(STEPS):
+            loss = layer(x).square().sum()
+            with torch.no_grad():
+                layer.weight.mul_(0.9)
+            if number == STEPS - 1:
+                killed(helpers_of_this_process()[0])
+            loss.backward()
+    return layer.weight.grad.sum().item()
+
+
+def test_weights_that_change_before_a_backward_do_not_make_a_loss_an_error(processes):
+    """The lost part of the graph could not be computed again from the weights of the call."""
+    torch.manual_seed(3)
+    layer, x = nn.Linear(6, 3).double(), torch.randn(14, 6).double()
+    for _ in range(STEPS):
+        loss = layer(x).square().sum()
+        with torch.no_grad():
+            layer.weight.mul_(0.9)
+        loss.backward()
+    assert processes.run(modified_before_its_backward, 1) == [pytest.approx(layer.weight.grad.sum().item())]
+
+
 def ends_beside_a_forked_process(_):
     model, optimizer, x = made()
     reads, writes = os.pipe()

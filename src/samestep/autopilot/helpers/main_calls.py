@@ -66,6 +66,7 @@ from samestep.ranks.world.solo import SoloWorld
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
+MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 DIFFERS = "a later call gave another result when it was split"
 RAISED = "a slice of its batch raised an error"
 
@@ -600,13 +601,16 @@ class _NodeCall:
     ) -> Sequence[Tensor | None]:
         """See `DifferentiableCall.backward`."""
         creates_graph = torch.is_grad_enabled()
+        is_modified = [version_of(source) for source in sources] != self._versions
         if creates_graph:
             self._signature.stay_unsplit(CREATES_GRAPH)
         else:
             found = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if found is not None:
+                if is_modified:
+                    self._signature.stay_unsplit(MODIFIED)
                 return found
-        if [version_of(source) for source in sources] != self._versions:
+        if is_modified:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"
