@@ -1,10 +1,16 @@
 """A run with helpers under one fault of each kind gives the undisturbed weights, or ends as `python` does."""
 
+import os
+import pty
 import random
+import subprocess
+import sys
 import zlib
 
 import pytest
 
+from support.chaotic_script import CALLS
+from support.commands import environment
 from support.forked_commands import start
 from support.helper_chaos import (
     ENDINGS,
@@ -63,3 +69,35 @@ def test_the_end_of_a_run_ends_its_helpers(tmp_path, fault):
     run = Run("perceptron", tmp_path / "run", workers=3, launch=launch)
     outcome = ended(run, fault, drawn_moment(draw, STEPS - 12))
     assert outcome.wrong == [], (outcome.moments, outcome.said)
+
+
+AT_A_TERMINAL = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
+"""Opened by the leader of a session, a terminal becomes that of all of its processes."""
+
+
+def test_a_closed_terminal_ends_the_run_by_its_signal(tmp_path):
+    """The last line could not be written to the terminal, and the exit code was that of this error."""
+    keyboard, terminal = pty.openpty()
+
+    def at_the_terminal(arguments, into):
+        command = [
+            sys.executable,
+            "-c",
+            AT_A_TERMINAL,
+            os.ttyname(terminal),
+            sys.executable,
+            "-m",
+            "samestep",
+        ]
+        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+        variables = environment(TMPDIR=str(into.parent))
+        return subprocess.Popen([*command, *arguments], env=variables, start_new_session=True, **streams)
+
+    run = Run("perceptron", tmp_path / "run", workers=3, launch=at_the_terminal)
+    os.close(terminal)
+    try:
+        run.await_phase(3, CALLS)
+        os.close(keyboard)
+        assert (run.await_end(), run.left()) == (129, [])
+    finally:
+        run.end()
