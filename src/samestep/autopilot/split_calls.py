@@ -204,13 +204,14 @@ class CallSplitter:
                 if self._signatures.counts_batches_only(module):
                     known.sizes[signature] = sizes
                 return self._outputs(call, check, verdict)
-            sizes.fail(given)
-            known.sizes[signature].fail(given)
+            sizes.fail(given, verdict.why)
+            known.sizes[signature].fail(given, verdict.why)
             known.reasons[signature] = verdict.why
             known.plans.setdefault(signature, None)
         plan = known.plans.get(signature)
         if plan is None or not known.sizes[signature].may_be_split(given):
-            return self._unsplit(call, known.reasons.get(signature, FAILED))
+            of_signature = known.reasons.get(signature, FAILED)
+            return self._unsplit(call, known.sizes[signature].why(given, of_signature))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         return self._by_plan(call, plan, kind, is_new=is_new)
 

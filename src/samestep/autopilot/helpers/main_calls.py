@@ -229,7 +229,7 @@ class MainCalls:
         if is_checked:
             self._check(call, calls)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
-            return self._unsplit(call, calls.why)
+            return self._unsplit(call, calls.sizes.why(given, calls.why))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
         outputs = self._by_plan(call, calls, kind, is_compared=(is_new or is_due) and not is_checked)
@@ -278,7 +278,7 @@ class MainCalls:
             self._account.explain(what, verdict.trace.tried)
         if verdict.plan is None:
             calls.stay_unsplit(verdict.trace.explained(verdict.why))
-            calls.sizes.fail(given)
+            calls.sizes.fail(given, calls.why)
         else:
             calls.pass_check(verdict.plan)
 
