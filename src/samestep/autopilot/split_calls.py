@@ -40,7 +40,7 @@ from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.parallel.gradients.sparse_gradients import sparse_weights
@@ -144,7 +144,7 @@ class CallSplitter:
         """Call a module that no other module calls, split if this is possible."""
         if type(module).__name__ in _WRAPPERS or _is_recomputed():
             return forward(module, *args, **kwargs)
-        if module not in self._modules and next(module.parameters(), None) is None:
+        if module not in self._modules and next(module_parts.parameters(module), None) is None:
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
         self.gradients.deferred.poll()
@@ -237,7 +237,7 @@ class CallSplitter:
         """Return the reason why this call stays unsplit without a check; None if a check decides."""
         if not given.may_have_samples(self._world.place.size):
             return FEWER if given.tensors() else NO_TENSORS
-        if any(is_lazy(parameter) for parameter in module.parameters()):
+        if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
         return observer(module)
 
@@ -312,10 +312,10 @@ class CallSplitter:
         communicates = (
             self._options.batch_norm == "global"
             and not separates_gradients(self._world)
-            and any(isinstance(one, BatchNorm) for one in module.modules())
+            and any(isinstance(one, BatchNorm) for one in module_parts.modules(module))
         )
         communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
-        named = dict(module.named_parameters(prefix=type(module).__name__))
+        named = dict(module_parts.named_parameters(module, prefix=type(module).__name__))
         sparse = sparse_weights(module).values()
         with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self.gradients.follow(

@@ -54,6 +54,7 @@ from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
 from samestep.base.console import log
 from samestep.base.errors import PeerLost
+from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.ranks.world.solo import SoloWorld
@@ -189,7 +190,7 @@ class MainCalls:
         """Call a module that no other module calls, split if this is possible."""
         if type(module).__name__ in _WRAPPERS or _is_recomputed():
             return forward(module, *args, **kwargs)
-        if module not in self._known and next(module.parameters(), None) is None:
+        if module not in self._known and next(module_parts.parameters(module), None) is None:
             return forward(module, *args, **kwargs)
         call = _Call(forward, module, CallArguments(args, kwargs))
         if not self.is_here() or not self._lock.acquire(blocking=False):
@@ -253,7 +254,7 @@ class MainCalls:
             return why
         if not given.may_have_samples(self._size):
             return FEWER if given.tensors() else NO_TENSORS
-        if any(is_lazy(parameter) for parameter in module.parameters()):
+        if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
         return observer(module, of_weights=False)
 

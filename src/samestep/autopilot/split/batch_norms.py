@@ -13,7 +13,7 @@ from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.context_values import bound
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached
 from samestep.parallel.gradients.batch_norm import global_forward, uses_batch_statistics
 from samestep.ranks.world.protocol import World
@@ -49,7 +49,9 @@ def batch_norm_over_slice(split: BatchSplit) -> Iterator[None]:
 
 def uses_batch_norm(module: nn.Module) -> bool:
     """Return whether a call of a module normalizes with the statistics of its input."""
-    return any(isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules())
+    return any(
+        isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module_parts.modules(module)
+    )
 
 
 def _average(norms: list[BatchNorm], split: BatchSplit) -> None:

@@ -14,6 +14,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.state.reachable_state import fields_of
 from samestep.autopilot.state.saved_state import SideOutput, refill, restore_record
 from samestep.base.errors import UsageError
+from samestep.hooks import module_parts
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 
 
@@ -21,13 +22,13 @@ def outcome(
     module: nn.Module, outputs: Any, sides: Iterable[SideOutput]
 ) -> tuple[Any, dict[SideOutput, Any]]:
     """Return the outputs and the side outputs of a call as one structure."""
-    return outputs, {side: getattr(module.get_submodule(side[0]), side[1], None) for side in sides}
+    return outputs, {side: getattr(module_parts.submodule(module, side[0]), side[1], None) for side in sides}
 
 
 def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> None:
     """Assign side outputs to their attributes; a list, a dict or an object keeps its identity."""
     for (name, key), value in left.items():
-        owner = module.get_submodule(name)
+        owner = module_parts.submodule(module, name)
         before = getattr(owner, key, None)
         if isinstance(before, list | dict) and type(before) is type(value):
             refill(before, value)
