@@ -207,6 +207,69 @@ def hooks_on_gradients():
     return seen
 
 
+class ListedParts(Net):
+    """Its class and the module itself replace methods of `nn.Module`."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["modules"] = [self.first, self.norm]
+        self.__dict__["buffers"] = []
+
+    def parameters(self, recurse=True):
+        return [*super().parameters(recurse)]
+
+    def named_parameters(self, prefix="", recurse=True):
+        return [*super().named_parameters(prefix, recurse)]
+
+
+def replaced_methods():
+    """Catches methods of `nn.Module` that a check, a call or a mirror takes from the script's class."""
+    torch.manual_seed(3)
+    model = ListedParts().double()
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(14, 6).double()
+    return [step(model, optimizer, x) for _ in range(STEPS)]
+
+
+class Repeats(Net):
+    def forward(self, x, mask):
+        self.hidden = super().forward(x) * mask
+        return self.hidden, self.hidden, mask, x
+
+
+def results_under_several_names():
+    """Change results in place: catches copies where a call returns an argument or an attribute as it is."""
+    torch.manual_seed(3)
+    model, x, mask = Repeats().double(), torch.randn(14, 6).double(), torch.ones(14, 1).double()
+    found = []
+    for grad in (True, False) * 2:
+        with torch.set_grad_enabled(grad):
+            given = (x * 1).requires_grad_(grad)
+            first, second, returned, same = model(given, mask)
+        found += [second.sum().item(), float(same is given)]
+        if grad:
+            (first.sum() * 2 + second.square().sum() + same.square().sum()).backward()
+            found.append(given.grad.sum().item())
+        else:
+            first.add_(1)
+            first.detach_()
+        with torch.no_grad():
+            returned.mul_(0.5)
+        found += [second.sum().item(), model.hidden.sum().item(), mask.sum().item()]
+    return found
+
+
+def gradients_that_are_changed_and_saved():
+    """Change a gradient while a graph needs another, and save that: catches gradients that share memory."""
+    model, _, x = made()
+    scale = torch.ones(3, requires_grad=True, dtype=torch.float64)
+    model(x).square().mean().backward()
+    bias, weight = model.last.bias.grad, model.first.weight.grad
+    loss = (bias * scale).square().sum()
+    weight.mul_(0.5)
+    loss.backward()
+    return [*scale.grad.tolist(), weight.sum().item(), bias.untyped_storage().nbytes()]
+
+
 def in_a_forked_child():
     """A child has the weights of the moment at which it was forked, and computes alone."""
     model, optimizer, x = made()
@@ -249,6 +312,9 @@ SCRIPTS = [
         settings_of_layers,
         gradients_of_an_attribute,
         hooks_on_gradients,
+        gradients_that_are_changed_and_saved,
+        replaced_methods,
+        results_under_several_names,
         in_a_forked_child,
         in_two_threads,
     ),

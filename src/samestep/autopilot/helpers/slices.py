@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.unsplit_call import quiet
+from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
 from samestep.autopilot.helpers.team import TeamWorld
 from samestep.autopilot.split import module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
@@ -155,12 +156,20 @@ class RankSlices:
             module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
             self._share_state(module, states, inputs, split)
         self.gradients.weights = set(map(id, weights))
+        own = separate.sliced(split, plan.dims)
+        if self._copies:
+            own = CallArguments(*mapped(own.both, _copied))
+        returned = ReturnedTensors(own, given)
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
-                outputs = self._own_outputs(plan, forward, module, separate, split, before)
-            outputs, sides = self._gathered(plan, module, outputs, split)
+                outputs = self._own_outputs(plan, forward, module, own, split, before)
+            parts = module_outputs.outcome(module, outputs, plan.sides)
+            outputs, sides = returned.united(parts, self._gathered(plan, module, parts, split))
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
-        with_graph = [one for _, one in leaves((outputs, sides)) if one.requires_grad]
+        distinct = {id(one): one for _, one in leaves((outputs, sides)) if one.requires_grad}
+        with_graph = [one for one in distinct.values() if not returned.is_argument(one)]
+        if not self._copies:
+            outputs, sides = returned.for_script((outputs, sides))
         if not with_graph:
             return CallResult(outputs, sides, None, [])
         rows = set(map(id, sparse_weights(module).values()))
@@ -182,28 +191,25 @@ class RankSlices:
         plan: SplitPlan,
         forward: Forward,
         module: nn.Module,
-        given: CallArguments,
+        own: CallArguments,
         split: BatchSplit,
         before: RngState | None,
     ) -> Any:
         """Return the outputs of this rank's slice."""
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
-        own = given.sliced(split, plan.dims)
-        if self._copies:
-            own = CallArguments(*mapped(own.both, _copied))
         outputs = call_slice(forward, module, own, split, draws=draws, reads=reads)
         check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
         return outputs
 
     def _gathered(
-        self, plan: SplitPlan, module: nn.Module, outputs: Any, split: BatchSplit
+        self, plan: SplitPlan, module: nn.Module, parts: Any, split: BatchSplit
     ) -> tuple[Any, dict[SideOutput, Any]]:
-        """Return the outputs and side outputs of the whole batch."""
-        what, value = type(module).__name__, module_outputs.outcome(module, outputs, plan.sides)
+        """Return the outputs and side outputs of the whole batch, given this rank's."""
+        what = type(module).__name__
         checks = DeferredChecks()
         with checks.deferring():
-            whole, sides = module_outputs.gather_outcome(value, plan.gatherings, split, what=what)
+            whole, sides = module_outputs.gather_outcome(parts, plan.gatherings, split, what=what)
         checks.poll()
         return whole, sides
 
@@ -239,7 +245,8 @@ class RankSlices:
             self.world.average(flat)
             *of_weights, is_there = torch.split(flat, [*map(len, parts), len(places)])
             for place, part, share in zip(places, of_weights, is_there.tolist(), strict=True):
-                averages[place] = part.view(weights[place].shape) if share else None
+                # With memory and a version of its own: it may be changed, kept or saved without the others.
+                averages[place] = part.view(weights[place].shape).clone() if share else None
         for place in sorted(sparse):
             averages[place] = self._average_of_rows(weights[place], found[place])
         return averages
