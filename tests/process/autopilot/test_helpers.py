@@ -230,6 +230,33 @@ def replaced_methods():
     return [step(model, optimizer, x) for _ in range(STEPS)]
 
 
+class Collects(Net):
+    def __init__(self):
+        super().__init__()
+        self.collected = []
+
+    def forward(self, x):
+        self.collected.append(super().forward(x))
+        return self.collected[-1]
+
+
+def a_list_that_grows():
+    """Catches a list of the module that a check or a call empties, or leaves with the parts of slices."""
+    torch.manual_seed(3)
+    model, x = Collects().double(), torch.randn(14, 6).double()
+    found = []
+    for number in range(STEPS):
+        total = model(x).sum() + model(x[:10]).sum()
+        found += [
+            len(model.collected),
+            sum(one.square().sum() for one in model.collected).item(),
+            total.item(),
+        ]
+        if number == 2:
+            model.collected.clear()
+    return found
+
+
 class Repeats(Net):
     def forward(self, x, mask):
         self.hidden = super().forward(x) * mask
@@ -315,6 +342,7 @@ SCRIPTS = [
         gradients_that_are_changed_and_saved,
         replaced_methods,
         results_under_several_names,
+        a_list_that_grows,
         in_a_forked_child,
         in_two_threads,
     ),

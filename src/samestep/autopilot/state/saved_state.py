@@ -200,6 +200,8 @@ def refill(container: Any, contents: Any) -> None:
     Items of a dict are read and written without the methods of its class: those of the table of activations
     of Transformers return an instance of the class that is stored.
     """
+    if contents is container:
+        return
     container.clear()
     if isinstance(container, dict) and isinstance(contents, dict):
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
