@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,16 @@ def replaced_methods():
     return [step(model, optimizer, x) for _ in range(STEPS)]
 
 
+def sparse_gradients():
+    """Catches a warning about the average of sparse gradients, which no script causes itself."""
+    torch.manual_seed(3)
+    model, ids = nn.Embedding(9, 3, sparse=True).double(), torch.arange(14).view(7, 2) % 9
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return [step(model, optimizer, ids) for _ in range(STEPS)]
+
+
 class Collects(Net):
     def __init__(self):
         super().__init__()
@@ -343,6 +354,7 @@ SCRIPTS = [
         replaced_methods,
         results_under_several_names,
         a_list_that_grows,
+        sparse_gradients,
         in_a_forked_child,
         in_two_threads,
     ),

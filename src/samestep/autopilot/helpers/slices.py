@@ -265,7 +265,7 @@ class RankSlices:
             return torch.stack(dense).sum(0) / size
         indices = torch.cat([one._indices() for one in gradients], dim=1)  # noqa: SLF001 - uncoalesced
         values = torch.cat([one._values() for one in gradients]) / size  # noqa: SLF001
-        return torch.sparse_coo_tensor(indices, values, weight.shape)
+        return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
 
 
 @contextmanager
