@@ -24,8 +24,15 @@ def named_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
 
 
 def modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and its submodules, each once."""
-    return (one for _, one in named_modules(module))
+    """Yield a module and its submodules, each once, in the same order."""
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [part for part in reversed(one._modules.values()) if part is not None]  # noqa: SLF001
 
 
 def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
@@ -39,8 +46,13 @@ def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str,
 
 
 def parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of a module, each once."""
-    return (parameter for _, parameter in named_parameters(module))
+    """Yield the parameters of a module, each once; this runs in each call, so it makes no names."""
+    seen: set[int] = set()
+    for one in modules(module):
+        for parameter in one._parameters.values():  # noqa: SLF001
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
 
 
 def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
