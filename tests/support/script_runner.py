@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samestep.autopilot.once_script import script_with_helpers
+from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
+from samestep.autopilot.helpers.serving import serve
+from samestep.autopilot.once_script import script_with_helpers, splitting_between
 from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
+from samestep.ranks.world.solo import SoloWorld
 from support.strict_device import StrictDevice
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
@@ -27,22 +31,44 @@ READS = "samestep reads its device at"
 """The beginning of a line of the account about a split call on a strict device."""
 
 
-def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False, helpers=0):
+def run_launched_script(world, path, arguments, folder, runs=1, options=DEFAULTS, may_share_memory=True):
+    """Run a script on rank 0 of `world`, which the others help; return what `run_script` does, or None."""
+    if not world.place.is_main:
+        for _ in range(runs):
+            with restored_process_state(), own_device(options):
+                serve(*helper_rank(world), threads=1)
+        return None
+
+    @contextmanager
+    def with_team(_, options):
+        account = Account()
+        team = main_rank(world, timeout_s=60.0, threads=1, may_share_memory=may_share_memory)
+        with splitting_between(team, account, options, threads=1, before=1):
+            yield account
+
+    return run_script(SoloWorld(), path, arguments, folder, runs, options, runner=with_team)
+
+
+def run_script(
+    world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False, helpers=0, runner=None
+):
     """Run a script on a rank of `world`, in `folder`; the CPU is as strict as a CUDA device if `is_strict`.
+
+    With helpers, or within the context that `runner` returns, it runs on this rank alone.
 
     Returns:
         stdout, the lines of the account, and the traceback if it failed.
     """
     printed, lines, device = io.StringIO(), [], StrictDevice()
+    if runner is None:
+        runner = replicated_script
+        if helpers:
+            runner = lambda _, options: script_with_helpers(1 + helpers, options, forks=True)  # noqa: E731
     for _ in range(runs):
         strictly = device() if is_strict else nullcontext()
         with restored_process_state(), redirect_stdout(printed), own_device(options), strictly:
             os.chdir(folder)
-            with (
-                replicated_script(world, options)
-                if helpers == 0
-                else script_with_helpers(1 + helpers, options, forks=True) as account
-            ):
+            with runner(world, options) as account:
                 # With a callback the traceback of a hook of torch's is returned, not printed.
                 ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
         lines += account.lines()

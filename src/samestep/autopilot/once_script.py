@@ -2,27 +2,35 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from samestep.autopilot.equivalence.effects import watch_effects
 from samestep.autopilot.equivalence.unsplit_call import watched_logging
-from samestep.autopilot.helpers.helper_processes import HelperProcesses
+from samestep.autopilot.helpers.helper_processes import HelperProcesses, StartedTeam
+from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
-from samestep.autopilot.helpers.serving import computing_slices
+from samestep.autopilot.helpers.serving import computing_slices, serve, silent
 from samestep.autopilot.helpers.split_node import retained_graphs
-from samestep.autopilot.replicated_script import E, single_process_view
+from samestep.autopilot.helpers.team import Team
+from samestep.autopilot.replicated_script import E, after_some_steps, single_process_view
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS, Options
+from samestep.autopilot.script.rank_output import explaining, writing_to
+from samestep.autopilot.script.seeds import equal_seeds
 from samestep.autopilot.split_calls import splitting_calls_of_all_threads
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
+from samestep.launch.local.hosting import Ending
+from samestep.ranks.world.join import join
+from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
 
+_FOREVER_S = 30 * 86400.0
 _TIMEOUT_S = 60.0
 """Seconds that ranks wait for each other within a call, unless the user has chosen a time."""
 
@@ -39,10 +47,50 @@ def run_once(
             no limit.
         options: the user's choices.
     """
-    with own_device(options), single_process_view(SoloWorld()):
-        with script_with_helpers(size, options, forks=True, timeout_s=timeout_s) as account:
-            ended = run()
-        write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
+    with own_device(options), script_with_helpers(size, options, forks=True, timeout_s=timeout_s) as account:
+        return _ended(run, account, options, SoloWorld())
+
+
+def run_launched(
+    run: Callable[[], Ending], *, timeout_s: float = _TIMEOUT_S, options: Options = DEFAULTS
+) -> Ending:
+    """Join the other workers of a launcher; run a script on rank 0, and help it on the others.
+
+    Args:
+        run: runs the script.
+        timeout_s: see `run_once`.
+        options: the user's choices.
+    """
+    limit_s = timeout_s or _FOREVER_S
+    with own_device(options) as device, join(device=device, cpu_tensors=True, timeout_s=limit_s) as world:
+        threads = torch.get_num_threads()
+        if not world.place.is_main:
+            with silent(world.place.rank):
+                serve(*helper_rank(world), threads=threads)
+            return Ending()
+        team, account = main_rank(world, timeout_s=limit_s, threads=threads), Account()
+        with splitting_between(team, account, options, threads=threads, before=threads):
+            return _ended(run, account, options, SoloWorld(device=world.device))
+
+
+def _ended(run: Callable[[], E], account: Account, options: Options, world: World) -> E:
+    """Run a script as the user has asked for, and report what was split; return its end."""
+    with ExitStack() as stack:
+        stack.enter_context(single_process_view(world))
+        if options.explain:
+            stop = stack.enter_context(explaining(world, lambda: None))
+            stack.enter_context(after_some_steps(account, stop))
+        elif options.scratch is not None:
+            stack.enter_context(writing_to(options.scratch / "0"))
+        if options.seed is not None:
+            stack.enter_context(equal_seeds(world, options.seed))
+        process = os.getpid()
+        ended = run()
+        if os.getpid() != process:  # a child that the script forked
+            return ended
+        if options.explain:
+            stop(account)
+    write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
     return ended
 
 
@@ -84,21 +132,38 @@ def script_with_helpers(
     if size == 1:
         yield account
         return
+    # The launcher has given each worker its share of the cores, and this is one of them.
+    threads = before if forks else max(1, before // size)
+    processes = HelperProcesses(forks=forks)
+    team = StartedTeam(processes, size, timeout_s=timeout_s or float("inf"), threads=threads)
+    with splitting_between(team, account, options, threads=threads, before=before):
+        yield account
+
+
+@contextmanager
+def splitting_between(
+    team: Team, account: Account, options: Options, *, threads: int, before: int
+) -> Iterator[None]:
+    """Split the model calls of the block between the ranks of a team, of which this is the main rank.
+
+    Args:
+        team: the team, which ends with the block.
+        account: collects what is split.
+        options: the user's choices.
+        threads: threads with which each rank computes its slices.
+        before: threads of this process beside that.
+    """
     keep_freed_memory()
-    processes, process = HelperProcesses(forks=forks), os.getpid()
+    process = os.getpid()
     try:
-        # The launcher has given each worker its share of the cores, and this is one of them.
-        threads = before if forks else max(1, before // size)
-        all_threads = max(before, min(cpu_share().usable, threads * size))
-        helpers = Helpers(
-            processes, size, timeout_s=timeout_s or float("inf"), threads=threads, all_threads=all_threads
-        )
+        all_threads = max(before, min(cpu_share().usable, threads * team.size))
+        helpers = Helpers(team, threads=threads, all_threads=all_threads)
         watch_effects()
         calls = MainCalls(helpers, account, options)
         with watched_logging(), computing_slices(), retained_graphs(), splitting_calls_of_all_threads(calls):
-            yield account
+            yield
         calls.end()
     finally:
-        processes.close()
+        team.close()
         if os.getpid() == process:
             torch.set_num_threads(before)

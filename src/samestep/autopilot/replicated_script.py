@@ -196,7 +196,7 @@ def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Acc
         stack.enter_context(splitting_calls(splitter))
         stack.enter_context(intercepted_loaders())
         stack.enter_context(sharded_loading(ScriptLoaders(world, account, options.load), slicing))
-        stack.enter_context(_after_some_steps(account, stop))
+        stack.enter_context(after_some_steps(account, stop))
         stack.enter_context(_listed(_active, stack))
         stack.enter_context(_listed(_in_forks, partial(_compute_alone, gradients, slicing)))
         process = os.getpid()
@@ -252,7 +252,7 @@ def _gradient_world(world: World, options: Options) -> World:
 
 
 @contextmanager
-def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
+def after_some_steps(account: Account, then: Stop) -> Iterator[None]:
     """Count the backward passes of a script, and call `then` after the first `BACKWARDS_UNTIL_CHECK`."""
     process = os.getpid()
 

@@ -69,11 +69,14 @@ class RngState:
         pairs = zip(self.streams(), other.streams(), strict=True)
         return zlib.crc32(b"".join(mine for mine, theirs in pairs if mine != theirs))
 
+    def tensors(self) -> list[Tensor]:
+        """Return the states of torch's generators, in the order of the fields."""
+        return [self.cpu] if self.device is None else [self.cpu, self.device[1]]
+
     def streams(self) -> list[bytes]:
         """Return the state of each stream."""
-        states = [self.cpu] if self.device is None else [self.cpu, self.device[1]]
         return [
-            *(one.numpy().tobytes() for one in states),
+            *(one.numpy().tobytes() for one in self.tensors()),
             repr(self.python).encode(),
             repr(self.numpy[2:]).encode() + self.numpy[1].tobytes(),
         ]

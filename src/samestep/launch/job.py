@@ -123,6 +123,7 @@ class Job:
     grace_s: float = 10.0  # seconds that workers may take to end after a failure, before they are killed
     patience_s: float = 10.0  # seconds that they may take if a signal ends the launcher; no worker hangs then
     monitor_interval_s: float = 0.1  # seconds between two checks of the other nodes
+    needs_all: bool = True  # whether the run ends with the failure of any worker; else with that of rank 0
 
     def __post_init__(self) -> None:
         for flag, value in (("-n", self.workers), ("--nproc-per-node", self.per_node)):

@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
+from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.machine.topology import cores
 from samestep.base.units import check_hang_timeout, counted
@@ -104,9 +105,15 @@ class Decision:
         return self.size > 1 and self.is_serial
 
     @property
+    def runs_once(self) -> bool:
+        """Whether one worker runs the script, and the others compute slices of its calls."""
+        return self.is_replicated and self.options.are_once
+
+    @property
     def has_helpers(self) -> bool:
-        """Whether one process runs the script, and starts helpers that compute slices of its calls."""
-        return self.is_replicated and self.options.engine == "once" and isinstance(self.plan, Spawn)
+        """Whether the worker that runs the script starts the others: on one host, on its cores."""
+        has_devices = self.options.device != "cpu" and can_have_accelerators()
+        return self.runs_once and self.starts_all and not has_devices
 
     @property
     def is_settled_by_join(self) -> bool:

@@ -129,7 +129,7 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
     if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
         return
     words = cause.describe(decision.size)
-    if decision.starts_own_workers or decision.has_helpers:  # the script has failed, not a rank
+    if decision.starts_own_workers or decision.runs_once:  # the script has failed, not a rank
         error = cause.error or "no exception"
         words = f"{decision.job.program.target} failed with {error} (exit code {cause.code})"
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
@@ -163,7 +163,7 @@ def _folder_of_script(decision: Decision) -> Path | None:
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     """Start the workers of this node, and wait for their end."""
     ended = partial(log_failure, decision)
-    job = decision.job
+    job = replace(decision.job, needs_all=not decision.runs_once)
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
         _import_torch(with_compiler=decision.is_replicated and spawn.local > 1)

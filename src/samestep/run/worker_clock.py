@@ -4,10 +4,11 @@ import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from samestep.autopilot.files.file_calls import unredirected
@@ -29,15 +30,20 @@ PATIENCE_S = 10.0
 _KEPT = 1000  # characters of stderr that are kept, to find its last line
 
 
-def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:
-    """Run a worker's program in `around`, and record its steps."""
+def clocked(
+    run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind, size: int
+) -> Ending:
+    """Run a worker's program in `around`, and record its steps; `size` is the number of workers."""
     place = detect(env.snapshot()).place
+    if kind == "once":  # the helpers record no steps of their own, and some are no launcher's workers
+        place = replace(place, size=size)
+    recording = [clocking.file_of(rank) for rank in range(1 if kind == "once" else place.size)]
     with unredirected():  # the script's process may redirect the files that its workers write
         file = ClockFile(clocking, place, kind)
     clock = ScriptClock(
         file,
         clocking,
-        stop=partial(_leave_together, file, replace(clocking, folder=clocking.folder.absolute()), place),
+        stop=partial(_leave_together, file, clocking, place, [path.absolute() for path in recording]),
         own=own_samples,
         loaders=place.size if kind == "native" else 1,
     )
@@ -78,10 +84,11 @@ def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
             del stream.write
 
 
-def _leave_together(file: ClockFile, clocking: ClockOptions, place: Place) -> NoReturn:
-    """End this process, whatever exceptions the script catches, once the others have recorded their steps."""
-    others = [clocking.file_of(rank) for rank in range(place.size)]
-    holds_within(lambda: all(map(has_ended, others)), PATIENCE_S, most_s=0.05)
+def _leave_together(
+    file: ClockFile, clocking: ClockOptions, place: Place, recording: Sequence[Path]
+) -> NoReturn:
+    """End this process, whatever exceptions the script catches, once all have recorded their steps."""
+    holds_within(lambda: all(map(has_ended, recording)), PATIENCE_S, most_s=0.05)
     exit_code = _checked(file)
     if place.is_main and not exit_code:
         log(clocking.stopped_message())

@@ -91,6 +91,19 @@ def _local(decision: Decision) -> int:
 def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
     inner = _replication(decision)
+    if decision.runs_once and not decision.has_helpers:
+        return partial(_on_main_rank, around=_observed(decision, inner), as_helper=inner)
+    return _observed(decision, inner)
+
+
+def _on_main_rank(run: Callable[[], Ending], *, around: Around, as_helper: Around) -> Ending:
+    """Run a script that runs once in `around` on rank 0, and help it on the other ranks."""
+    is_main = detect(env.snapshot()).place.is_main
+    return around(run) if is_main else as_helper(run)
+
+
+def _observed(decision: Decision, inner: Around) -> Around:
+    """Return `inner` within the checks and records that the user asked for."""
     if decision.count:
         from samestep.run.worker_monitors import counted
 
@@ -98,7 +111,8 @@ def _of_worker(decision: Decision) -> Around:
     if decision.clocking is not None:
         from samestep.run.worker_clock import clocked
 
-        inner = partial(clocked, around=inner, clocking=decision.clocking, kind=_kind(decision))
+        kind = _kind(decision)
+        inner = partial(clocked, around=inner, clocking=decision.clocking, kind=kind, size=decision.size)
     if decision.must_have_group:
         from samestep.run.worker_monitors import checked_group
 
@@ -116,7 +130,7 @@ def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
 
     `forked` is the number of workers that are forked from this process, if these are all.
     """
-    if decision.size == 1 or decision.starts_own_workers or decision.has_helpers:
+    if decision.size == 1 or decision.starts_own_workers or decision.runs_once:
         return unwatched
     return _watched(decision, forked=forked)
 
@@ -139,16 +153,20 @@ def _replication(decision: Decision) -> Around:
         return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
     if not decision.is_replicated and options.device == "auto":
         return partial(_run_as_one_process, around=as_given)
-    if options.engine == "once":
-        from samestep.autopilot.once_script import run_once
+    if options.are_once:
+        from samestep.autopilot.once_script import run_launched, run_once
 
-        return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
+        if decision.has_helpers or decision.size == 1:
+            return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
+        return partial(run_launched, timeout_s=decision.hang_timeout_s, options=options)
     from samestep.autopilot.replicated_script import run_replicated
 
     return partial(run_replicated, guarded=decision.must_join, options=options)
 
 
 def _kind(decision: Decision) -> Kind:
+    if decision.runs_once:
+        return "once"
     if decision.is_replicated:
         return "replicated"
     return "serial" if decision.is_serial else "native"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,15 @@ def test_a_recipe_ends_with_the_same_weights(way, weights, request, tmp_path):
 @pytest.mark.parametrize("way", mostly_long(WAYS, ("srun",)))
 def test_a_serial_script_prints_the_same_losses(way, losses, request, tmp_path):
     assert printed(getattr(Launches(request, tmp_path), way)("run", SERIAL)) == losses
+
+
+@pytest.mark.parametrize("way", mostly_long(WAYS, ("torchrun_on_two_nodes",)))
+def test_a_serial_script_that_runs_once_prints_the_same_losses(way, losses, request, tmp_path):
+    """Only this finds that ranks of a launcher, on several nodes, are no helpers of rank 0."""
+    flags = ("--engine", "once", "--short-calls", "split")
+    ended = getattr(Launches(request, tmp_path), way)("run", *flags, SERIAL)
+    assert printed(ended) == losses
+    assert re.search(": 10[05] calls split", "".join(done.err for done in ended))
 
 
 TIME_BUDGET = Path(__file__).parents[2] / "gallery" / "time_budget.py"

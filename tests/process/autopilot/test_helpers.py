@@ -13,6 +13,7 @@ from torch import nn
 
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
+from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
 
 STEPS = 6
 
@@ -178,6 +179,18 @@ def numbers_that_only_a_later_call_draws():
     model = Draws().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return [step(model, optimizer, x) for _ in range(STEPS)]
+
+
+def precisions_by_their_new_names():
+    """Set a precision by its new name, after which torch refuses to read the old names."""
+    before = float32_precisions()
+    model, optimizer, x = made()
+    try:
+        if hasattr(torch.backends, "fp32_precision"):  # torch 2.9 and newer
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        return [step(model, optimizer, x) for _ in range(STEPS)]
+    finally:
+        set_precisions(before)
 
 
 def settings_of_layers():
@@ -348,6 +361,7 @@ SCRIPTS = [
         statistics_after_a_call_that_prints,
         numbers_that_only_a_later_call_draws,
         settings_of_layers,
+        precisions_by_their_new_names,
         gradients_of_an_attribute,
         hooks_on_gradients,
         gradients_that_are_changed_and_saved,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.messages import HelperLine
-from samestep.autopilot.helpers.mirrors import MappedWeights, Mirror, MirrorMessage
+from samestep.autopilot.helpers.messages import LineOfHelper
+from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
@@ -50,8 +50,8 @@ class ModuleCall(Message):
     """A call of a mirror."""
 
     mirror: int
-    written: Mapping[int, Tensor]
-    """The tensors of the mirror that the script has written to."""
+    written: Mapping[Kind, Tensor]
+    """The bytes of the tensors of the mirror that are not shared, if the script has written to them."""
     given: Any
     """The positional and the named arguments."""
     surroundings: Surroundings
@@ -97,19 +97,17 @@ class Helper:
     """The state of one helper."""
 
     slices: RankSlices
-    line: HelperLine
+    line: LineOfHelper
     mirrors: dict[int, Mirror] = field(default_factory=dict)
     weights: MappedWeights = field(default_factory=MappedWeights)
 
     def serve(self) -> None:
-        """Carry out messages until the script has ended."""
-        while True:
-            try:
-                message = self.line.receive()
-            except PeerLost:
-                return
-            if isinstance(message, End):
-                return
+        """Carry out messages until the script has ended.
+
+        Raises:
+            PeerLost: the main rank has ended without a word, or another rank is lost.
+        """
+        while not isinstance(message := self.line.receive(), End):
             for call in message.released:
                 self.slices.graphs.pop(call, None)
             if isinstance(message, (SplitCall, Backward)):
@@ -127,6 +125,8 @@ class Helper:
                 self.slices.backward(graph, message.gradients, retain=message.retain)
         except OtherRankFailedError:
             pass
+        except PeerLost:
+            raise
         except Exception:  # noqa: BLE001 - the main rank computes the call, and raises what it raises
             with suppress(OtherRankFailedError):
                 self.slices.world.fail()
@@ -148,6 +148,8 @@ class Helper:
                     args, kwargs = mapped(message.given, _copy)
                     given = CallArguments(args, kwargs)
                     self.slices.check(message.plan, nn.Module.__call__, mirror.module, given)
+        except PeerLost:
+            raise
         except Exception as raised:  # noqa: BLE001 - of any code of the script; the call then is not split
             error = f"{type(raised).__name__}: {raised}"
         self.line.answer(error)
@@ -166,7 +168,7 @@ class Helper:
     def _called(self, message: "Check | SplitCall") -> Iterator[Mirror]:
         """Make a mirror, the generators and modes as they are on the main rank; yield the mirror."""
         mirror = self.mirrors[message.mirror]
-        mirror.write(message.written)
+        mirror.unshared.set(message.written)
         if message.streams is not None:
             # Torch reads a generator's state from the begin of its storage.
             replace(message.streams, cpu=message.streams.cpu.clone()).restore()

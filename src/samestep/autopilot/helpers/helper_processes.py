@@ -16,12 +16,12 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from samestep.autopilot.helpers.serving import serve
-from samestep.autopilot.helpers.team import TeamMemory
+from samestep.autopilot.helpers.messages import Line
+from samestep.autopilot.helpers.serving import serve, silent
+from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within
 from samestep.launch.local.orphans import die_with_parent
@@ -94,6 +94,41 @@ class HelperProcesses:
                 os.waitpid(self._starter, 0)
 
 
+class StartedTeam:
+    """The team of this process, the main rank, and of helpers that it starts, on one host.
+
+    Args:
+        processes: starts the helpers.
+        size: the number of ranks.
+        timeout_s: seconds that ranks wait for each other within a call.
+        threads: threads with which each rank computes its slices.
+    """
+
+    shares_memory = True
+
+    def __init__(self, processes: HelperProcesses, size: int, *, timeout_s: float, threads: int) -> None:
+        self.size, self._processes = size, processes
+        self._timeout_s, self._threads = timeout_s, threads
+        self._memory: TeamMemory | None = None
+
+    def start(self) -> tuple[TeamWorld, Line]:
+        """See `Team.start`."""
+        self._memory = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
+        self._processes.start(self._memory)
+        return self._memory.main_rank(self._processes.helpers)
+
+    def stop(self) -> None:
+        """See `Team.stop`."""
+        self._processes.kill()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def close(self) -> None:
+        """See `Team.close`."""
+        self._processes.close()
+
+
 def _exists(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -124,17 +159,9 @@ def start_helpers(line: socket.socket, main: int) -> NoReturn:
 
 
 def _help(team: TeamMemory, rank: int) -> NoReturn:
-    """Serve as a helper; print nothing that a forward prints, since the main rank prints it, too."""
-    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    for stream in sys.stdout, sys.stderr:
-        with suppress(Exception):
-            stream.flush()
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-    try:
-        serve(team, rank)
-    except BaseException:  # noqa: BLE001 - a fault of samestep; the main rank starts the helper again
-        os.write(stderr, f"samestep: helper {rank} has failed\n{traceback.format_exc()}".encode())
+    with silent(rank):
+        world, line = team.helper(rank)
+        serve(world, line, threads=team.threads)
     os._exit(0)
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,22 +21,29 @@ from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleChe
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
-from samestep.autopilot.helpers.helper_processes import HelperProcesses
-from samestep.autopilot.helpers.mirror_state import MirrorError, state_beside_tensors
+from samestep.autopilot.helpers.messages import Rows
+from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
 from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
-from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, RankSlices, SliceGradients
+from samestep.autopilot.helpers.slices import (
+    PRINTS,
+    CallGraph,
+    CallResult,
+    RankSlices,
+    SliceGradients,
+    rows_of_inputs,
+)
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
+from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
-from samestep.autopilot.split.guards import Attributes, observer, plain_attributes
+from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -57,9 +64,11 @@ from samestep.base.errors import PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
+from samestep.parallel.sharding.share import share
 from samestep.ranks.world.solo import SoloWorld
 
-LOST = "its helper was lost, and is started again"
+LOST = "its helper was lost"
+NO_HELPERS = "there are no helpers any more"
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 _MANY_UNSPLIT = 10
 """Unsplit calls in a row after which the main rank computes with all cores."""
@@ -79,6 +88,8 @@ class _Attempt:
     surroundings: Surroundings
     streams: RngState
     """The state of the random generators before the call."""
+    reach: Reach
+    """What the module reaches before the call."""
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
     mirror: MirroredModule | None = None
@@ -116,27 +127,35 @@ class Helpers:
     The ranks share the cores while calls are split; otherwise this process has all of them.
     """
 
-    def __init__(
-        self, processes: HelperProcesses, size: int, *, timeout_s: float, threads: int, all_threads: int
-    ) -> None:
-        self._processes, self.size, self._timeout_s = processes, size, timeout_s
+    def __init__(self, team: Team, *, threads: int, all_threads: int) -> None:
+        self._team, self.size, self.shares_memory = team, team.size, team.shares_memory
         self._threads, self._all_threads, self._unsplit = threads, all_threads, 0
         torch.set_num_threads(all_threads)
-        world = self._start()
+        world, self.line = team.start()
         self.slices = RankSlices(world, SliceGradients(world))
-
-    def _start(self) -> TeamWorld:
-        self._team = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
-        self._processes.start(self._team)
-        world, self.line = self._team.main_rank(self._processes.helpers)
-        return world
+        self.are_lost = False
+        """Whether there are no helpers any more, and none can be started."""
 
     def restart(self, why: str) -> None:
-        """Start the helpers again; `why` names the one that was lost."""
+        """Start the helpers again, if that is possible; `why` names the one that was lost."""
+        if self.are_lost:
+            return
+        self._team.stop()
+        try:
+            world, self.line = self._team.start()
+        except (PeerLost, OSError) as error:
+            self.are_lost = True
+            torch.set_num_threads(self._all_threads)
+            log(f"{why.rstrip('.')}. {error}: this process computes all calls alone from now on.")
+            return
         log(f"{why.rstrip('.')}; the helpers are started again, and the run goes on.")
-        self._processes.kill()
-        self._team.close()
-        self.slices.world = self.slices.gradients.world = self._start()
+        self.slices.world = self.slices.gradients.world = world
+
+    def end(self) -> None:
+        """Let the helpers end."""
+        if not self.are_lost:
+            with suppress(PeerLost):  # which have ended, then
+                self.line.send(End())
 
     def share_cores(self) -> None:
         """Compute with this rank's share of the cores from now on: the helpers have the others."""
@@ -157,11 +176,12 @@ class Helpers:
 class MainCalls:
     """Splits the model calls of the script, which only the main rank runs."""
 
-    def __init__(self, helpers: "Helpers", account: Account, options: Options) -> None:
+    def __init__(self, helpers: Helpers, account: Account, options: Options) -> None:
         self._helpers, self._account, self._options = helpers, account, options
         self._slices, self.device = helpers.slices, helpers.slices.world.device
         self._size, self._process = helpers.size, os.getpid()
-        self._mirrors, self._released = Mirrors(SharedWeights()), list[int]()
+        self._mirrors = Mirrors(SharedWeights() if helpers.shares_memory else None)
+        self._released: list[int] = []
         self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
         self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
         self._signatures = CallSignatures(self.device)
@@ -178,7 +198,7 @@ class MainCalls:
     def end(self) -> None:
         """Let the helpers end."""
         if self.is_here():
-            self._helpers.line.send(End())
+            self._helpers.end()
 
     def is_here(self) -> bool:
         """Return whether this is the process that has the helpers, and not one that the script has forked."""
@@ -221,7 +241,8 @@ class MainCalls:
             outputs = self._unsplit(call, LONGER_SPLIT)
             self._short_calls.end(kind, module)
             return outputs
-        plain = plain_attributes(module)
+        reach = Reach.of(module)
+        plain = {**reach.plain, **reach.of_tensors}
         signature = self._signatures.signature(module, given, plain, known.plans())
         calls = known.by_signature[signature]
         plan = calls.plan
@@ -233,7 +254,8 @@ class MainCalls:
             return self._unsplit(call, calls.sizes.why(given, calls.why))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
-        outputs = self._by_plan(call, calls, kind, is_compared=(is_new or is_due) and not is_checked)
+        is_compared = (is_new or is_due) and not is_checked
+        outputs = self._by_plan(call, calls, kind, reach, is_compared=is_compared)
         if is_checked:
             self._leave_out_own_changes(call.module, plain, signature)
         return outputs
@@ -250,6 +272,8 @@ class MainCalls:
 
     def _obstacle(self, call: _Call) -> str | None:
         module, given = call.module, call.given
+        if self._helpers.are_lost:
+            return NO_HELPERS
         if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
             return why
         if not given.may_have_samples(self._size):
@@ -287,7 +311,8 @@ class MainCalls:
         """Let all ranks check a call; None if a helper was lost meanwhile."""
         module = call.module
         try:
-            message = self._message(call, self._plans, draws=True)
+            modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
+            message = self._message(call, self._plans, modes, streams)
             self._send(Check(released=self._take_released(), **message))
             try:
                 self._helpers.share_cores()
@@ -307,7 +332,7 @@ class MainCalls:
             return None
         self._plans_sent.add(self._plans)
         try:
-            self._mirrored[module].record(module, state_beside_tensors(module))
+            self._mirrored[module].record(module, MirrorState.now(module))
         except MirrorError as error:
             return Verdict(None, why=str(error))
         return verdict
@@ -324,61 +349,76 @@ class MainCalls:
         yield
         self._is_interrupted = False
 
-    def _message(self, call: _Call, plan: int, *, draws: bool) -> dict[str, Any]:
+    def _message(
+        self,
+        call: _Call,
+        plan: int,
+        surroundings: Surroundings,
+        streams: RngState | None,
+        reach: Reach | None = None,
+    ) -> dict[str, Any]:
         """Return what the helpers must know of a call; send the module before, if they do not have it.
 
         Raises:
             MirrorError: the module cannot be sent.
         """
         module = call.module
-        known, plain = self._mirrored.get(module), state_beside_tensors(module)
-        if known is None or not known.is_as(module, plain):
-            known, mirror = self._mirrors.mirrored(module, plain, known)
+        known, state = self._mirrored.get(module), MirrorState.now(module, reach)
+        if known is None or not known.is_as(state):
+            known, mirror = self._mirrors.mirrored(module, state, known)
             finalize(module, self._ended.append, known.number)
             ended, self._ended[:] = [*self._ended], []
             self._ask(NewMirror(mirror=mirror, ended=ended))
             self._mirrored[module] = known
-        if written := known.written():
-            known.record_values()
         return {
             "mirror": known.number,
-            "written": written,
+            "written": known.written(),
             "given": call.given.both,
-            "surroundings": Surroundings.now(module, self.device),
-            "streams": RngState.now(self.device) if draws else None,
+            "surroundings": surroundings,
+            "streams": streams,
             "plan": plan,
         }
 
-    def _send_call(self, call: _Call, plan: int, carried: Sequence[SideOutput], *, draws: bool) -> int:
+    def _send_call(self, attempt: _Attempt, number: int, plan: SplitPlan) -> int:
         """Let the helpers begin a split call; return its number.
 
         Raises:
             MirrorError: the module or the arguments cannot be sent.
         """
-        if plan not in self._plans_sent:
-            self._ask(NewPlan(number=plan, plan=self._slices.plans[plan]))
-            self._plans_sent.add(plan)
-        message = self._message(call, plan, draws=draws)
+        if number not in self._plans_sent:
+            self._ask(NewPlan(number=number, plan=plan))
+            self._plans_sent.add(number)
+        call, carried = attempt.call, attempt.carried
+        streams = None if plan.draws is None else attempt.streams
+        message = self._message(call, number, attempt.surroundings, streams, attempt.reach)
         self._calls += 1
-        released, streams = self._take_released(), message["streams"]
-        tensors: list[Tensor] = []
+        released = self._take_released()
+        tensors: list[Tensor] = [*message["written"].values()]
         key: Any = None
         form = form_of(message["given"], tensors)
-        if form is not None and not message["written"]:
-            key = (SplitCall, message["mirror"], plan, form, message["surroundings"], carried)
+        if form is not None:
+            key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
+            key = (*key, attempt.surroundings, carried)
             if streams is not None:
-                tensors.append(streams.cpu)
+                tensors += streams.tensors()
                 key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
             if self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
-        self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key)
+        rows = Rows(rows_of_inputs(call.given, plan), self._shares(call.given.total(plan.dims)))
+        self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key, rows)
         return self._calls
 
-    def _send(self, message: Message, key: Hashable = None) -> None:
+    def _shares(self, total: int | None) -> list[range]:
+        """Return the samples of each rank."""
+        return [share(total or 0, rank, self._size) for rank in range(self._size)]
+
+    def _send(self, message: Message, key: Hashable = None, rows: Rows | None = None) -> None:
         """Send a message; raise `MirrorError` if it holds what cannot be sent."""
         try:
             with nullcontext() if key is not None else scripts_modules_by_value():
-                self._helpers.line.send(message, key=key)
+                self._helpers.line.send(message, key=key, rows=rows)
+        except PeerLost:
+            raise
         except Exception as error:  # noqa: BLE001 - of any object of the script
             raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
 
@@ -407,7 +447,9 @@ class MainCalls:
             self._slices.graphs.pop(call, None)
         return released
 
-    def _by_plan(self, call: _Call, calls: SignatureCalls, kind: CallKind, *, is_compared: bool) -> Any:
+    def _by_plan(
+        self, call: _Call, calls: SignatureCalls, kind: CallKind, reach: Reach, *, is_compared: bool
+    ) -> Any:
         module, given, plan = call.module, call.given, calls.plan
         assert plan is not None
         total, size = given.total(plan.dims), self._size
@@ -418,7 +460,7 @@ class MainCalls:
         carried = carried_by(module)
         _, state = module_outputs.outcome(module, None, {*carried, *plan.sides})
         modes = Surroundings.now(module, self.device)
-        attempt = _Attempt(call, carried, state, modes, RngState.now(self.device))
+        attempt = _Attempt(call, carried, state, modes, RngState.now(self.device), reach)
         changes = plan.sides or self._signatures.are_changed_by_calls(module)
         saved = SavedState(module) if attempt.carried or changes else None
         comparison = None
@@ -460,9 +502,7 @@ class MainCalls:
         """
         call = attempt.call
         try:
-            attempt.number = self._send_call(
-                call, calls.number, attempt.carried, draws=plan.draws is not None
-            )
+            attempt.number = self._send_call(attempt, calls.number, plan)
             attempt.mirror = self._mirrored[call.module]
         except PeerLost as error:
             self._restart(error)
@@ -497,7 +537,7 @@ class MainCalls:
             known.record_values()
             return
         try:
-            known.record(module, state_beside_tensors(module))
+            known.record(module, MirrorState.now(module))
         except MirrorError:  # the next call finds it, too
             del self._mirrored[module]
 
@@ -549,11 +589,13 @@ class MainCalls:
         retain: bool,
     ) -> list[Tensor | None] | None:
         tensors: list[Tensor] = []
-        key = (Backward, form_of(given, tensors), retain)
+        key = (Backward, form_of(given, tensors), graph.total, tuple(graph.rows), retain)
         try:
             if not self._helpers.line.repeat(key, tensors, number, released):
                 message = Backward(call=number, gradients=given, retain=retain, released=released)
-                self._helpers.line.send(message, key=key)
+                pairs = zip(given, graph.rows, strict=True)
+                found = {id(one): of_one for one, of_one in pairs if one is not None and of_one is not None}
+                self._helpers.line.send(message, key=key, rows=Rows(found, self._shares(graph.total)))
             self._helpers.share_cores()
             return self._slices.backward(graph, given, retain=retain)
         except PeerLost as error:

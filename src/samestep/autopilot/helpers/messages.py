@@ -7,9 +7,9 @@ have read it. A helper sleeps until the next message comes, which may take hours
 import mmap
 import os
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,70 @@ _LINE = 64
 """Bytes to which tensors are aligned: a cache line."""
 _LEAST = 1 << 20
 """Bytes of the smallest file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfTensor:
+    """The rows of a tensor: `every` positions along `dim` for each sample."""
+
+    dim: int
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The tensors of a message of which each helper reads the rows of its samples only."""
+
+    of_tensors: Mapping[int, RowsOfTensor]
+    """By the id of each of these tensors."""
+    shares: Sequence[range]
+    """The samples of each rank."""
+
+
+class Line(Protocol):
+    """The main rank's side of the connections to its helpers."""
+
+    def send(self, message: Any, *, key: Hashable = None, rows: Rows | None = None) -> None:
+        """Send a message to all helpers, which keep it under a key, if there is one.
+
+        Raises:
+            Exception: a value cannot be pickled; then nothing has been sent.
+            OSError: the memory does not suffice; then nothing has been sent.
+            PeerLost: a helper is lost.
+        """
+
+    def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
+        """Send a message again, with other tensors in its place; return False if it is not known."""
+
+    def collect(self) -> str:
+        """Wait until all helpers have answered the last message; return the error of one, or nothing.
+
+        Raises:
+            PeerLost: a helper has died, or does not answer in time.
+        """
+
+
+class LineOfHelper(Protocol):
+    """A helper's side of the connection to the main rank."""
+
+    def receive(self) -> Any:
+        """Return the next message; its tensors are valid until the next one.
+
+        Raises:
+            PeerLost: the main rank has died.
+        """
+
+    def answer(self, error: str = "") -> None:
+        """Answer that the last message was carried out, or why it was not."""
+
+    def close(self) -> None:
+        """Leave the team, after its end."""
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is carried beside a message; others are pickled with it."""
+    is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_dense and not tensor.is_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +114,7 @@ class _MessageFile:
 
         def reference(tensor: Tensor) -> Any:
             nonlocal end
-            is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-            if not is_plain or tensor.is_quantized or tensor.device.type != "cpu":
+            if not is_plain(tensor) or tensor.device.type != "cpu":
                 return None  # pickled as it is
             place, end = _placed(tensor, end)
             tensors.append((place, tensor))
@@ -140,13 +203,8 @@ class MainLine(_Line):
         self._keys: dict[int, Hashable] = {}
         self._count = -1
 
-    def send(self, message: Any, *, key: Hashable = None) -> None:
-        """Send a message to all helpers, which keep it under a key, if there is one.
-
-        Raises:
-            Exception: a value cannot be pickled; then nothing has been sent.
-            OSError: the memory does not suffice; then nothing has been sent.
-        """
+    def send(self, message: Any, *, key: Hashable = None, rows: Rows | None = None) -> None:  # noqa: ARG002
+        """See `Line.send`; all helpers read the memory in which all rows are."""
         begin, end, places = self._file.put(message)
         file, slot = self._file.file, -1
         if key is not None:
@@ -157,7 +215,7 @@ class MainLine(_Line):
         self._signal(file.descriptor, file.size, file.number, begin, end, slot, 0, 0)
 
     def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
-        """Send a message again, with other tensors in its place; return False if it is not known."""
+        """See `Line.repeat`."""
         known = self._by_key.get(key)
         if known is None or known.file != self._file.file.number or len(released) > MOST_RELEASED:
             return False
@@ -174,11 +232,7 @@ class MainLine(_Line):
             self._semaphores.signal(rank)
 
     def collect(self) -> str:
-        """Wait until all helpers have answered the last message; return the error of one, or nothing.
-
-        Raises:
-            PeerLost: a helper has died, or does not answer in time.
-        """
+        """See `Line.collect`."""
         found = ""
         for rank in self._helpers:
             self._semaphores.await_signal(rank, timeout_s=self._timeout_s)
@@ -197,11 +251,7 @@ class HelperLine(_Line):
         self._kept: dict[int, Any] = {}
 
     def receive(self) -> Any:
-        """Return the next message; its tensors are views of the memory file, valid until the answer.
-
-        Raises:
-            PeerLost: the main rank has died.
-        """
+        """See `LineOfHelper.receive`; the tensors are views of the memory file."""
         self._semaphores.await_signal(0)
         words = _WORDS.unpack_from(self._memory, self._words)
         descriptor, size, number, begin, end, slot, call, released = words
@@ -224,7 +274,10 @@ class HelperLine(_Line):
         return message
 
     def answer(self, error: str = "") -> None:
-        """Answer that the last message was carried out, or why it was not."""
+        """See `LineOfHelper.answer`."""
         begin, text = self._answers + _ANSWER * self._rank, error.encode()[:_ANSWER]
         self._memory[begin : begin + _ANSWER] = text.ljust(_ANSWER, bytes(1))
         self._semaphores.signal(0)
+
+    def close(self) -> None:
+        """See `LineOfHelper.close`; the memory ends with the processes."""

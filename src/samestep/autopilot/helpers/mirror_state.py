@@ -6,7 +6,9 @@ stays unsplit.
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from samestep.autopilot.script.call_account import is_user_code
-from samestep.autopilot.split.guards import Attributes, python_state
+from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
@@ -38,51 +40,78 @@ class MirrorError(Error):
     """A module can have no mirror; the message has the reason."""
 
 
-def objects_of(module: nn.Module) -> list[Any]:
-    """Return the submodules and tensors that a module has, and the objects that its forward can reach."""
-    found: list[Any] = []
-    for one in modules_of(module):
-        found.append(one)
-        found += one._parameters.values()  # noqa: SLF001 - faster than `parameters`
-        found += one._buffers.values()  # noqa: SLF001
-    found += [value for _, value in reached(module, _DEPTH) if not isinstance(value, PLAIN)]
-    return found
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """The state that mirrors of a module must have, beside values of tensors and settings of layers."""
+
+    values: Attributes
+    """All of it that can be compared."""
+    objects: Sequence[Any]
+    """The submodules and tensors of the module, and the objects that its forward can reach."""
+
+    @classmethod
+    def now(cls, module: nn.Module, reach: Reach | None = None) -> "MirrorState":
+        """Return the present state; `reach` is as in `python_state`.
+
+        Raises:
+            MirrorError: some of it cannot be compared.
+        """
+        found = dict(python_state(module, reach))
+        found.pop((0, "training of all"), None)  # goes with each call
+        objects: list[Any] = []
+        for place, one in enumerate(modules_of(module)):
+            objects.append(one)
+            if one._parameters:  # noqa: SLF001 - faster than `parameters`
+                objects += one._parameters.values()  # noqa: SLF001
+                for name, parameter in one._parameters.items():  # noqa: SLF001
+                    if parameter is not None and parameter.__dict__:
+                        found[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
+            if one._buffers:  # noqa: SLF001
+                objects += one._buffers.values()  # noqa: SLF001
+                for name in one._buffers:  # noqa: SLF001 - their numbers go with each call
+                    found.pop((place, name), None)
+        for key, value in reached(module, _DEPTH):
+            if not isinstance(value, PLAIN):
+                objects.append(value)
+            _add_reached(key, value, found)
+        for name, function in called_by(module):
+            found[-2, name] = _code(function)
+        return cls(found, objects)
 
 
-def state_beside_tensors(module: nn.Module) -> Attributes:
-    """Return all that a mirror has beside its tensors, as values that can be compared.
-
-    Raises:
-        MirrorError: some of it cannot be compared.
-    """
-    buffers = {(place, name) for place, one in enumerate(modules_of(module)) for name in one._buffers}  # noqa: SLF001
-    found = {key: value for key, value in python_state(module).items() if key not in buffers}
-    found.pop((0, "training of all"), None)  # goes with each call
-    for place, one in enumerate(modules_of(module)):
-        for name, parameter in one._parameters.items():  # noqa: SLF001
-            if parameter is not None and vars(parameter):
-                found[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
-        if type(one).__module__.startswith("torch."):
-            found.update(((place, name), value) for name, value in _settings_of(one))
-    found.update(_reached_state(module))
-    for name, function in called_by(module):
-        found[-2, name] = _code(function)
-    return found
-
-
-def _reached_state(module: nn.Module) -> Attributes:
-    """Return the states of the generators, containers and arrays that a module reaches, and deep values."""
-    found: dict[Key, Any] = {}
-    for key, value in reached(module, _DEPTH):
-        if is_generator(value):
-            found[key] = repr(generator_state(value))
-        elif isinstance(value, _CONTAINERS) and len(value) > _FEW:
-            found[key] = tuple(map(id, _flat_elements(value)))
-        elif isinstance(value, np.ndarray):
-            found[key] = _digest(value)
-        elif key[1].count(".") < _DEPTH and isinstance(value, PLAIN):
+def _add_reached(key: Key, value: Any, found: dict[Key, Any]) -> None:
+    """Add the state of a generator, container or array that a module reaches, or a deep value."""
+    if isinstance(value, PLAIN):
+        if key[1].count(".") < _DEPTH:
             found[key] = value
-    return found
+    elif is_generator(value):
+        found[key] = repr(generator_state(value))
+    elif isinstance(value, _CONTAINERS) and len(value) > _FEW:
+        found[key] = tuple(map(id, _flat_elements(value)))
+    elif isinstance(value, np.ndarray):
+        found[key] = _digest(value)
+
+
+class LayerSettings:
+    """The settings of torch's layers in a module, such as a momentum, when they were last the same.
+
+    Numbers do not change in place, so most layers are compared by the identity of their attributes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = (one for one in modules_of(module) if type(one).__module__.startswith("torch."))
+        self._layers = [(one, dict(vars(one))) for one in layers]
+
+    def are_as_before(self) -> bool:
+        """Return whether all layers have the settings that they had."""
+        for place, (layer, before) in enumerate(self._layers):
+            now = vars(layer)
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+                continue
+            if dict(_settings_in(now)) != dict(_settings_in(before)):
+                return False
+            self._layers[place] = layer, dict(now)
+        return True
 
 
 def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
@@ -90,9 +119,9 @@ def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if isinstance(value, PLAIN)}
 
 
-def _settings_of(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of one of torch's layers, such as a momentum."""
-    for name, value in vars(layer).items():
+def _settings_in(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings among the attributes of a layer."""
+    for name, value in attributes.items():
         if name not in MODULE_ATTRIBUTES and isinstance(value, (*PLAIN, tuple)):
             yield name, value
 

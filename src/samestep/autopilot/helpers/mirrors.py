@@ -11,17 +11,18 @@ Classes and functions of the script travel by value, so helpers run no code of t
 
 import mmap
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.helpers.mirror_state import (
+    LayerSettings,
     MirrorError,
+    MirrorState,
     fields_of_tensor,
-    objects_of,
     replaced_functions,
 )
 from samestep.autopilot.helpers.pickling import (
@@ -76,6 +77,55 @@ class MirrorMessage:
     """The number of the earlier mirror, which is no longer used."""
 
 
+Kind: TypeAlias = tuple[str, torch.dtype]
+"""The type of a device and of numbers."""
+
+
+class Groups:
+    """Tensors by their kind; the bytes of those of one kind are carried together."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._by_kind: dict[Kind, list[tuple[Tensor, torch.Size]]] = {}
+        """Each tensor, and the shape that it had at first."""
+        for tensor in tensors:
+            self._by_kind.setdefault(_kind(tensor), []).append((tensor, tensor.shape))
+
+    def have_their_forms(self) -> bool:
+        """Return whether all tensors have the kinds and shapes that they had at first."""
+        return all(
+            _kind(tensor) == kind and tensor.shape == shape
+            for kind, own in self._by_kind.items()
+            for tensor, shape in own
+        )
+
+    def flat(self) -> dict[Kind, Tensor]:
+        """Return the bytes of the tensors of each kind, one tensor after another."""
+        return {kind: torch.cat([_bytes(tensor) for tensor, _ in own]) for kind, own in self._by_kind.items()}
+
+    def set(self, values: Mapping[Kind, Tensor]) -> None:
+        """Overwrite the tensors of some kinds by the bytes of `flat`, in their first shapes."""
+        with torch.no_grad():
+            for kind, flat in values.items():
+                _, dtype = kind
+                own = self._by_kind[kind]
+                parts = torch.split(flat, [shape.numel() * dtype.itemsize for _, shape in own])
+                for (tensor, shape), part in zip(own, parts, strict=True):
+                    value = part.view(dtype).view(shape)
+                    if _kind(tensor) == kind and tensor.shape == shape:
+                        tensor.data.copy_(value)
+                    else:
+                        tensor.data = value.clone()
+
+
+def _kind(tensor: Tensor) -> Kind:
+    return tensor.device.type, tensor.dtype
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8)
+
+
 @dataclass(eq=False, slots=True)
 class MirroredModule:
     """The mirrors of one module, from the view of the main rank."""
@@ -85,22 +135,30 @@ class MirroredModule:
     is_shared: list[bool]
     versions: list[Any] = field(default_factory=list)
     """The memory and version of each tensor that is shared, after the last call."""
-    values: dict[torch.dtype, Tensor] = field(default_factory=dict)
-    """The values of the tensors that are not shared, after the last call."""
+    unshared: Groups = field(init=False)
+    """The tensors that are not shared."""
+    values: dict[Kind, Tensor] = field(default_factory=dict)
+    """Their bytes after the last call."""
     is_written: set[int] = field(default_factory=set)
     """The shared tensors that a call has written to."""
     objects: list[Any] = field(default_factory=list)
     """References to the submodules, tensors and objects that the module reaches; weak ones where that is
     possible, since an object may refer to the module."""
+    settings: LayerSettings | None = None
     requires_grad: list[bool] = field(default_factory=list)
     """The flag of each tensor when the mirror was sent."""
-    plain: Attributes = field(default_factory=dict)
-    """The flags, numbers and texts that it reaches, after the last call."""
+    values_beside: Attributes = field(default_factory=dict)
+    """The state of the module beside tensors, after the last call."""
 
-    def record(self, module: nn.Module, plain: Attributes) -> None:
-        """Record that the mirror now is as the module."""
-        self.objects = [_reference(one) for one in objects_of(module)]
-        self.plain = plain
+    def __post_init__(self) -> None:
+        self.unshared = Groups(
+            tensor for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True) if not is_shared
+        )
+
+    def record(self, module: nn.Module, state: MirrorState) -> None:
+        """Record that the mirror now is as the module, whose state beside tensors this is."""
+        self.objects = [_reference(one) for one in state.objects]
+        self.settings, self.values_beside = LayerSettings(module), state.values
         self.record_values()
 
     def record_values(self) -> None:
@@ -109,22 +167,23 @@ class MirroredModule:
             _version(tensor) if is_shared else None
             for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True)
         ]
-        self.values = {dtype: _flat(tensors) for dtype, tensors in self._unshared().items()}
+        self.values = self.unshared.flat()
 
-    def is_as(self, module: nn.Module, plain: Attributes) -> bool:
-        """Return whether the module differs from its mirror at most in the values of tensors."""
-        if self.is_written:
+    def is_as(self, state: MirrorState) -> bool:
+        """Return whether the module, in this state, differs from its mirror at most in values of tensors."""
+        if self.is_written or not self.unshared.have_their_forms():
             return False
         for tensor, version in zip(self.tensors, self.versions, strict=True):
             if version is not None and version[0] != tensor.data_ptr():
                 return False
         if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
             return False
-        objects = objects_of(module)
         return (
-            len(objects) == len(self.objects)
-            and all(_refers(known, one) for known, one in zip(self.objects, objects, strict=True))
-            and plain == self.plain
+            len(state.objects) == len(self.objects)
+            and all(map(_refers, self.objects, state.objects))
+            and state.values == self.values_beside
+            and self.settings is not None
+            and self.settings.are_as_before()
         )
 
     def note_written(self) -> None:
@@ -133,36 +192,23 @@ class MirroredModule:
             if version is not None and not tensor.requires_grad and version != _version(tensor):
                 self.is_written.add(place)
 
-    def _unshared(self) -> dict[torch.dtype, list[Tensor]]:
-        found: dict[torch.dtype, list[Tensor]] = {}
-        for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True):
-            if not is_shared:
-                found.setdefault(tensor.dtype, []).append(tensor)
-        return found
+    def written(self) -> dict[Kind, Tensor]:
+        """Return the bytes of the tensors of each kind that are not shared, if any of them has changed.
 
-    def written(self) -> dict[int, Tensor]:
-        """Return the tensors that are not shared, by their place, if any of their values has changed.
-
-        Their versions do not show it: batch norm and writes through ``data`` leave them as they are.
+        Their versions do not show it: batch norm and writes through ``data`` leave them as they are. On a
+        device a comparison would wait for it, so in training all count as changed.
         """
-        for dtype, tensors in self._unshared().items():
-            flat, known = _flat(tensors), self.values[dtype]
-            if flat.shape != known.shape or not torch.equal(flat, known):
-                break
-        else:
-            return {}
-        return {
-            place: tensor.detach() for place, tensor in enumerate(self.tensors) if not self.is_shared[place]
+        found = {
+            kind: flat
+            for kind, flat in self.unshared.flat().items()
+            if (kind[0] != "cpu" and torch.is_grad_enabled()) or not torch.equal(flat, self.values[kind])
         }
+        self.values.update(found)
+        return found
 
     def restore_values(self) -> None:
         """Give the tensors that are not shared the values that were recorded last."""
-        for dtype, tensors in self._unshared().items():
-            strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
-            parts = torch.split(self.values[dtype], [tensor.nbytes for tensor in strided])
-            for tensor, part in zip(strided, parts, strict=True):
-                if tensor.nbytes:
-                    tensor.data.copy_(part.view(dtype).view(tensor.shape))
+        self.unshared.set(self.values)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -182,16 +228,6 @@ def _refers(known: Any, value: Any) -> bool:
     return known is value or (isinstance(known, weakref.ref) and known() is value)
 
 
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of tensors of one type, one after another."""
-    parts = [
-        tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        for tensor in tensors
-        if tensor.layout is torch.strided
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
 def _version(tensor: Tensor) -> tuple[int, int | None]:
     return tensor.data_ptr(), version_of(tensor)
 
@@ -199,14 +235,15 @@ def _version(tensor: Tensor) -> tuple[int, int | None]:
 class Mirrors:
     """The mirrors of a script's modules, from the view of the main rank."""
 
-    def __init__(self, weights: SharedWeights) -> None:
+    def __init__(self, weights: SharedWeights | None) -> None:
         self._weights = weights
+        """The weights in memory that helpers see; None if they see none."""
         self._count = 0
         self._unshared: set[int] = set()
         """The large tensors that calls write to."""
 
     def mirrored(
-        self, module: nn.Module, plain: Attributes, before: MirroredModule | None = None
+        self, module: nn.Module, state: MirrorState, before: MirroredModule | None = None
     ) -> tuple[MirroredModule, MirrorMessage]:
         """Return a new mirror of a module, and the message with it; `before` is its earlier one.
 
@@ -242,12 +279,13 @@ class Mirrors:
             raise MirrorError(f"it cannot be sent to helpers ({type(error).__name__}: {why})") from None
         if before is not None:
             self._unshared |= {id(before.tensors[place]) for place in before.is_written}
-        self._weights.share(tensor for tensor in tensors if self._is_to_be_shared(tensor))
+        if self._weights is not None:
+            self._weights.share(tensor for tensor in tensors if self._is_to_be_shared(tensor))
         self._count += 1
-        is_shared = [self._is_shared(one) for one in tensors]
+        is_shared = [self._place_of(one) is not None for one in tensors]
         flags = [one.requires_grad for one in tensors]
         known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
-        known.record(module, plain)
+        known.record(module, state)
         described = [self._described(one) for one in tensors]
         replaces = None if before is None else before.number
         files = files_of_script()
@@ -257,12 +295,16 @@ class Mirrors:
         is_weight = isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
         return is_weight or (tensor.nbytes >= _LARGE and id(tensor) not in self._unshared)
 
-    def _is_shared(self, tensor: Tensor) -> bool:
-        return id(tensor) not in self._unshared and self._weights.place_of(tensor) is not None
+    def _place_of(self, tensor: Tensor) -> SharedTensor | None:
+        """Return the place of a tensor in memory that helpers see; None if it is not there."""
+        if self._weights is None or id(tensor) in self._unshared:
+            return None
+        place = self._weights.place_of(tensor)
+        return None if place is None else SharedTensor(self._weights.file_of(tensor), place)
 
     def _described(self, tensor: Tensor) -> TensorState:
-        place = self._weights.place_of(tensor) if self._is_shared(tensor) else None
-        value = tensor.detach() if place is None else SharedTensor(self._weights.file_of(tensor), place)
+        place = self._place_of(tensor)
+        value = tensor.detach() if place is None else place
         requires_grad = tensor.requires_grad and tensor.is_leaf
         return TensorState(value, isinstance(tensor, nn.Parameter), requires_grad, fields_of_tensor(tensor))
 
@@ -273,21 +315,12 @@ class Mirror:
 
     module: nn.Module
     tensors: list[Tensor]
+    unshared: Groups
 
     @property
     def weights(self) -> list[Tensor]:
         """The tensors that get gradients."""
         return [tensor for tensor in self.tensors if tensor.requires_grad]
-
-    def write(self, values: Mapping[int, Tensor]) -> None:
-        """Overwrite tensors by the values of the main rank."""
-        with torch.no_grad():
-            for place, value in values.items():
-                own = self.tensors[place]
-                if own.shape == value.shape and own.dtype == value.dtype:
-                    own.data.copy_(value)
-                else:
-                    own.data = value.clone()
 
 
 class MappedWeights:
@@ -303,7 +336,9 @@ class MappedWeights:
         tensors = [self._tensor(one) for one in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
         forget_classes()
-        return Mirror(module, tensors)
+        states = zip(tensors, message.tensors, strict=True)
+        unshared = Groups(tensor for tensor, state in states if not isinstance(state.value, SharedTensor))
+        return Mirror(module, tensors, unshared)
 
     def _tensor(self, state: TensorState) -> Tensor:
         value = state.value

@@ -1,7 +1,10 @@
 """Prepares a process for slices of calls, and serves as a helper in it."""
 
+import os
+import sys
+import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -9,8 +12,9 @@ from torch import nn
 
 from samestep.autopilot.equivalence.effects import watch_effects
 from samestep.autopilot.helpers.helper import Helper
+from samestep.autopilot.helpers.messages import LineOfHelper
 from samestep.autopilot.helpers.slices import RankSlices, SliceGradients
-from samestep.autopilot.helpers.team import TeamMemory
+from samestep.autopilot.helpers.team import TeamWorld
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
 from samestep.autopilot.split.gradients import averaging_grad
 from samestep.autopilot.split.slice_call import Forward
@@ -21,18 +25,41 @@ from samestep.autopilot.split_calls import (
     intercepted_calls,
     splitting_calls_of_all_threads,
 )
+from samestep.base.errors import PeerLost
 from samestep.base.machine.c_libraries import keep_freed_memory
 
 
-def serve(team: TeamMemory, rank: int) -> None:
+def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
     """Compute slices of the main rank's calls until its script has ended."""
-    torch.set_num_threads(team.threads)
+    torch.set_num_threads(threads)
     keep_freed_memory()
-    world, line = team.helper(rank)
     slices = RankSlices(world, SliceGradients(world), copies=True)
     with computing_slices(), splitting_calls_of_all_threads(_HelperCalls(slices)):
         watch_effects(refuses_all=True)
-        Helper(slices, line).serve()
+        try:
+            with suppress(PeerLost):
+                Helper(slices, line).serve()
+        finally:
+            watch_effects()
+    line.close()
+
+
+@contextmanager
+def silent(rank: int) -> Iterator[None]:
+    """Print nothing that a forward prints in the block, since the main rank prints it, too.
+
+    An error of the block is a fault of samestep, which is printed, and ends the block.
+    """
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    for stream in sys.stdout, sys.stderr:
+        with suppress(Exception):
+            stream.flush()
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    except BaseException:  # noqa: BLE001 - the main rank computes what this one does not
+        os.write(stderr, f"samestep: helper {rank} has failed\n{traceback.format_exc()}".encode())
 
 
 class _HelperCalls:

@@ -18,6 +18,9 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+_NAME = "samestep"
+_LINK = f"/memfd:{_NAME}"
+"""The begin of the link to a file in memory."""
 _LINE = 64
 """Bytes to which storages are aligned: a cache line."""
 
@@ -38,7 +41,10 @@ class MemoryFile:
         Raises:
             OSError: this process may not open the file, or not map so much.
         """
-        with Path(f"/proc/{self.process}/fd/{self.descriptor}").open("r+b") as file:
+        path = Path(f"/proc/{self.process}/fd/{self.descriptor}")
+        if not os.readlink(path).startswith(_LINK):  # noqa: PTH115 - no path
+            raise FileNotFoundError(f"{path} is another file")
+        with path.open("r+b") as file:
             flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
             return mmap.mmap(file.fileno(), self.size, flags=flags)
 
@@ -52,7 +58,7 @@ def memory_file(size: int) -> MemoryFile:
     Raises:
         OSError: the memory does not suffice.
     """
-    descriptor = os.memfd_create("samestep", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, max(size, 1))
     except OSError:

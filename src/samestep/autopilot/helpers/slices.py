@@ -10,10 +10,17 @@ from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.unsplit_call import quiet
+from samestep.autopilot.helpers.messages import RowsOfTensor
 from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
 from samestep.autopilot.helpers.team import TeamWorld
 from samestep.autopilot.split import module_outputs
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan, batch_split
+from samestep.autopilot.split.call_plans import (
+    CallArguments,
+    ConcatenatedOutput,
+    Gathering,
+    SplitPlan,
+    batch_split,
+)
 from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import leaves_of, unaveraged
@@ -43,6 +50,10 @@ class CallGraph:
     num_weights: int
     sparse: frozenset[int]
     """The places of weights that may get sparse gradients."""
+    total: int
+    """The number of samples."""
+    rows: Sequence[RowsOfTensor | None]
+    """The rows of each output of which each rank reads the gradients of its own; None where it reads all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +177,20 @@ class RankSlices:
             parts = module_outputs.outcome(module, outputs, plan.sides)
             outputs, sides = returned.united(parts, self._gathered(plan, module, parts, split))
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
-        distinct = {id(one): one for _, one in leaves((outputs, sides)) if one.requires_grad}
-        with_graph = [one for one in distinct.values() if not returned.is_argument(one)]
+        distinct: dict[int, tuple[Path, Tensor]] = {}
+        for path, output in leaves((outputs, sides)):
+            if output.requires_grad and not returned.is_argument(output):
+                distinct.setdefault(id(output), (path, output))
+        found = [*distinct.values()]
         if not self._copies:
             outputs, sides = returned.for_script((outputs, sides))
-        if not with_graph:
+        if not found:
             return CallResult(outputs, sides, None, [])
+        with_graph = [output for _, output in found]
         rows = set(map(id, sparse_weights(module).values()))
         sparse = frozenset(place for place, one in enumerate(weights) if id(one) in rows)
-        graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse)
+        read = [_rows_of(plan.gatherings.get(path), output, total) for path, output in found]
+        graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse, total, read)
         return CallResult(outputs, sides, graph, [*weights, *inputs.used_by(with_graph)])
 
     def _share_state(
@@ -266,6 +282,24 @@ class RankSlices:
         indices = torch.cat([one._indices() for one in gradients], dim=1)  # noqa: SLF001 - uncoalesced
         values = torch.cat([one._values() for one in gradients]) / size  # noqa: SLF001
         return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
+
+
+def rows_of_inputs(given: CallArguments, plan: SplitPlan) -> dict[int, RowsOfTensor]:
+    """Return the arguments of which each rank reads its own rows, by their ids."""
+    leaves_of_call = [*leaves(given.both)]
+    dims = {id(tensor): plan.dims.get(path) for path, tensor in leaves_of_call}
+    whole = {id(tensor) for path, tensor in leaves_of_call if path not in plan.dims}
+    return {
+        number: RowsOfTensor(dim)
+        for number, dim in dims.items()
+        if isinstance(dim, int) and number not in whole
+    }
+
+
+def _rows_of(gathering: Gathering | None, output: Tensor, total: int) -> RowsOfTensor | None:
+    if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or gathering.expanded:
+        return None
+    return RowsOfTensor(gathering.dim, output.size(gathering.dim) // total)
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import cudnn
 
 from samestep.autopilot.state.reachable_state import modules_of
+from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,10 @@ class Surroundings:
     caches_autocast: bool
     default_dtype: torch.dtype
     deterministic: tuple[bool, bool]
-    matmul_precision: str
+    precisions: tuple[Any, ...]
+    """See `float32_precisions`."""
+    cudnn: tuple[bool, bool]
+    """Whether cuDNN tries several kernels, and uses deterministic ones only."""
 
     @classmethod
     def now(cls, module: nn.Module, device: torch.device) -> "Surroundings":
@@ -50,7 +56,8 @@ class Surroundings:
                 torch.are_deterministic_algorithms_enabled(),
                 torch.is_deterministic_algorithms_warn_only_enabled(),
             ),
-            torch.get_float32_matmul_precision(),
+            float32_precisions(),
+            (cudnn.benchmark, cudnn.deterministic),
         )
 
     def set(self, module: nn.Module) -> None:
@@ -59,8 +66,11 @@ class Surroundings:
             part.training = is_training
         if torch.get_default_dtype() != self.default_dtype:
             torch.set_default_dtype(self.default_dtype)
-        if torch.get_float32_matmul_precision() != self.matmul_precision:
-            torch.set_float32_matmul_precision(self.matmul_precision)
+        if float32_precisions() != self.precisions:
+            set_precisions(self.precisions)
+        if (cudnn.benchmark, cudnn.deterministic) != self.cudnn:
+            torch._C._set_cudnn_benchmark(self.cudnn[0])  # noqa: SLF001 - what the properties of cudnn call
+            torch._C._set_cudnn_deterministic(self.cudnn[1])  # noqa: SLF001
         is_on, warns = self.deterministic
         if torch.are_deterministic_algorithms_enabled() != is_on:
             torch.use_deterministic_algorithms(is_on, warn_only=warns)

@@ -5,15 +5,16 @@ The memory of a team is used once: if a helper is lost, all of them are started 
 
 import os
 import pickle
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from samestep.autopilot.helpers.messages import HelperLine, MainLine, bytes_of_line
+from samestep.autopilot.helpers.messages import HelperLine, Line, MainLine, bytes_of_line
 from samestep.autopilot.helpers.shared_storage import MemoryFile, memory_file
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import OutOfStep, WorldError
@@ -22,11 +23,59 @@ from samestep.ranks.collectives.call_counter import SHARED_MEMORY, progress_of
 from samestep.ranks.collectives.semaphores import Process, Semaphores, initialize, own_process
 from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.ranks.world.operation import Op, check_operation, check_root
-from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
 _NOTHING = torch.empty(0, device="cpu")
+
+
+class TeamWorld(World, Protocol):
+    """World of the ranks of a team, in which a rank may fail alone, and the others learn it."""
+
+    def average(self, tensor: Tensor) -> None:
+        """Average `tensor` over all ranks, in place."""
+
+    def end_check(self) -> None:
+        """Return once all ranks have come to the end of a check.
+
+        Raises:
+            OtherRankFailedError: some of them are in a collective of it.
+        """
+
+    def fail(self) -> None:
+        """Let the collective in which the other ranks are fail on all of them.
+
+        Raises:
+            OtherRankFailedError: the other ranks have not failed.
+        """
+
+
+class Team(Protocol):
+    """The main rank's view of its helpers."""
+
+    size: int
+    """The number of ranks."""
+    shares_memory: bool
+    """Whether the helpers see the memory of weights."""
+
+    def start(self) -> tuple[TeamWorld, Line]:
+        """Start the helpers; return the main rank's world and line.
+
+        Raises:
+            PeerLost: they cannot be started, or not again.
+            OSError: there is not enough memory.
+        """
+
+    def stop(self) -> None:
+        """End the helpers at once; none of them holds anything that would be lost."""
+
+    def close(self) -> None:
+        """End the helpers, and all that starts them."""
+
+
+_MARK = 32
+"""Bytes by which a process recognizes the memory: another host may have the same process id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +92,8 @@ class TeamMemory:
     """Seconds that a rank waits for another within a call."""
     threads: int
     """Threads with which each rank computes its slices."""
+    mark: bytes
+    """The last bytes of `lines`."""
 
     @classmethod
     def new(cls, size: int, *, timeout_s: float, threads: int) -> "TeamMemory":
@@ -51,28 +102,37 @@ class TeamMemory:
         Raises:
             OSError: there is not enough.
         """
-        lines, collectives = memory_file(bytes_of_line(size)), memory_file(bytes_needed(size))
+        lines, collectives = memory_file(bytes_of_line(size) + _MARK), memory_file(bytes_needed(size))
         for file in lines, collectives:
             initialize(file.opened(), size)
-        return cls(size, lines, collectives, own_process(), timeout_s, threads)
+        mark = secrets.token_bytes(_MARK)
+        lines.opened()[-_MARK:] = mark
+        return cls(size, lines, collectives, own_process(), timeout_s, threads, mark)
 
     def close(self) -> None:
         """Close the files of the main rank."""
         for file in self.lines, self.collectives:
             os.close(file.descriptor)
 
-    def main_rank(self, helpers: Sequence[int]) -> tuple["TeamWorld", MainLine]:
+    def main_rank(self, helpers: Sequence[int]) -> tuple[TeamWorld, MainLine]:
         """Return the main rank's world and line, given the helpers' process ids."""
         processes = [self.main, *((process, self.main[1]) for process in helpers)]
         return self._world(0, processes), MainLine(self.lines.opened(), processes, timeout_s=self.timeout_s)
 
-    def helper(self, rank: int) -> tuple["TeamWorld", HelperLine]:
-        """Return a helper's world and line."""
+    def helper(self, rank: int) -> tuple[TeamWorld, HelperLine]:
+        """Return a helper's world and line.
+
+        Raises:
+            OSError: this process cannot reach the memory.
+        """
+        lines = self.lines.opened()
+        if lines[-_MARK:] != self.mark:
+            raise FileNotFoundError("this is the memory of another process")
         # The main rank ends the others if one of them is lost.
         processes = [self.main, *[(0, "")] * (self.size - 1)]
-        return self._world(rank, processes), HelperLine(self.lines.opened(), processes, rank=rank)
+        return self._world(rank, processes), HelperLine(lines, processes, rank=rank)
 
-    def _world(self, rank: int, processes: Sequence[Process]) -> "TeamWorld":
+    def _world(self, rank: int, processes: Sequence[Process]) -> "MemoryTeamWorld":
         memory = self.collectives.opened()
         semaphores = Semaphores(
             memory, processes, rank=rank, may_spin=True, timeout_s=self.timeout_s, initializes=False
@@ -80,10 +140,10 @@ class TeamMemory:
         place = Place(rank=rank, size=self.size, local_rank=rank, local_size=self.size)
         progress = progress_of(range(self.size), self.size, SHARED_MEMORY)
         shared = SharedMemory(memory, rank=rank, size=self.size, semaphores=semaphores, progress=progress)
-        return TeamWorld(place, shared, self.timeout_s)
+        return MemoryTeamWorld(place, shared, self.timeout_s)
 
 
-class TeamWorld(DerivedWorld):
+class MemoryTeamWorld(DerivedWorld):
     """World of the ranks of a team: all collectives pass through shared memory."""
 
     def __init__(self, place: Place, memory: SharedMemory, timeout_s: float) -> None:
@@ -133,25 +193,17 @@ class TeamWorld(DerivedWorld):
             self._memory.barrier()
 
     def average(self, tensor: Tensor) -> None:
-        """Average `tensor` over all ranks, in place."""
+        """See `TeamWorld.average`."""
         with _together():
             self._memory.average(tensor)
 
     def end_check(self) -> None:
-        """Return once all ranks have come to the end of a check.
-
-        Raises:
-            OtherRankFailedError: some of them are in a collective of it.
-        """
+        """See `TeamWorld.end_check`."""
         with _together():
             self._memory.agree("the end of a check", _NOTHING)
 
     def fail(self) -> None:
-        """Let the collective in which the other ranks are fail on all of them.
-
-        Raises:
-            OtherRankFailedError: the other ranks have not failed.
-        """
+        """See `TeamWorld.fail`."""
         with _together():
             self._memory.agree("nothing, because it has failed", _NOTHING)
 

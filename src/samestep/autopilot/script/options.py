@@ -10,6 +10,8 @@ from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, check_algori
 
 _PANEL = "Serial scripts"
 
+_OF_REPLICATED = ("batch_norm", "split", "load", "random", "algorithm", "all_output")
+"""The options that a script has only if every worker runs it."""
 Load: TypeAlias = Literal["auto", "shared", "replicated"]
 
 
@@ -68,11 +70,12 @@ class Options:
         panel=_PANEL,
         metavar="K",
     )
-    engine: Literal["replicated", "once"] = option(
-        default="replicated",
-        about="replicated: every worker runs the script; once: one does, and the others help.",
+    engine: Literal["auto", "once", "replicated"] = option(
+        default="auto",
+        about="once: one worker runs the script, and the others help; replicated: every worker runs it; "
+        "auto: once, unless an option is given that only replicated scripts have.",
         panel=_PANEL,
-        choices=("replicated", "once"),
+        choices=("auto", "once", "replicated"),
         hidden=True,
     )
     all_output: bool = option(
@@ -93,6 +96,12 @@ class Options:
             )
         if self.algorithm is not None:
             check_algorithm(self.algorithm)
+
+    @property
+    def are_once(self) -> bool:
+        """Whether one worker runs the script, and the others help it."""
+        chosen = (getattr(self, name) != getattr(DEFAULTS, name) for name in _OF_REPLICATED)
+        return self.engine == "once" or (self.engine == "auto" and not any(chosen))
 
     @property
     def are_serial(self) -> bool:

@@ -7,7 +7,7 @@ may compute something else in the next one. A hook would get a slice instead of 
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
@@ -67,24 +67,48 @@ def plain_attributes(module: nn.Module, *, tensors: bool = True) -> Attributes:
     probabilities, the training mode of each module, and the number of parameters that require gradients.
     The numbers in short tensors and in buffers of one floating-point number are left out unless `tensors`.
     """
+    reach = Reach.of(module)
+    return {**reach.plain, **reach.of_tensors} if tensors else reach.plain
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The values that the forward of a module can reach, found in one walk."""
+
+    values: Sequence[tuple[Key, Any]]
+    plain: Attributes
+    """The flags, numbers and texts, without those in tensors."""
+    of_tensors: Attributes
+    """The numbers in short tensors, and in buffers of one floating-point number."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Reach":
+        """Return what a module reaches now."""
+        values = [*reached(module)]
+        plain, of_tensors = _plain_in(values)
+        _add_layers(module, plain, of_tensors)
+        return cls(values, plain, of_tensors)
+
+
+def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[Key, Any]]:
+    """Return the flags, numbers and texts in values, and apart those in tensors."""
     found: dict[Key, Any] = {}
-    for key, value in reached(module):
+    of_tensors: dict[Key, Any] = {}
+    for key, value in values:
         if isinstance(value, PLAIN):
             found[key] = value
         elif isinstance(value, (FunctionType, MethodType, Enum)):
             found[key] = _identity(value)
         elif isinstance(value, Tensor):
-            if tensors and _is_short(value):
-                found[key] = tuple(value.flatten().tolist())
+            if _is_short(value):
+                of_tensors[key] = tuple(value.flatten().tolist())
         elif (parts := _few_numbers(value)) is not None:
             found[key] = parts
-    found.update(_layers(module, is_read=_is_number if tensors else _is_flag))
-    return found
+    return found, of_tensors
 
 
-def _layers(module: nn.Module, is_read: Callable[[Tensor], bool]) -> dict[Key, Any]:
-    """Return the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
-    found: dict[Key, Any] = {}
+def _add_layers(module: nn.Module, found: dict[Key, Any], of_tensors: dict[Key, Any]) -> None:
+    """Add the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
     training, kinds, trainable = 0, 0, 0
     of_kinds: dict[type, tuple[int, list[str]]] = {}
     for place, one in enumerate(modules_of(module)):
@@ -96,17 +120,21 @@ def _layers(module: nn.Module, is_read: Callable[[Tensor], bool]) -> dict[Key, A
         training = training << 1 | one.training
         # The classes of the layers and the code of their forward: a script may replace both. Torch's hooks
         # compute weights before the forward, as after `prune`: a weight is then a tensor that a call assigns.
-        kinds = hash((kinds, id(kind), code, *map(type, one._forward_pre_hooks.values())))  # noqa: SLF001
-        found.update(((place, name), getattr(one, name)) for name in drawing)
+        hooks = one._forward_pre_hooks  # noqa: SLF001
+        kinds = hash(
+            (kinds, id(kind), code, *map(type, hooks.values())) if hooks else (kinds, id(kind), code)
+        )
+        for name in drawing:
+            found[place, name] = getattr(one, name)
         for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
-            if buffer is not None and is_read(buffer):
-                found[place, name] = buffer.item()
-        parameters = one._parameters.values()  # noqa: SLF001
-        trainable += sum(parameter is not None and parameter.requires_grad for parameter in parameters)
+            if buffer is not None and _is_number(buffer):
+                of_kind = found if _is_flag(buffer) else of_tensors
+                of_kind[place, name] = buffer.item()
+        for parameter in one._parameters.values():  # noqa: SLF001
+            trainable += parameter is not None and parameter.requires_grad
     found[0, "training of all"] = training
     found[0, "layers of all"] = kinds
     found[0, "requires_grad of all"] = trainable
-    return found
 
 
 def _identity(value: Any) -> int:
@@ -151,10 +179,14 @@ def _is_flag(buffer: Tensor) -> bool:
     return _is_number(buffer) and not buffer.is_floating_point() and not buffer.is_complex()
 
 
-def python_state(module: nn.Module) -> Attributes:
-    """Return the state beside tensors that a call may change: `plain_attributes`, ends of lists, arrays."""
-    found = dict(plain_attributes(module, tensors=False))
-    for key, value in reached(module):
+def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
+    """Return the state beside tensors that a call may change: `plain_attributes`, ends of lists, arrays.
+
+    `reach` is what the module reaches now, if it is known.
+    """
+    reach = Reach.of(module) if reach is None else reach
+    found = dict(reach.plain)
+    for key, value in reach.values:
         if isinstance(value, LISTS):
             found[key] = (len(value), _end_of(value))
         elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not gathered

@@ -59,7 +59,8 @@ def modules_of(module: nn.Module) -> Iterator[nn.Module]:
         for one in waiting.pop()._modules.values():  # noqa: SLF001
             if one is not None:
                 yield one
-                waiting.append(one)
+                if one._modules:  # noqa: SLF001
+                    waiting.append(one)
 
 
 def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]:
@@ -69,9 +70,13 @@ def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]
     """
     seen: set[int] = set()
     kinds: set[Any] = set()
+    torchs_kinds: set[Any] = set()
     for place, one in enumerate(modules_of(module)):
         kind = type(one)
+        if kind in torchs_kinds:
+            continue
         if kind.__module__.startswith("torch."):
+            torchs_kinds.add(kind)
             continue
         kinds.add(kind)
         for key, value in [*vars(one).items()]:  # at once: another thread may set an attribute

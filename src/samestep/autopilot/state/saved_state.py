@@ -24,6 +24,7 @@ from samestep.autopilot.state.reachable_state import (
     functions_in,
     globals_of,
     is_record,
+    modules_of,
     named_by,
     reached,
     scripts_classes,
@@ -284,11 +285,19 @@ def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
     """Return the attributes of a module and its submodules that hold tensors with a graph."""
-    return tuple(
-        (name, key)
-        for name, key, value in own_attributes(module)
-        if any(tensor.requires_grad and not tensor.is_leaf for _, tensor in leaves(value))
-    )
+    # Most modules have none, and names take most of the time.
+    if not any(
+        _has_graph(value)
+        for one in modules_of(module)
+        for key in vars(one).keys() - MODULE_ATTRIBUTES
+        if type(value := vars(one).get(key)) not in PLAIN
+    ):
+        return ()
+    return tuple((name, key) for name, key, value in own_attributes(module) if _has_graph(value))
+
+
+def _has_graph(value: Any) -> bool:
+    return any(tensor.requires_grad and not tensor.is_leaf for _, tensor in leaves(value))
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -102,7 +102,9 @@ def run(job: Job, entry: Entry, *, local: int, on_round_end: RoundEnd, alone: bo
             with (
                 reserved_port() as holder,
                 Workers(
-                    wakeup=signals.wakeup, private=[*signals.files, holder.fileno(), secret.file]
+                    wakeup=signals.wakeup,
+                    private=[*signals.files, holder.fileno(), secret.file],
+                    needs_all=job.needs_all,
                 ) as workers,
             ):
                 this = Round(

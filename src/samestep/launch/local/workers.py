@@ -93,9 +93,13 @@ class Workers:
     """Workers of one round on this node; the end of the ``with`` block ends them.
 
     `wait` returns early when `wakeup` becomes readable. Workers do not inherit the `private` descriptors.
+    In a run that does not need all (`needs_all`), a failure of another one than rank 0 is none of the run.
     """
 
-    def __init__(self, *, wakeup: int | None = None, private: Iterable[int] = ()) -> None:
+    def __init__(
+        self, *, wakeup: int | None = None, private: Iterable[int] = (), needs_all: bool = True
+    ) -> None:
+        self._needs_all = needs_all
         self.all: list[Worker] = []
         self.failures: list[Failure] = []
         self._selector = selectors.DefaultSelector()
@@ -246,7 +250,8 @@ class Workers:
 
     def _note_failures(self) -> None:
         known = {failure.rank for failure in self.failures}
-        new = [worker.failure for worker in self.all if worker.start.place.rank not in known]
+        needed = [worker for worker in self.all if self._needs_all or worker.start.place.is_main]
+        new = [worker.failure for worker in needed if worker.start.place.rank not in known]
         for failure in sorted((f for f in new if f is not None), key=lambda f: f.weight):
             self.failures.append(failure)
 

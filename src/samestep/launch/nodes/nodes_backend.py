@@ -194,7 +194,11 @@ class _Agent(SimpleElasticAgent):
             store, restarts=restarts, node=group.group_rank, nodes=group.group_world_size
         )
         self._place = here[0]
-        self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
+        self._workers = Workers(
+            wakeup=self._signals.wakeup,
+            private=[*self._signals.files, self._own.file],
+            needs_all=self._job.needs_all,
+        )
         own = starts(self._job, here, this, own=self._own.variables)
         self._workers.start(own, self._entry, received=self._signals.received)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
@@ -275,7 +279,8 @@ class _Agent(SimpleElasticAgent):
         try:
             verdict = self._verdicts.await_all(end=lambda: bool(self._signals.received))
         except (RuntimeError, PeerLost):
-            if self._is_elastic:
+            has_ended_the_run = self._place.is_main and not self._job.needs_all
+            if self._is_elastic or has_ended_the_run:
                 return
             raise
         if self._signals.received:

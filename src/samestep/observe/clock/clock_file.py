@@ -36,7 +36,7 @@ FORMAT = 1
 ENDED = '{"ended": '
 """Beginning of the last line, and of no other line."""
 
-Kind: TypeAlias = Literal["serial", "replicated", "native", "recipe"]
+Kind: TypeAlias = Literal["serial", "once", "replicated", "native", "recipe"]
 
 Config: TypeAlias = Mapping[str, Any]
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.base.machine.description import processor
+from samestep.parallel.exact.float32_precision import float32_precisions
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.ranks.world.protocol import World
 
@@ -47,7 +48,7 @@ def _settings() -> str:
     # Half the smallest normal number is 0 if denormals are flushed.
     denormal = (torch.full((1,), torch.finfo(torch.float32).tiny, device="cpu") / 2).item()
     found = {
-        "matmul precision": torch.get_float32_matmul_precision(),
+        "precisions": " ".join(map(str, float32_precisions())),
         "mkldnn": torch.backends.mkldnn.enabled,
         "denormals": "kept" if denormal else "flushed",
         "default dtype": str(torch.get_default_dtype()),

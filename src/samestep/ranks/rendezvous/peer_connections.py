@@ -27,7 +27,7 @@ from samestep.ranks.world.protocol import World
 PATIENCE_S = 20.0
 """Seconds that the ranks have for all connections; they are on their way at the same time."""
 _NONCE = 32
-_PURPOSE = "direct connections"
+_PURPOSE, _PURPOSE_OF_MAIN = "direct connections", "connections to rank 0"
 
 
 class NotConnected(Exception):  # noqa: N818 - names the state
@@ -42,7 +42,26 @@ def connect_ranks(world: World) -> dict[int, socket.socket]:
     Raises:
         NotConnected: two ranks could not be connected; on all ranks, with the same reason.
     """
-    key = _key(world)
+    place = world.place
+    return _connected(world, _key(world, _PURPOSE), range(place.rank), range(place.rank + 1, place.size))
+
+
+def connect_to_main(world: World) -> tuple[dict[int, socket.socket], bytes]:
+    """Return rank 0's connection to each other rank, or that of this rank to rank 0; all ranks call this.
+
+    Returns:
+        the connections by rank, and their key, with which the ranks can prove what they send.
+
+    Raises:
+        NotConnected: see `connect_ranks`.
+    """
+    key, size = _key(world, _PURPOSE_OF_MAIN), world.place.size
+    below, above = (range(0), range(1, size)) if world.place.is_main else (range(1), range(0))
+    return _connected(world, key, below, above), key
+
+
+def _connected(world: World, key: bytes, below: range, above: range) -> dict[int, socket.socket]:
+    """Connect this rank to those below it, which it asks, and to those above it, which ask."""
     with ExitStack() as undo:
         callers = Callers()
         undo.callback(callers.close)
@@ -52,7 +71,7 @@ def connect_ranks(world: World) -> dict[int, socket.socket]:
         problem = "" if all(one for one, _ in addresses) else "a rank has no address"
         try:
             if not problem:
-                _connect(world.place, addresses, key, callers, found)
+                _connect(world.place, addresses, key, callers, found, (below, above))
         except OSError as error:
             problem = f"rank {world.place.rank} cannot connect: {error}"
         # No rank sends a message of its own before this, so none can arrive behind the handshake.
@@ -64,10 +83,10 @@ def connect_ranks(world: World) -> dict[int, socket.socket]:
     return found
 
 
-def _key(world: World) -> bytes:
+def _key(world: World, purpose: str) -> bytes:
     nonce = world.broadcast_object(secrets.token_bytes(_NONCE))
     store = base_of(_get_default_store())
-    return derived(nonce, _PURPOSE) if store is None else store.key_for(_PURPOSE, nonce.hex())
+    return derived(nonce, purpose) if store is None else store.key_for(purpose, nonce.hex())
 
 
 def _served(undo: ExitStack, key: bytes, callers: Callers) -> tuple[str, int]:
@@ -100,11 +119,13 @@ def _connect(
     key: bytes,
     callers: Callers,
     found: dict[int, socket.socket],
+    peers: tuple[range, range],
 ) -> None:
-    """Connect to the ranks below this one, and then wait for those above it."""
-    for other in range(place.rank):
+    """Connect to the peers below this rank, and then wait for those above it."""
+    below, above = peers
+    for other in below:
         connection = connect(*addresses[other], key, timeout_s=PATIENCE_S)
         found[other] = connection.plain
         connection.ask(str(place.rank).encode(), timeout_s=PATIENCE_S)
-    for other in range(place.rank + 1, place.size):
+    for other in above:
         found[other] = callers.taken(str(other).encode(), limit_s=PATIENCE_S)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
+from samestep.autopilot.once_script import run_once
 from samestep.autopilot.replicated_script import run_replicated, single_process_view, undo_replication
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
@@ -93,11 +94,12 @@ class TracedRun:
             cause = self._cause(cause)
         return merged(
             RunRecord(
-                traces=[self._trace_of(rank) for rank in range(self.size)],
+                traces=[self._trace_of(rank) for rank in range(self._processes)],
                 is_replicated=self.kind == "serial",
                 failure=cause,
                 is_sliced=self.options.split == "loader",
-                modules=[read_modules(self._modules_of(rank)) for rank in range(self.size)],
+                modules=[read_modules(self._modules_of(rank)) for rank in range(self._processes)],
+                workers=self.size,
             )
         )
 
@@ -108,7 +110,15 @@ class TracedRun:
         run = partial(local_backend.run, job, on_round_end=lambda *_: None)
         if self.kind == "spawns":
             return run(entry_of(self._filled(), around=self._as_script), local=1, alone=True)
-        return run(entry_of(self.program, around=self._as_worker, watch=self.watch), local=self.size)
+        alone = self._processes < self.size
+        entry = entry_of(self.program, around=self._as_worker, watch=self.watch, joins=not alone)
+        return run(entry, local=self._processes, alone=alone)
+
+    @property
+    def _processes(self) -> int:
+        """The number of processes that run the script."""
+        runs_once = self.kind == "serial" and self.options.are_once
+        return 1 if runs_once else self.size
 
     def _filled(self) -> Program:
         """Return the program with this number of workers in its flags."""
@@ -226,6 +236,8 @@ class TracedRun:
             options = replace(self.options, scratch=self.folder, seed=SEED)
             if self.neutral == "serial":
                 options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
+            if self._processes == 1:
+                return run_once(probed, size=self.size, options=options)
             return run_replicated(probed, guarded=False, options=options)
         with (
             own_device(self.options) as device,
@@ -274,7 +286,7 @@ class TracedRun:
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""
         (self._folder_of(rank) / "stopped").touch()
-        others = [self._folder_of(other) / "stopped" for other in range(self.size)]
+        others = [self._folder_of(other) / "stopped" for other in range(self._processes)]
         holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
         undo_replication()
         os._exit(0)

@@ -31,11 +31,12 @@ class RunRecord:
     is_sliced: bool = False  # whether the ranks of a replicated script trained on slices (``--split loader``)
     averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
+    workers: int | None = None  # number of workers, if not each of them has a trace
 
     @property
     def size(self) -> int:
         """Number of workers."""
-        return len(self.traces)
+        return len(self.traces) if self.workers is None else self.workers
 
     @property
     def own_traces(self) -> Sequence[Trace]:

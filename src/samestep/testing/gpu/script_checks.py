@@ -51,6 +51,9 @@ def _compared(context: Context, script: Script) -> Figures:
     if not (context.is_cpu and script.names_cuda):
         where = "CPU" if context.is_cpu else "GPU"
         runs[f"{context.ranks} {where} ranks"] = command(context, *_RUN, context.ranks, *words)
+        if not context.is_cpu:
+            once = (*_RUN, context.ranks, "--engine", "once")
+            runs[f"{context.ranks} GPU ranks, of which one runs the script"] = command(context, *once, *words)
     losses = _losses(succeeded(expected))
     figures = {}
     for name, run in runs.items():

@@ -111,6 +111,8 @@ def _against_communication(point: Point) -> Sequence[Finding]:
         return _of_recipe(point)
     if point.kind == "replicated":
         return [_advice("split-loader")]
+    if point.kind == "once":
+        return []
     smaller = _smaller(point) if point.sync == "ddp" else None
     return [_advice("ddp-compress-hook", dtype=smaller)] if smaller else []
 

@@ -84,7 +84,7 @@ def _of_evaluations(runs: Sequence[Run]) -> Iterator[Finding]:
 def _values(name: str, runs: Sequence[Run]) -> list[str]:
     """Return the values of a header field; a serial script is one kind on any number of workers."""
     found = {str(rank.header.get(name) or "") for run in runs for rank in run.ranks} - {""}
-    return sorted(found - {"serial"} if name == "kind" and "replicated" in found else found)
+    return sorted(found - {"serial"} if name == "kind" and found & {"once", "replicated"} else found)
 
 
 def _of_batch(mode: Mode, variant: str, series: Sequence[Point]) -> Iterator[Finding]:

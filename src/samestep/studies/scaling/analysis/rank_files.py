@@ -98,7 +98,7 @@ class Run:
     @property
     def workers(self) -> int:
         """The number of workers."""
-        return len(self.ranks)
+        return len(self.ranks) if self.kind != "once" else int(self.ranks[0].header["size"])
 
     @property
     def kind(self) -> str:
@@ -119,7 +119,8 @@ def read_ranks(folder: Path) -> list[RankFile]:
         raise UsageError(f"{folder} holds no rank-0.jsonl: no step was measured there.")
     files.sort(key=lambda file: file.header["rank"])
     ranks, size = [file.header["rank"] for file in files], files[0].header["size"]
-    if len(ranks) != size or ranks != list(range(len(ranks))):
+    recording = 1 if files[0].header["kind"] == "once" else size
+    if len(ranks) != recording or ranks != list(range(len(ranks))):
         there = ", ".join(map(str, ranks))
         raise UsageError(f"{folder} holds the files of ranks {there}, of a run of {size} workers.")
     return files
