@@ -20,6 +20,7 @@ from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
+from samestep.autopilot.helpers.fresh_modules import MADE_AGAIN, FreshModules
 from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
@@ -184,7 +185,7 @@ class MainCalls:
         self._released: list[int] = []
         self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
         self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
-        self._signatures = CallSignatures(self.device)
+        self._signatures, self._fresh = CallSignatures(self.device), FreshModules()
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = threading.RLock(), 0, 0
@@ -236,6 +237,8 @@ class MainCalls:
         known = self._known.setdefault(module, ModuleCalls())
         if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
+        if self._fresh.waits(module):
+            return self._unsplit(call, MADE_AGAIN)
         kind = self._short_calls.begin(module, given)
         if kind.is_unsplit:
             outputs = self._unsplit(call, LONGER_SPLIT)
