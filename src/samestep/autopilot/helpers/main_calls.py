@@ -20,6 +20,7 @@ from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleChe
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_lock import CallLock
 from samestep.autopilot.helpers.call_states import LOSES, ModuleCalls, SignatureCalls, State
+from samestep.autopilot.helpers.fresh_modules import MADE_AGAIN, FreshModules
 from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
@@ -58,6 +59,7 @@ from samestep.autopilot.split_calls import (
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
 from samestep.base.errors import PeerLost
+from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.parallel.sharding.share import share
@@ -128,7 +130,7 @@ class MainCalls:
         self._released: list[int] = []
         self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
         self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
-        self._signatures = CallSignatures(self.device)
+        self._signatures, self._fresh = CallSignatures(self.device), FreshModules()
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = CallLock(), 0, 0
@@ -154,7 +156,7 @@ class MainCalls:
         """Call a module that no other module calls, split if this is possible."""
         if type(module).__name__ in WRAPPERS or is_recomputed():
             return forward(module, *args, **kwargs)
-        if module not in self._known and next(module.parameters(), None) is None:
+        if module not in self._known and next(module_parts.parameters(module), None) is None:
             return forward(module, *args, **kwargs)
         call = ModuleCall(forward, module, CallArguments(args, kwargs))
         if not self.is_here():
@@ -181,6 +183,8 @@ class MainCalls:
         self._recover()
         if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
+        if self._fresh.waits(module):
+            return self._unsplit(call, MADE_AGAIN)
         kind = self._short_calls.begin(module, given)
         if kind.is_unsplit:
             outputs = self._unsplit(call, LONGER_SPLIT)
@@ -198,7 +202,7 @@ class MainCalls:
         if is_checked:
             self._check(call, calls)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
-            return self._unsplit(call, calls.why)
+            return self._unsplit(call, calls.sizes.why(given, calls.why))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
         is_compared = (is_new or is_due) and not is_checked
@@ -225,7 +229,7 @@ class MainCalls:
             return why
         if not given.may_have_samples(self._size):
             return FEWER if given.tensors() else NO_TENSORS
-        if any(is_lazy(parameter) for parameter in module.parameters()):
+        if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
         return observer(module, of_weights=False)
 
@@ -251,7 +255,7 @@ class MainCalls:
             self._account.explain(what, verdict.trace.tried)
         if verdict.plan is None:
             calls.stay_unsplit(verdict.trace.explained(verdict.why))
-            calls.sizes.fail(given)
+            calls.sizes.fail(given, calls.why)
         else:
             calls.pass_check(verdict.plan)
 
