@@ -331,11 +331,11 @@ def switched():
 
 
 class Surprises(Net):
-    """Compares samples if they are large, which is not visible to guards."""
+    """Compares samples if they are large, which is visible neither to guards nor to torch."""
 
     def features(self, x):
         h = super().features(x)
-        return h - h.mean(0) if x.abs().max() > 1e6 else h
+        return h - h.mean(0) if abs(x.numpy()).max() > 1e6 else h
 
 
 def surprised():
