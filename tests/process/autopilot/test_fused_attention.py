@@ -49,5 +49,5 @@ def reasons(_, size):
 def test_attention_with_dropout_in_one_kernel_is_unsplit_with_the_way_out(processes):
     ((serial, _),) = processes.run(reasons, 1, 1)
     ((found, why),) = processes.run(reasons, 1, 2)
-    assert why == [FUSED_ATTENTION]
+    assert why[0].startswith(FUSED_ATTENTION)
     assert found == serial
