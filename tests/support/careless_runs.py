@@ -44,7 +44,7 @@ CARELESS: Mapping[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def run_careless(world, how, *args):
-    """Run a script without one kind of care, as `run_script` does; the traceback may be that of a lost device."""
+    """Run a script without one kind of care; return what `run_script` does, or the error of a lost device."""
     with pytest.MonkeyPatch.context() as patch:
         CARELESS[how](patch)
         try:

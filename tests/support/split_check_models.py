@@ -207,7 +207,7 @@ def on_failing_device():
 
 
 def on_workers(_, size, options, work, *args):
-    """Run `work` with helpers; return its result, the numbers of split and of unsplit calls, and the lines."""
+    """Run `work` with helpers; return its result, the numbers of split and unsplit calls, and the report."""
     with script_with_helpers(size, options, forks=True) as account:
         found = work(*args)
     return found, account.split.total(), account.unsplit.total(), account.lines()

@@ -1,4 +1,4 @@
-"""Compares random scripts on one and several ranks, and counts the results.
+"""Compares random scripts on one and several workers, and counts the results.
 
 python -m support.random_scripts --count 2000 --start 0 --sizes 2,3 --keep DIR
 """
@@ -18,11 +18,11 @@ from support.random_scripts.runs import CLASSES, DIFFERENT, UNSTABLE, SerialRunF
 from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
-"""The number of scripts after which the ranks are restarted, since each script leaks some memory."""
+"""The number of scripts after which the processes are restarted, since each script leaks some memory."""
 
 
 def main():
-    """Run the command line; the exit code is 1 if a script differs or fails on one rank."""
+    """Run the command line; the exit code is 1 if a script differs or fails alone."""
     options = _options()
     folder = Path(options.keep or tempfile.mkdtemp(prefix="random-scripts-"))
     sizes = tuple(map(int, options.sizes.split(",")))
@@ -59,7 +59,7 @@ def _options():
     parser.add_argument(
         "--seeds", type=lambda text: list(map(int, text.split(","))), help="compare these seeds only"
     )
-    parser.add_argument("--sizes", default="2,3", help="numbers of ranks (default: 2,3)")
+    parser.add_argument("--sizes", default="2,3", help="numbers of workers (default: 2,3)")
     parser.add_argument(
         "--without", default="", help="skip scripts with these parts: their names, separated by /"
     )
@@ -108,7 +108,7 @@ def _general(reason):
 def _totals(counts):
     sizes = sorted({size for _, size in counts})
     return "; ".join(
-        f"{size} ranks: " + ", ".join(f"{counts[name, size]} {name}" for name in CLASSES) for size in sizes
+        f"{size} workers: " + ", ".join(f"{counts[name, size]} {name}" for name in CLASSES) for size in sizes
     )
 
 
