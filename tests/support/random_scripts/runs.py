@@ -1,6 +1,6 @@
-"""Runs a script alone and with helpers, and compares its output and files.
+"""Runs a script on one worker and on several, and compares its output and files.
 
-A script that differs is run again alone, with the last bits of every layer's output changed, or cut
+A script that differs is run again on one worker, with the last bits of every layer's output changed, or cut
 off. If this changes its output too, the script amplifies rounding (it takes the maximum of values that are
 zero but for rounding), and another order of sums cannot give its result.
 """
@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from samestep.autopilot.script.options import DEFAULTS
 from support.process_pool import RankFailed
 from support.random_scripts.scripts import make_script
 from support.script_runner import difference, run_script
@@ -34,7 +33,7 @@ _UNSPLIT = re.compile(r" calls? unsplit \(")
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a script with helpers, compared with its run alone.
+    """The result of a script on several workers, compared with its run on one.
 
     Attributes:
         seed: the seed of the script.
@@ -55,41 +54,35 @@ class Comparison:
 
 
 class SerialRunFailed(AssertionError):
-    """A script failed alone: a fault of the generator."""
+    """A script failed on one worker: a fault of the generator."""
 
 
-def compare(processes, seed, folder, sizes=(2, 3), *, is_strict=True):
-    """Run the script of a seed on one worker and on `sizes` workers, in new folders in `folder`.
-
-    If `is_strict`, two workers run on a device as strict as CUDA.
-    """
-    return compare_source(processes, make_script(seed), seed, folder, sizes, is_strict=is_strict)
+def compare(processes, seed, folder, sizes=(2, 3)):
+    """Run the script of a seed on one worker and on `sizes` workers, in new folders in `folder`."""
+    return compare_source(processes, make_script(seed), seed, folder, sizes)
 
 
-def compare_source(processes, source, seed, folder, sizes=(2, 3), *, is_strict=True):
+def compare_source(processes, source, seed, folder, sizes=(2, 3)):
     """Run a script on one worker and on `sizes` workers, in new folders in `folder`."""
     folder = Path(folder) / str(seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     script = folder / "script.py"
     script.write_text(source)
-    printed, _, trace = _run(processes, script, 1)
+    ((printed, _, trace),) = _run(processes, script, 1)
     if trace or "nan" in printed:
         raise SerialRunFailed(f"seed {seed}: {trace or 'it prints nan'}")
-    return [
-        _compared(processes, seed, script, size, printed, is_strict=is_strict and size == 2) for size in sizes
-    ]
+    return [_compared(processes, seed, script, size, printed) for size in sizes]
 
 
-def _run(processes, script, size, *, is_strict=False):
+def _run(processes, script, size):
     folder = script.parent / str(size)
     folder.mkdir()
-    (found,) = processes.run(_run_quietly, 1, str(script), folder, size, is_strict)
-    return found
+    return processes.run(_run_quietly, 1, str(script), folder, size - 1)
 
 
 def _amplifies_rounding(processes, script, serial):
-    """Return whether a script prints something else alone if the last bits of its layers change."""
+    """Return whether a script prints something else on one worker if the last bits of its layers change."""
     for change in (_with_other_last_bits, _without_last_bits):
         folder = script.parent / change.__name__
         folder.mkdir(exist_ok=True)
@@ -102,7 +95,7 @@ def _amplifies_rounding(processes, script, serial):
 def _run_changed(world, script, folder, change):
     hook = register_module_forward_hook(partial(_changed, change))
     try:
-        return _run_quietly(world, script, folder, 1)
+        return _run_quietly(world, script, folder, 0)
     finally:
         hook.remove()
 
@@ -124,19 +117,19 @@ def _without_last_bits(output):
     return output + (torch.round(output / _GRID) * _GRID - output).detach()
 
 
-def _run_quietly(world, script, folder, size, is_strict=False):
-    """Run a script with `size` - 1 helpers; return its traceback, which torch's hook would print."""
+def _run_quietly(world, script, folder, helpers):
+    """Run a script with helpers; return its traceback, which torch's hook would print."""
     hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         with redirect_stderr(io.StringIO()):
-            return run_script(world, script, (), folder, 1, DEFAULTS, is_strict, size - 1)
+            return run_script(world, script, (), folder, helpers=helpers)
     finally:
         sys.excepthook = hook
 
 
-def _compared(processes, seed, script, size, serial, *, is_strict):
+def _compared(processes, seed, script, size, serial):
     try:
-        printed, account, trace = _run(processes, script, size, is_strict=is_strict)
+        ((printed, account, trace),) = _run(processes, script, size)
     except RankFailed as error:
         return Comparison(seed, size, DIFFERENT, (f"no answer: {str(error).splitlines()[0]}",))
     if trace:
