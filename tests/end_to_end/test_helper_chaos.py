@@ -15,7 +15,6 @@ from support.forked_commands import start
 from support.helper_chaos import (
     ENDINGS,
     FAULTS,
-    STEPS,
     Moment,
     Outcome,
     Run,
@@ -55,7 +54,7 @@ def test_a_run_survives_the_loss_of_helpers(whole, tmp_path, fault):
     """It would catch a fault after which the run ends, hangs, differs, or leaves a process or a file."""
     draw = random.Random(zlib.crc32(fault.encode()))
     kind = "interrupted" if "catches" in fault else "convolutions"
-    moment = Moment(4, "a call") if fault in SHORT else drawn_moment(draw, STEPS - 12, fault)
+    moment = Moment(4, "a call") if fault in SHORT else drawn_moment(draw, fault)
     run = Run(kind, tmp_path / "run", workers=3, launch=launch)
     outcome = survived(run, Outcome(kind, 3, [fault]), draw, [moment])
     compared(outcome, run, whole(kind))
@@ -67,7 +66,7 @@ def test_the_end_of_a_run_ends_its_helpers(tmp_path, fault):
     """It would catch a helper that outlives the run, and an exit code that `python` would not have."""
     draw = random.Random(zlib.crc32(fault.encode()))
     run = Run("perceptron", tmp_path / "run", workers=3, launch=launch)
-    outcome = ended(run, fault, drawn_moment(draw, STEPS - 12))
+    outcome = ended(run, fault, drawn_moment(draw, fault))
     assert outcome.wrong == [], (outcome.moments, outcome.said)
 
 

@@ -31,7 +31,7 @@ from support.commands import environment, shared_memory
 
 PATIENCE_S = 60.0
 HANG_S = 1.5
-STEPS = 30
+STEPS = 40
 KINDS = "perceptron", "convolutions", "adversarial", "retained", "evaluated", "interrupted"
 _POLL_S = 0.0005
 CAUGHT = "SIGINT of a main process that catches it, 5 times"
@@ -117,12 +117,12 @@ class Run:
     @property
     def main(self) -> int:
         """The process that runs the script."""
-        return self._children(self.process.pid, 1)[0]
+        return self._children(self.process.pid, 2)[0]
 
     @property
     def starter(self) -> int:
-        """The process that starts the helpers."""
-        return self._children(self.main, 1)[0]
+        """The process that starts the helpers, which the launcher has adopted."""
+        return self._children(self.process.pid, 2)[1]
 
     @property
     def helpers(self) -> list[int]:
@@ -232,12 +232,12 @@ class Moment:
             run.await_phase(self.step, _PHASES[self.phase])
 
 
-def drawn_moment(draw: random.Random, last: int, fault: str = "") -> Moment:
-    """Return a random moment of a run before its step `last`."""
+def drawn_moment(draw: random.Random, fault: str) -> Moment:
+    """Return a random moment of a run at which a fault can strike, early enough to strike again."""
     # Without descriptors, the script itself could not begin.
     early = ["its start", "a check"] if fault not in ("no descriptors in the main process", CAUGHT) else []
     phase = draw.choice([*early, *[*_PHASES] * 3])
-    return Moment(draw.randrange(1, last), phase)
+    return Moment(draw.randrange(1, 4 if "times" in fault else STEPS // 2), phase)
 
 
 def _to_helper(*numbers: int, all_of_them: bool = False, after_s: float = 0.0) -> Callable[..., None]:
@@ -407,13 +407,16 @@ def survived(run: Run, outcome: Outcome, draw: random.Random, moments: Sequence[
     """Let faults strike a run, which goes on to its end; `wrong` then has what it should not have done."""
     try:
         for fault, moment in zip(outcome.faults, moments, strict=True):
-            with suppress(Ended):
+            try:
                 moment.await_it(run)
                 step, began = run.now[0], time.monotonic()
                 outcome.moments.append(f"{moment.phase} {step}")
                 FAULTS[fault](run, draw)
-                run.await_step(step + 1)
-                outcome.seconds.append(time.monotonic() - began)
+            except Ended:
+                outcome.wrong.append("over before the fault")
+                break
+            run.await_step(step + 1)
+            outcome.seconds.append(time.monotonic() - began)
         code = run.await_end()
         if code:
             outcome.wrong.append(f"exit code {code}")
@@ -449,8 +452,7 @@ def ended(run: Run, fault: str, moment: Moment) -> Outcome:
     outcome = Outcome("", run.workers, [fault])
     strike, codes = ENDINGS[fault]
     try:
-        with suppress(Ended):
-            moment.await_it(run)
+        moment.await_it(run)
         outcome.moments.append(f"{moment.phase} {run.now[0]}")
         began = time.monotonic()
         strike(run)
@@ -459,6 +461,8 @@ def ended(run: Run, fault: str, moment: Moment) -> Outcome:
         if code not in codes:
             outcome.wrong.append(f"exit code {code}")
         outcome.wrong += [f"left: {one}" for one in run.left()]
+    except Ended:
+        outcome.wrong.append("over before the fault")
     except AssertionError as error:
         outcome.wrong.append(str(error).splitlines()[0])
     finally:
@@ -504,7 +508,7 @@ def main() -> None:
             )
             calm = whole(kind, workers)
             run = Run(kind, Path(name) / str(number), workers=workers)
-            moment = drawn_moment(draw, STEPS - 12, fault)
+            moment = drawn_moment(draw, fault)
             if fault in ENDINGS:
                 outcome = ended(run, fault, moment)
             else:

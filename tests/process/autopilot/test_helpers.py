@@ -14,7 +14,7 @@ from torch import nn
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
 from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
-from support.helper_processes import children, helpers_of_this_process
+from support.helper_processes import helpers_of_this_process
 from support.tiers import long_param
 
 STEPS = 6
@@ -458,6 +458,10 @@ def killed_with_helpers(_):
 def test_helpers_end_with_their_main_process(processes):
     """Only this finds helpers that live as long as a fork of the script, which has all its files."""
     assert processes.run(killed_with_helpers, 1) == [(2, [])]
+
+
+def children(process):
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def children_of_script(_, forks):

@@ -37,11 +37,11 @@ from samestep.launch.local.workers import pidfd
 
 _PATIENCE_S = 5.0
 """Seconds that killed processes have to end."""
-_REQUEST = 1 << 16
-_ANSWER = struct.Struct("=2q")
-"""The number of a request, from 1, and the process that was started for it; 0, and the starter's process."""
 _IMPORTS_S = 300.0
 """Seconds that a starter may take for its first answer if it is a fresh interpreter, which imports torch."""
+_REQUEST = 1 << 16
+_ANSWER = struct.Struct("=2q")
+"""The number of a request, and the process that was started for it; for 0, the starter itself."""
 _OF_MAIN = {
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
@@ -63,7 +63,7 @@ class HelperProcesses:
 
     def __init__(self, *, forks: bool) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._main = os.getpid()
+        self._main, self._forks = os.getpid(), forks
         # Forks of the script have the line, too, so that it may stay open when this process has ended.
         end = pidfd(self._main)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_MAIN)  # until the starter ignores them
@@ -79,22 +79,16 @@ class HelperProcesses:
             theirs.close()
             if end is not None:
                 os.close(end)
-        self._least_limit_s = 0.0 if forks else _IMPORTS_S
         self._requests, self._is_open = 0, True
-        self._starter: tuple[int, str] | None = None
-        """The starter, once it has answered, and its start time."""
+        self.starter = 0
+        """The process that starts them; 0 until it has answered."""
         self._started: dict[int, str] = {}
-        """The start time of each helper: its process id may be used again when it has ended."""
-
-    @property
-    def starter(self) -> int:
-        """The id of the starter's process; 0 until it has answered."""
-        return 0 if self._starter is None else self._starter[0]
+        """The start time of each process: its id may be used again when it has ended."""
 
     @property
     def helpers(self) -> list[int]:
         """The ids of their processes."""
-        return [*self._started]
+        return [process for process in self._started if process != self.starter]
 
     def start(self, team: TeamMemory) -> None:
         """Start a team's helpers.
@@ -102,7 +96,7 @@ class HelperProcesses:
         Raises:
             PeerLost: the starter has ended, or does not answer.
         """
-        limit = max(team.timeout_s, self._least_limit_s)
+        limit = team.timeout_s if self._forks else max(team.timeout_s, _IMPORTS_S)
         self._line.settimeout(None if limit == float("inf") else limit)
         for rank in range(1, team.size):
             try:
@@ -120,25 +114,27 @@ class HelperProcesses:
         self._requests += 1
         self._line.send(pickle.dumps((self._requests, team, rank)))
         while answer := self._line.recv(_ANSWER.size):
-            number, process = _ANSWER.unpack(answer)
-            if number == self._requests:
+            request, process = _ANSWER.unpack(answer)
+            if request == self._requests:
                 return int(process)
-            if not number:
-                self._starter = process, started_at(process)
+            if request:
+                _kill(process, started_at(process))  # a signal has ended the wait for this answer
             else:
-                _kill(process, started_at(process))  # Ctrl-C has interrupted its start
+                self.starter = process
+                self._started[process] = started_at(process)
         return 0
 
     def are_alive(self) -> bool:
         """Return whether all helpers run; one that was stopped does."""
-        return all(map(_exists, self._started))
+        return all(map(_exists, self.helpers))
 
     def kill(self) -> None:
         """End all helpers at once; none of them holds anything that would be lost."""
-        for process, started in self._started.items():
-            _kill(process, started)
-        holds_within(lambda: all(map(has_ended, self._started)), _PATIENCE_S, least_s=0.001)
-        self._started.clear()
+        for process in self.helpers:
+            _kill(process, self._started[process])
+        holds_within(lambda: all(map(has_ended, self.helpers)), _PATIENCE_S, least_s=0.001)
+        for process in self.helpers:
+            del self._started[process]
 
     def close(self) -> None:
         """End the helpers and their starter, if this is the process that has them."""
@@ -146,13 +142,15 @@ class HelperProcesses:
             return
         self._is_open = False
         self.kill()
-        with suppress(OSError):  # the script has closed all descriptors, or the starter has ended
-            self._line.shutdown(socket.SHUT_RDWR)
+        if self.starter:  # it may be stopped
+            _kill(self.starter, self._started[self.starter])
+        with suppress(OSError):  # it has been killed, or the script has closed the line
+            self._line.shutdown(socket.SHUT_WR)
+            self._line.settimeout(_PATIENCE_S)
+            while self._line.recv(_ANSWER.size):  # ends with the starter
+                pass
         with suppress(OSError):
             self._line.close()
-        if self._starter is not None:  # which may be stopped
-            _kill(*self._starter)
-            holds_within(lambda: has_ended(self.starter), _PATIENCE_S, least_s=0.001)
 
 
 class StartedTeam:
