@@ -108,7 +108,9 @@ class Target:
         found = [name for name, value in flags.items() if value is not None]
         of_scripts = [name for name in found if name in _OF_SCRIPTS]
         if self.kind == "recipe" and of_scripts:
-            raise UsageError(f"{flag(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out.")
+            raise UsageError(
+                f"{flag(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
+            )
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in found if name in OF_SERIAL})

@@ -1,6 +1,7 @@
 """Compared runs belong to one training, and other differences are noted."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
