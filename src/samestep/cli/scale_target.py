@@ -109,7 +109,7 @@ class Target:
         of_scripts = [name for name in found if name in _OF_SCRIPTS]
         if self.kind == "recipe" and of_scripts:
             raise UsageError(
-                f"{flag(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
+                f"--{dashed(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
             )
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
