@@ -1,11 +1,12 @@
 """What does the step clock cost a step.
 
 Run: ``python benchmarks/clock.py [--rounds 60] [--batch-size 2 16]``. Two ranks of one thread train the
-tutorials' ConvNet over Gloo, as a script with DistributedDataParallel. In each round both take some steps with the clock of ``samestep run --clock`` and some without, in the same
-processes, in an order that is drawn anew. Prints the median step without the clock; what the thread that
-trains, and the whole process, compute more in a step with it, as medians of the rounds' differences; and the
-median ratio of the time that passes, which on a machine of few processors varies more than that by chance.
-What the clock does in a step is the same for each batch size: small ones tell it best.
+tutorials' ConvNet over Gloo, as a script with DistributedDataParallel. In each round they take some steps
+with the clock of ``samestep run --clock`` and some without, in the same processes, in an order that is drawn
+anew. Prints the median step without the clock; what the thread that trains, and the whole process, compute
+more in a step with it, as medians of the rounds' differences; and the median ratio of the time that passes,
+which on a machine of few processors varies more than that by chance. What the clock does in a step is the
+same for each batch size: small ones tell it best.
 """
 
 import argparse
