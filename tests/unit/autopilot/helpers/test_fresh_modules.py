@@ -13,7 +13,7 @@ def waiting(fresh, module, calls):
     return [fresh.waits(module) for _ in range(calls)]
 
 
-def test_after_modules_of_few_calls_the_next_one_waits_and_is_split_if_it_lives():
+def test_a_module_waits_after_modules_of_few_calls():
     """Catches a module that is checked each time it is made, and one that is never checked."""
     fresh = FreshModules()
 
