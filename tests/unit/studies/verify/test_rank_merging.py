@@ -15,7 +15,7 @@ def trace(rank, *steps, **facts):
 
 
 def run(*traces):
-    return RunRecord([*traces], is_replicated=False)
+    return RunRecord([*traces], runs_once=False)
 
 
 def batch(index=0, samples=(1.0, 2.0), printed=0):
@@ -95,6 +95,6 @@ def test_a_rank_that_shadows_a_step_keeps_it_empty():
 
 def test_a_replicated_run_and_one_worker_are_unchanged():
     alone = run(trace(0, batch(), same_batch=[0, 1]))
-    replicated = RunRecord([trace(rank, batch(), same_batch=[0, 1]) for rank in (0, 1)], is_replicated=True)
+    replicated = RunRecord([trace(rank, batch(), same_batch=[0, 1]) for rank in (0, 1)], runs_once=True)
     assert merged(alone) is alone
     assert merged(replicated) is replicated

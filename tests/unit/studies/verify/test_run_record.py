@@ -17,10 +17,10 @@ def run(*samples, **how):
 @pytest.mark.parametrize(
     ("samples", "how", "found"),
     [
-        ([[1, 3], [2]], {"is_replicated": False}, [1, 2, 3]),
-        ([[3, 1, 2], [1, 2, 3]], {"is_replicated": True}, [1, 2, 3]),
-        ([[3, 1], [2]], {"is_replicated": True, "is_sliced": True}, [1, 2, 3]),
-        ([[1], [1]], {"is_replicated": True, "is_sliced": True}, [1]),
+        ([[1, 3], [2]], {"runs_once": False}, [1, 2, 3]),
+        ([[3, 1, 2], [1, 2, 3]], {"runs_once": True}, [1, 2, 3]),
+        ([[3, 1], [2]], {"runs_once": True, "is_sliced": True}, [1, 2, 3]),
+        ([[1], [1]], {"runs_once": True, "is_sliced": True}, [1]),
     ],
     ids=["sharded", "replicated", "replicated, sliced", "replicated, too few to slice"],
 )
