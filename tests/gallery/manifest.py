@@ -13,7 +13,6 @@ class Script:
         files: the files in the current folder after all its runs.
         arguments: the command-line arguments.
         timing_patterns: regular expressions that match (`re.search`) the printed lines with a duration.
-        slice_patterns: regular expressions for lines that `forward` prints, in a split call of its slice.
         deterministic: whether two runs print the same other lines, and write the same numbers.
         runs: the number of consecutive runs in the same folder.
         device: the value of `--device`, also on one worker.
@@ -24,7 +23,6 @@ class Script:
     files: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     timing_patterns: tuple[str, ...] = ()
-    slice_patterns: tuple[str, ...] = ()
     deterministic: bool = True
     runs: int = 1
     device: str = "auto"
@@ -151,11 +149,7 @@ SCRIPTS = [
     Script("state_in_containers.py", ("states.npz",)),
     Script("switched_by_values.py"),
     Script("state_in_globals.py"),
-    Script(
-        "prints_in_forward.py",
-        ("activations.txt",),
-        slice_patterns=(r"^\tIn Model", r"^third call", r"^INFO"),
-    ),
+    Script("prints_in_forward.py", ("activations.txt",)),
     Script("noisy_weights.py"),
     Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
     Script("rare_layers.py", ("layers.npz",)),

@@ -47,7 +47,7 @@ while time.time() - start < BUDGET.total_seconds():
         loss.backward()
         optimizer.step()
     steps += 1
-    if timer.seconds > slowest:  # the ranks branch equally on it, too
+    if timer.seconds > slowest:
         slowest = timer.seconds
         model(x[:8])
     if time.time() - last_eval > 0.2:

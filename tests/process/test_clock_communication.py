@@ -1,19 +1,15 @@
 """A clock does not change what it measures: ranks communicate as often with it as without it."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from samestep.autopilot.replicated_script import replicated_script
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.script.options import DEFAULTS
-from samestep.autopilot.split_calls import own_samples
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
@@ -62,7 +58,7 @@ def num_collectives(world, folder, made, *, clocks):
         before = counted.so_far()
         if clocks:
             file = ClockFile(clocking, world.place, "native")
-            clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
+            clock = ScriptClock(file, clocking, stop=lambda: None)
         with clock.attached() if clocks else nullcontext():
             model = made()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -79,18 +75,9 @@ def native(world, folder, made):
     return [num_collectives(world, folder, made, clocks=clocks) for clocks in (False, True)]
 
 
-def serial(world, folder, made):
-    """Return the same numbers for a serial script."""
-    counts = []
-    for clocks in (False, True):
-        with replicated_script(world, replace(DEFAULTS, load="replicated")):
-            counts.append(num_collectives(world, folder, made, clocks=clocks))
-    return counts
-
-
-@pytest.mark.parametrize(("script", "made"), [(native, with_ddp), (native, with_fsdp), (serial, network)])
-def test_a_clock_adds_no_collectives(processes, tmp_path, script, made):
-    for without, under in processes.run(script, 2, str(tmp_path), made):
+@pytest.mark.parametrize("made", [with_ddp, with_fsdp])
+def test_a_clock_adds_no_collectives(processes, tmp_path, made):
+    for without, under in processes.run(native, 2, str(tmp_path), made):
         assert without >= STEPS
         assert under == without
     lines = (tmp_path / "rank-1.jsonl").read_text().splitlines()

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from samestep.autopilot.replicated_script import replicated_script
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.script.options import DEFAULTS
-from samestep.autopilot.split_calls import own_samples
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.cpu_contention import thread_cpu_clock
 from samestep.observe.clock.model_gradients import MIN_ELEMENTS
@@ -44,9 +41,7 @@ def clocked(place, folder, script, *, overlaps=False):
     module.StepReader, found = KeepingReader, module.StepReader
     try:
         clocking = ClockOptions(folder=Path(folder), warm_up=0)
-        clock = ScriptClock(
-            ClockFile(clocking, place, "native"), clocking, stop=lambda: None, own=own_samples
-        )
+        clock = ScriptClock(ClockFile(clocking, place, "native"), clocking, stop=lambda: None)
         with clock.attached():
             script()
         clock.end("end")
@@ -246,11 +241,6 @@ def with_synchronizer(world, folder, sync):
     return result
 
 
-def run_replicated(world, folder):
-    with replicated_script(world, replace(DEFAULTS, load="replicated")):
-        return clocked(world.place, folder, lambda: train(network()))
-
-
 PLAIN = ["forward", "backward", "exposed_sync", "other", "optimizer"]
 
 
@@ -307,11 +297,3 @@ def test_ddp_is_found_in_compiled_and_nested_models(processes, tmp_path):
 def test_a_synchronizer_communicates_after_backward(processes, tmp_path, sync):
     for seen, _ in processes.run(with_synchronizer, 2, str(tmp_path), sync):
         assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]
-
-
-def test_a_serial_script_has_exposed_communication_and_sharded_samples(processes, tmp_path):
-    ranks = processes.run(run_replicated, 3, str(tmp_path))
-    for seen, _ in ranks:
-        assert seen[:3] == ["other", "forward", "exposed_sync"]
-        assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]
-    assert [samples for _, samples in ranks] == [[2] * STEPS, [1] * STEPS, [1] * STEPS]

@@ -1,19 +1,15 @@
 """The step clock records how many bytes of gradients each worker sends."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from samestep.autopilot.replicated_script import replicated_script
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.script.options import DEFAULTS
-from samestep.autopilot.split_calls import own_samples
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.parallel.gradients.replicate import replicate
@@ -27,7 +23,7 @@ def sent(world, folder, script):
     """Return the back end of the gradients of a script, and the recorded bytes of each step."""
     clocking = ClockOptions(folder=Path(folder), warm_up=0)
     file = ClockFile(clocking, world.place, "native")
-    clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
+    clock = ScriptClock(file, clocking, stop=lambda: None)
     with clock.attached():
         script()
     clock.end("end")
@@ -135,12 +131,3 @@ def test_bytes_of_a_synchronizer_are_those_of_compressed_gradients(
     carrier = "shared memory" if sync == "flat" else "gloo"
     recorded = processes.run(replicated, 2, str(tmp_path), sync, compress)
     assert recorded == [(carrier, [wanted] * STEPS)] * 2
-
-
-def run_replicated(world, folder):
-    with replicated_script(world, replace(DEFAULTS, load="replicated")):
-        return sent(world, folder, lambda: train(nn.Linear(3, 1)))
-
-
-def test_bytes_of_a_serial_script_are_recorded(processes, tmp_path):
-    assert processes.run(run_replicated, 2, str(tmp_path)) == [("shared memory", [WEIGHTS] * STEPS)] * 2

@@ -5,7 +5,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from samestep.base.errors import OutOfStep
 from support.split_check_models import drawn
 
 D = torch.float64
@@ -107,21 +106,6 @@ def trained(make):
         optimizer.step()
         found += [loss.item(), NOTED["norm"] if make is NotesInBackward else 0.0]
     return found
-
-
-def refused_calls(make):
-    """Return which calls were refused, in a script that catches each error and goes on."""
-    torch.manual_seed(0)
-    model = make()
-    return [number for number in range(4) if _is_refused(model, number)]
-
-
-def _is_refused(model, number):
-    try:
-        model(*batch(number))
-    except OutOfStep:
-        return True
-    return False
 
 
 def with_cache():

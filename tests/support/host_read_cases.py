@@ -8,19 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
-from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.split.batch_norms import batch_norm_of_slices
-from samestep.autopilot.split.gradients import Gradients, averaging_grad
-from samestep.autopilot.split.slice_context import slice_aware_functions
-from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
-from samestep.base.errors import UsageError
 from support.host_reads import HostReads
 from support.script_runner import run_script
-from support.split_check_models import Divided, Masked, Net, drawn, labels, on_rank
+from support.split_check_models import Divided, Masked, Net, drawn, labels
 
 D = torch.float64
 WARM_UP, COUNTED = 3, 5
+SPLIT = Options(check_every=0, short_calls="split")
 
 
 def batch(number):
@@ -111,7 +107,7 @@ class Packed(Net):
         steps = torch.stack([x * k for k in range(1, 6)], dim=1)
         packed = rnn.pack_padded_sequence(steps, lengths, batch_first=True, enforce_sorted=False)
         h, _ = rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
-        return self.head(h.mean(1))
+        return self.head(h.mean(1) + self.features(x))
 
 
 class Replicated(Net):
@@ -119,14 +115,6 @@ class Replicated(Net):
 
     def forward(self, x, y):
         return self.head(self.features(x)), self.body.weight.square().sum() + 0 * x.detach().sum().clamp(0, 0)
-
-
-class Unused(Scores):
-    """A layer of it has no gradients."""
-
-    def __init__(self):
-        super().__init__()
-        self.pooler = nn.Linear(8, 8, dtype=D)
 
 
 class Creates(Scores):
@@ -143,13 +131,6 @@ def cross_entropy(model, x, y):
 
 def loss_inside(model, x, y):
     return model(x, y)
-
-
-def with_penalty(model, x, y):
-    """Return a loss with a penalty on the gradients of the inputs, as of a WGAN-GP."""
-    x = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(model(x, y).sum(), x, create_graph=True)
-    return (gradient.norm(dim=1) - 1).square().mean()
 
 
 def with_sides(model, x, y):
@@ -186,8 +167,6 @@ CASES = {
     "cumulative batch norm": Case(Averages, cross_entropy),
     "packed sequences": Case(Packed, cross_entropy),
     "replicated output": Case(Replicated, with_replicated),
-    "gradient penalty": Case(Scores, with_penalty),
-    "unused layer": Case(Unused, cross_entropy),
     "created leaves": Case(Creates, cross_entropy),
     "evaluation of scores": Case(Scores, cross_entropy, trains=False),
     "evaluation of ignored labels": Case(Net, loss_inside, trains=False),
@@ -224,48 +203,32 @@ class Begins(Net):
         return self.head(self.features(x)), x.detach().abs().amax().clamp(min=1e6)
 
 
-def until_refused(world):
-    """Train with a large sample in the fourth batch; return the error, and the steps that were completed."""
-
-    def work():
-        torch.manual_seed(0)
-        model, done = Begins(), 0
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        try:
-            for number in range(6):
-                x, y = batch(number)
-                x[0, 0] = 1e7 if number == 3 else x[0, 0]
-                scores, scale = model(x, y)
-                (F.cross_entropy(scores, y.clamp(min=0)) + 0 * scale).backward()
-                optimizer.step()
-                done += 1
-        except UsageError as error:
-            return str(error), done
-        return "", done
-
-    return on_rank(world, Options(check_every=0, short_calls="split"), work)
+def beginning_to_depend():
+    """Return losses; the fourth batch has a large sample."""
+    torch.manual_seed(0)
+    model, found = Begins(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for number in range(6):
+        x, y = batch(number)
+        x[0, 0] = 1e7 if number == 3 else x[0, 0]
+        scores, scale = model(x, y)
+        loss = F.cross_entropy(scores, y.clamp(min=0)) + 1e-7 * scale
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
 
 
-def counted(world, name):
-    """Run a case on a rank; return its losses and weights, its reads, and its split and unsplit calls."""
-    account, gradients = Account(), Gradients(world, check_every=0)
-    options = Options(check_every=0, short_calls="split")
-    with (
-        intercepted_calls(),
-        batch_norm_of_slices(),
-        averaging_grad(current_gradients),
-        slice_aware_functions(),
-        splitting_calls(CallSplitter(world, gradients, account, options)),
-        HostReads() as reads,
-    ):
+def counted(_, name):
+    """Run a case with a helper; return its losses and weights, its reads, its split calls, and its report."""
+    with HostReads() as reads, script_with_helpers(2, SPLIT, forks=True) as account:
         found = steps(CASES[name], reads)
-    gradients.detach()
     return found, reads.found, account.split.total(), account.lines()
 
 
-def of_script(world, path, folder, split):
-    """Run a script on a rank; return its traceback, and how often each place has read, for each place."""
-    options = Options(check_every=0, short_calls="split", split=split)
+def of_script(_, path, folder):
+    """Run a script with a helper; return its traceback, and how often each place has read."""
     with HostReads() as reads:
-        _, _, trace = run_script(world, path, (), folder, 1, options)
+        _, _, trace = run_script(None, path, (), folder, 1, SPLIT, helpers=1)
     return trace, Counter(reads.found)

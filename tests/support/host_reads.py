@@ -35,6 +35,8 @@ INDEXED = {"__getitem__", "__setitem__", "index_put_"}
 ON_HOST = {
     "hooks/random_draws.py": "the states of generators are on the host, also those of a device",
     "autopilot/split/guards.py": "reads only tensors whose device is the CPU",
+    "autopilot/helpers/messages.py": "copies tensors of the CPU only, into memory that helpers see",
+    "autopilot/helpers/mirrors.py": "compares tensors of the CPU only, in training",
     "ranks/collectives/": "the back ends of CPUs carry tensors of the host",
     "ranks/world/": "the back ends of CPUs carry tensors of the host",
     "autopilot/state/sample_reads.py": "the forward of the script reads, through a mode",

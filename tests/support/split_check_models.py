@@ -8,14 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
-from samestep.autopilot.script.call_account import Account
-from samestep.autopilot.script.options import Options
-from samestep.autopilot.split.batch_norms import batch_norm_of_slices
+from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.split.declared_dimensions import batch_dim
-from samestep.autopilot.split.gradients import Gradients, averaging_grad
-from samestep.autopilot.split.slice_context import slice_aware_functions
-from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
-from samestep.base.errors import OutOfStep
 
 D = torch.float64
 
@@ -212,19 +206,11 @@ def on_failing_device():
     DeviceFails()(torch.ones(9, 4))
 
 
-def on_rank(world, options, work, *args):
-    """Run `work` on a rank; return its result, and the numbers of split and of unsplit calls."""
-    account, gradients = Account(), Gradients(world, check_every=1)
-    with (
-        intercepted_calls(),
-        batch_norm_of_slices(),
-        averaging_grad(current_gradients),
-        slice_aware_functions(),
-        splitting_calls(CallSplitter(world, gradients, account, options or Options())),
-    ):
+def on_workers(_, size, options, work, *args):
+    """Run `work` with helpers; return its result, the numbers of split and unsplit calls, and the report."""
+    with script_with_helpers(size, options, forks=True) as account:
         found = work(*args)
-    gradients.detach()
-    return found, account.split.total(), account.unsplit.total()
+    return found, account.split.total(), account.unsplit.total(), account.lines()
 
 
 def batch(number, count=9):
@@ -345,28 +331,20 @@ def switched():
 
 
 class Surprises(Net):
-    """Compares samples if they are large, which is not visible to guards."""
+    """Compares samples if they are large, which is visible neither to guards nor to torch."""
 
     def features(self, x):
         h = super().features(x)
-        return h - h.mean(0) if x.abs().max() > 1e6 else h
+        return h - h.mean(0) if abs(x.numpy()).max() > 1e6 else h
 
 
-def calls_until_refused(world):
-    """Return the number of calls of `Surprises` until a sample check ends the run."""
+def surprised():
+    """Return outputs, of which the fourth and later ones are those of a whole batch only."""
     torch.manual_seed(0)
-    model, made = Surprises(), []
-
-    def surprised():
-        for number in range(6):
-            scale = 1e7 if number > 2 else 1
-            made.append(model(drawn(9, 4, seed=number) * scale, labels(9)).item())
-
-    try:
-        on_rank(world, Options(check_every=1), surprised)
-    except OutOfStep:
-        return len(made)
-    return None
+    model = Surprises()
+    return [
+        model(drawn(9, 4, seed=number) * (1e7 if number > 2 else 1), labels(9)).item() for number in range(6)
+    ]
 
 
 def kept_unsplit():

@@ -42,7 +42,7 @@ _OF_SIZES = re.compile(
 )
 """Errors of operations about their sizes, which torch compares on the host for each device."""
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-SPLIT_CALL = "autopilot/split_calls.py", "_by_plan"
+SPLIT_CALL = "autopilot/helpers/main_calls.py", "_by_plan"
 """The function that computes a split call after its check."""
 _OWN = "samestep.tests.strict_device"
 """The module of the modes: the autopilot splits no calls under a mode that is not samestep's."""

@@ -1,10 +1,17 @@
-"""Scripts that use weights without calling a module have the serial results on all ranks, or are refused."""
+"""Scripts that use weights without calling a module have the results of `python`; the report has the reason."""
 
+import io
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from textwrap import dedent
 
 import pytest
 
-from support.script_runner import run_script
+from samestep.autopilot.once_script import run_once
+from samestep.launch.job import Program
+from samestep.launch.local.hosting import host
+from support.script_runner import restored_process_state
 
 HEAD = """\
 import torch
@@ -88,32 +95,38 @@ for _ in range(4):
 """
 
 
-def run(world, script, folder):
-    return run_script(world, script, [], folder)
+def run(_, script, folder, size):
+    """Run a script as a worker does; return what it prints, the report, and the traceback if it failed."""
+    printed, report = io.StringIO(), io.StringIO()
+    with restored_process_state(), redirect_stdout(printed), redirect_stderr(report):
+        os.chdir(folder)
+        ending = run_once(partial(host, Program(target=str(script)), lambda _: None), size=size)
+    return printed.getvalue(), report.getvalue(), ending.traceback
 
 
 def results(processes, tmp_path, text, size=2):
     script = tmp_path / "prog.py"
     script.write_text(HEAD + dedent(text))
-    return processes.run(run, size, script, tmp_path)
+    ((printed, report, trace),) = processes.run(run, 1, script, tmp_path, size)
+    assert not trace, trace
+    return printed, report
 
 
 @pytest.mark.parametrize(
     "text",
     [SPLIT + NEW_LEAVES, SPLIT + COMPUTED, SPLIT + TRANSFORMED, SPLIT + FORWARD.format(model="Layers")],
 )
-def test_calls_that_bypass_a_module_have_the_results_of_one_rank(processes, tmp_path, text):
-    ((serial, _, failed),) = results(processes, tmp_path, text, 1)
-    assert not failed
-    for printed, _, trace in results(processes, tmp_path, text):
-        assert not trace
-        assert printed == serial
+def test_calls_that_bypass_a_module_have_the_results_of_one_worker(processes, tmp_path, text):
+    serial, _ = results(processes, tmp_path, text, 1)
+    printed, report = results(processes, tmp_path, text)
+    assert printed == serial
+    assert "1 call split" in report
 
 
 def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes, tmp_path):
-    for _, lines, _ in results(processes, tmp_path, FORWARD.format(model="Layers")):
-        assert [line.split(" is called")[0] for line in lines if "directly" in line] == ["Layers.forward"]
-        assert any("directly at prog.py:27" in line for line in lines)
+    _, report = results(processes, tmp_path, FORWARD.format(model="Layers"))
+    (line,) = [line for line in report.splitlines() if "directly" in line]
+    assert "Layers.forward is called directly at prog.py:27" in line
 
 
 @pytest.mark.parametrize(
@@ -123,10 +136,16 @@ def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes
         (COMPUTED, "functional_call"),
         (PLAIN, "[1, 3]"),
         (LISTS, "its samples are in a list"),
-        (ONE_BY_ONE, "as many workers as a batch has samples"),
+        (ONE_BY_ONE, "fewer samples than workers"),
     ],
 )
-def test_a_refusal_names_its_cause(processes, tmp_path, text, found):
-    for _, lines, trace in results(processes, tmp_path, text):
-        assert found in trace
-        assert "()" not in "".join(lines)
+def test_a_script_of_which_nothing_is_split_runs_and_the_report_has_the_cause(
+    processes, tmp_path, text, found
+):
+    serial, nothing = results(processes, tmp_path, text, 1)
+    printed, report = results(processes, tmp_path, text)
+    assert printed == serial
+    assert not nothing
+    assert found in report
+    assert "()" not in report
+    assert "nothing was split" in report or "no call was split" in report

@@ -5,8 +5,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from support.split_check_models import on_rank
-
 
 def trained():
     """Train a model of the CPU with dropout and batch norm while new tensors have no values."""
@@ -30,8 +28,8 @@ def trained():
     return losses
 
 
-def test_a_default_device_changes_no_step(processes):
+def test_a_default_device_changes_no_step(run):
     serial = trained()
-    for found, split, unsplit in processes.run(on_rank, 2, None, trained):
-        assert found == pytest.approx(serial, rel=0, abs=1e-6)
-        assert (split, unsplit) == (3, 0)
+    found, split, unsplit, _ = run(2, trained)
+    assert found == pytest.approx(serial, rel=0, abs=1e-6)
+    assert (split, unsplit) == (3, 0)

@@ -4,10 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from samestep.autopilot.script.call_account import Account
-from samestep.autopilot.split.gradients import Gradients
+from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION
-from samestep.autopilot.split_calls import CallSplitter, intercepted_calls, splitting_calls
 
 
 def attention(q, k, v, p):
@@ -30,8 +28,8 @@ class Attention(nn.Module):
         return self.layer(torch.ops.aten._scaled_dot_product_stand_in_attention(q, q, q, 0.5))
 
 
-def reasons(world):
-    """Call the model on a rank; return its output, and the reasons for unsplit calls."""
+def reasons(_, size):
+    """Call the model; return its output, and the reasons for unsplit calls."""
     library = torch.library.Library("aten", "FRAGMENT")
     try:
         library.define(
@@ -40,16 +38,16 @@ def reasons(world):
         )
         library.impl("_scaled_dot_product_stand_in_attention", attention, "CPU")
         torch.manual_seed(0)
-        model, account, gradients = Attention(), Account(), Gradients(world)
-        with intercepted_calls(), splitting_calls(CallSplitter(world, gradients, account)):
+        model = Attention()
+        with script_with_helpers(size, forks=True) as account:
             output = model(torch.rand(8, 6, 4))
-        gradients.detach()
         return output.sum().item(), [why for counts in account.counts.values() for why in counts]
     finally:
         library._destroy()
 
 
 def test_attention_with_dropout_in_one_kernel_is_unsplit_with_the_way_out(processes):
-    (one, why), (second, _) = processes.run(reasons, 2)
-    assert why == [FUSED_ATTENTION]
-    assert second == one
+    ((serial, _),) = processes.run(reasons, 1, 1)
+    ((found, why),) = processes.run(reasons, 1, 2)
+    assert why[0].startswith(FUSED_ATTENTION)
+    assert found == serial

@@ -34,25 +34,23 @@ for a, b in loader:
 @pytest.mark.parametrize("name", cases.CASES)
 def test_split_calls_read_nothing_from_the_device(processes, name):
     serial = np.array(cases.steps(cases.CASES[name]))
-    for found, reads, split, lines in processes.run(cases.counted, 2, name):
-        np.testing.assert_allclose(found, serial, rtol=0, atol=1e-11, equal_nan=True)
-        assert split == cases.WARM_UP + cases.COUNTED, lines
-        assert reads == []
+    ((found, reads, split, lines),) = processes.run(cases.counted, 1, name)
+    np.testing.assert_allclose(found, serial, rtol=0, atol=1e-11, equal_nan=True)
+    assert split == cases.WARM_UP + cases.COUNTED, lines
+    assert reads == []
 
 
-def test_an_output_that_begins_to_depend_on_samples_ends_the_run_before_the_optimizer_steps(processes):
-    one, other = processes.run(cases.until_refused, 2)
-    (message, steps), split, _ = one
-    assert "did not depend on its samples" in message
-    assert steps == 3
-    assert split == 4
-    assert one == other
+def test_an_output_that_begins_to_depend_on_samples_is_that_of_an_unsplit_call(run):
+    serial = cases.beginning_to_depend()
+    found, split, unsplit, lines = run(2, cases.beginning_to_depend, options=cases.SPLIT)
+    assert found == pytest.approx(serial, rel=0, abs=1e-11)
+    assert (split, unsplit) == (3, 3)
+    assert any("did not depend on its samples" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("split", ["call", "loader"])
-def test_no_line_of_samestep_reads_the_device_in_every_step_of_a_script(processes, tmp_path, split):
+def test_no_line_of_samestep_reads_the_device_in_every_step_of_a_script(processes, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    for trace, reads in processes.run(cases.of_script, 2, path, tmp_path, split):
-        assert not trace
-        assert {place: count for place, count in Counter(reads).items() if count >= STEPS / 2} == {}
+    ((trace, reads),) = processes.run(cases.of_script, 1, path, tmp_path)
+    assert not trace
+    assert {place: count for place, count in Counter(reads).items() if count >= STEPS / 2} == {}

@@ -5,14 +5,26 @@ import functools
 import pytest
 
 from gallery.manifest import SCRIPTS
-from process.autopilot.test_gallery import UNSPLIT
 from samestep.autopilot.script.options import Options
-from support.script_runner import difference, run_script
+from support.script_runner import READS, difference, run_script
 from support.tiers import mostly_long, stem
 from support.written_files import files, same_contents
 
 NOTHING_TO_SPLIT = {"forward_by_name.py"}
 """Scripts that call no module with parameters: helpers cannot help, and the result is that of Python."""
+UNSPLIT = {
+    "simclr_inside.py": ("SimCLR",),
+    "prints_in_forward.py": ("Writes",),
+    "batch_memories.py": ("Queue", "Codebook", "Hardest"),
+    "trains_in_forward.py": ("Tent", "Criterion"),
+    "kept_in_objects.py": ("Policy", "Remembered", "Lazy", "Decoded", "IntoList", "IntoMethod", "IntoRecord"),
+    "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
+    "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),
+    "table_lookups.py": ("Graph",),
+    "labels_as_indices.py": ("Gathered", "Positioned", "Shifted", "Routed"),
+    "later_batches.py": ("MissingTargets", "Clamped", "Outliers", "Watched"),
+}
+"""Modules whose calls must stay unsplit, in scripts that also call modules that are split."""
 SHORT = (
     *("accumulation", "batch_memories", "changing_globals", "compiled", "dropout_zoo", "ema", "gan"),
     *("kept_in_objects", "later_batches", "plateau_scheduler", "rnn_classifier", "sparse_embeddings"),
@@ -20,12 +32,14 @@ SHORT = (
 )
 """Scripts that change what helpers have: weights, statistics, globals, generators; and kinds of gradients."""
 SHORT_ON_THREE = ("batch_memories", "dropout_zoo", "gpt_loss_inside", "state_in_containers")
+SHORT_STRICT = ("cropped_to_longest", "gan", "labels_as_indices", "rnn_classifier", "table_lookups")
+"""Scripts with indices, labels, sequences, and batch norm."""
 
 
-def run(processes, script, folder, helpers):
+def run(processes, script, folder, helpers, *, is_strict=False):
     folder.mkdir()
     options = Options(device=script.device)
-    ran = script.path, script.arguments, folder, script.runs, options, False, helpers
+    ran = script.path, script.arguments, folder, script.runs, options, is_strict, helpers
     ((printed, account, trace),) = processes.run(run_script, 1, *ran)
     assert not trace, trace
     return printed, account
@@ -54,10 +68,17 @@ def test_a_script_with_two_helpers_gives_what_it_gives_alone(processes, alone, s
     runs_as_alone(processes, script, alone(script), tmp_path / "3", 2)
 
 
-def runs_as_alone(processes, script, ran_alone, folder, helpers):
-    """Run a script with helpers, and compare it with its run without them."""
+@pytest.mark.parametrize("script", mostly_long(SCRIPTS, SHORT_STRICT, stem))
+def test_a_device_that_is_as_strict_as_cuda_gives_the_same(processes, alone, script, tmp_path):
+    """Only this finds a check, or a slice, that a GPU would end the process for."""
+    account = runs_as_alone(processes, script, alone(script), tmp_path / "2", 1, is_strict=True)
+    assert not [line for line in account if line.startswith(READS)], account
+
+
+def runs_as_alone(processes, script, ran_alone, folder, helpers, *, is_strict=False):
+    """Run a script with helpers, and compare it with its run without them; return the report."""
     serial, theirs = ran_alone
-    printed, account = run(processes, script, folder, helpers)
+    printed, account = run(processes, script, folder, helpers, is_strict=is_strict)
     if script.deterministic:
         assert difference(serial, printed, leave_out=script.timing_patterns) is None
         for name in script.files:
@@ -67,3 +88,4 @@ def runs_as_alone(processes, script, ran_alone, folder, helpers):
     split = [line for line in account if line.endswith((" call split", " calls split"))]
     assert bool(split) == (script.name not in NOTHING_TO_SPLIT), account
     assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]
+    return account

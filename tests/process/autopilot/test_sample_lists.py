@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
-from samestep.base.errors import OutOfStep
-from support.split_check_models import drawn, labels, on_rank
+from support.split_check_models import drawn, labels
 from support.tiers import long_param
 
 D = torch.float64
@@ -169,19 +168,19 @@ def trained(make):
         long_param(Graphs, 3),
     ],
 )
-def test_samples_in_a_list_are_split(processes, make, size):
+def test_samples_in_a_list_are_split(run, make, size):
     serial = trained(make)
-    for found, split, unsplit in processes.run(on_rank, size, None, trained, make):
-        assert found == pytest.approx(serial, rel=0, abs=1e-12)
-        assert (split, unsplit) == (2 * len(SIZES), 0)
+    found, split, unsplit, _ = run(size, trained, make)
+    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    assert (split, unsplit) == (2 * len(SIZES), 0)
 
 
 @pytest.mark.parametrize("make", [Normalized, Noisy, Compares, Lists])
-def test_lists_of_samples_that_depend_on_each_other_are_unsplit(processes, make):
+def test_lists_of_samples_that_depend_on_each_other_are_unsplit(run, make):
     serial = trained(make)
-    for found, split, unsplit in processes.run(on_rank, 2, None, trained, make):
-        assert found == pytest.approx(serial, rel=0, abs=1e-12)
-        assert (split, unsplit) == (0, 2 * len(SIZES))
+    found, split, unsplit, _ = run(2, trained, make)
+    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    assert (split, unsplit) == (0, 2 * len(SIZES))
 
 
 def scores_of_padded():
@@ -192,27 +191,29 @@ def scores_of_padded():
         return [model([drawn(count, 4, seed=count) for count in one]).tolist() for one in sizes]
 
 
-def test_a_list_of_samples_of_unequal_sizes_is_checked_after_many_of_equal_sizes(processes):
+def test_a_list_of_samples_of_unequal_sizes_is_checked_after_many_of_equal_sizes(run):
     serial = scores_of_padded()
-    for found, split, unsplit in processes.run(on_rank, 2, None, scores_of_padded):
-        assert torch.allclose(torch.tensor(found), torch.tensor(serial))
-        assert (split, unsplit) == (4, 1)
+    found, split, unsplit, _ = run(2, scores_of_padded)
+    assert torch.allclose(torch.tensor(found), torch.tensor(serial))
+    assert (split, unsplit) == (4, 1)
 
 
-def refused_calls(make):
-    """Return which calls are refused, of a script that catches the errors."""
-    model, found = make(), []
+def scores_of_breaks():
+    """Return scores of lists with a part that ends the loop over samples, from the third call on."""
+    torch.manual_seed(0)
+    model, found = Breaks(), []
     for number in range(4):
         parts, _ = batch(0)  # of sizes that the first call has checked
-        if number == 2:
-            parts[1][0] = parts[-1][0] = 60  # in the slices of both ranks
-        try:
-            model(parts)
-        except OutOfStep:
-            found.append(number)
+        if number >= 2:
+            parts[1][0] = parts[-1][0] = 60  # in the slices of both workers
+        found.append(model(parts).tolist())
     return found
 
 
-def test_a_branch_in_a_loop_over_samples_that_no_check_has_taken_ends_the_run(processes):
-    for refused, _, _ in processes.run(on_rank, 2, None, refused_calls, Breaks):
-        assert refused == [2, 3]
+def test_a_call_with_a_branch_in_a_loop_over_samples_that_no_check_has_taken_is_computed_whole(run):
+    serial = scores_of_breaks()
+    found, split, unsplit, lines = run(2, scores_of_breaks)
+    assert [len(one) for one in found] == [9, 9, 1, 1]
+    pairs = zip(found, serial, strict=True)
+    assert all(torch.allclose(torch.tensor(one), torch.tensor(other)) for one, other in pairs)
+    assert (split, unsplit) == (2, 2), lines

@@ -1,4 +1,4 @@
-"""Generates random serial training scripts, and compares their runs on one and on several ranks."""
+"""Generates random serial training scripts, and compares their runs on one and on several workers."""
 
 from support.random_scripts.scripts import make_script
 

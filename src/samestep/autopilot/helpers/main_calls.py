@@ -58,7 +58,7 @@ from samestep.autopilot.split_calls import (
 )
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
-from samestep.base.errors import PeerLost
+from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
@@ -269,7 +269,7 @@ class MainCalls:
             try:
                 self._helpers.share_cores()
                 verdict = self._slices.check(self._plans, call.forward, module, call.given, expect)
-            except PeerLost:
+            except (PeerLost, DeviceFailed):
                 raise
             except Exception as error:
                 if _is_of_signal(error):

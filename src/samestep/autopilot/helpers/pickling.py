@@ -3,6 +3,7 @@
 Helpers run no code of the script but that of the calls, so they cannot import its modules.
 """
 
+import importlib
 import marshal
 import pickle
 import sys
@@ -43,6 +44,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, _CACHED) and isinstance(value.__wrapped__, FunctionType):
             if is_user_code(value.__wrapped__.__code__.co_filename):
                 return _cached, (value.__wrapped__, value.cache_parameters())
+        elif isinstance(value, ModuleType) and type(value) is not ModuleType:  # such as torch.ops
+            if sys.modules.get(value.__name__) is value:
+                return importlib.import_module, (value.__name__,)
         elif isinstance(value, nn.Module) and parametrize.is_parametrized(value):
             return _parametrized, (type(value).__mro__[1], vars(value))
         return super().reducer_override(value)

@@ -232,12 +232,16 @@ class RankSlices:
                 (torch.zeros_like(weights[place]) if (own := found[place]) is None else own).reshape(-1)
                 for place in places
             ]
-            flags = [0.0 if found[place] is None else 1.0 for place in places]
-            is_there = torch.tensor(flags, dtype=parts[0].dtype, device=parts[0].device)
+            is_own = [found[place] is not None for place in places]
+            is_there = parts[0].new_ones(len(places))
+            for number in (number for number, own in enumerate(is_own) if not own):
+                is_there[number] = 0
             flat = torch.cat([*parts, is_there])
             self.world.average(flat)
             *of_weights, is_there = torch.split(flat, [*map(len, parts), len(places)])
-            for place, part, share in zip(places, of_weights, is_there.tolist(), strict=True):
+            # A device is read only if a gradient is missing here, which another rank may have.
+            shares = is_own if all(is_own) else is_there.tolist()
+            for place, part, share in zip(places, of_weights, shares, strict=True):
                 # With memory and a version of its own: it may be changed, kept or saved without the others.
                 averages[place] = part.view(weights[place].shape).clone() if share else None
         for place in sorted(sparse):

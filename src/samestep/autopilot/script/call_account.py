@@ -161,9 +161,13 @@ def _is_of_program(file: str) -> bool:
     here = Path(program).absolute()
     folder = f"{here.parent}{os.sep}"
     absolute = str(Path(file).absolute())
-    return absolute == str(here) or (
-        not folder.endswith((*_STANDARD, *_PACKAGE_FOLDERS)) and absolute.startswith(folder)
-    )
+    if absolute == str(here):
+        return True
+    if folder.endswith((*_STANDARD, *_PACKAGE_FOLDERS)) or not absolute.startswith(folder):
+        return False
+    # The folder of a program may hold the environment that it runs in.
+    is_standard = absolute.startswith(_STANDARD) and not folder.startswith(_STANDARD)
+    return not is_standard and not _INSTALLED.search(absolute, len(folder) - 1)
 
 
 def is_internal_code(file: str) -> bool:

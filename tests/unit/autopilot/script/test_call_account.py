@@ -99,6 +99,18 @@ def test_files_beside_an_installed_program_are_not_user_code(monkeypatch):
     assert library_of(f"{VENV}/timm/vit.py") == "timm"
 
 
+def test_an_environment_in_the_folder_of_the_program_is_not_user_code(monkeypatch):
+    """Only this finds that an environment beside a script counts as code of the script."""
+    program = ModuleType("__main__")
+    program.__file__ = f"{Path(VENV).parents[3]}/train.py"
+    monkeypatch.setitem(sys.modules, "__main__", program)
+
+    assert is_user_code(program.__file__)
+    assert library_of(f"{VENV}/timm/vit.py") == "timm"
+    program.__file__ = f"{Path(STANDARD).parents[1]}/train.py"
+    assert library_of(f"{STANDARD}/threading.py") == "threading"
+
+
 def test_code_of_torch_is_internal_and_that_of_other_libraries_is_not():
     assert not is_internal_code(f"{VENV}/timm/data.py")
     assert not is_internal_code(f"{Path(torch.__file__).parent}vision/datasets/mnist.py")
