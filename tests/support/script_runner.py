@@ -16,7 +16,6 @@ import torch
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.serving import serve
 from samestep.autopilot.once_script import script_with_helpers, splitting_between
-from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS
@@ -54,16 +53,14 @@ def run_script(
 ):
     """Run a script on a rank of `world`, in `folder`; the CPU is as strict as a CUDA device if `is_strict`.
 
-    With helpers, or within the context that `runner` returns, it runs on this rank alone.
+    It runs on this rank alone, with `helpers`, or within the context that `runner` returns.
 
     Returns:
         stdout, the lines of the account, and the traceback if it failed.
     """
     printed, lines, device = io.StringIO(), [], StrictDevice()
     if runner is None:
-        runner = replicated_script
-        if helpers:
-            runner = lambda _, options: script_with_helpers(1 + helpers, options, forks=True)  # noqa: E731
+        runner = lambda _, options: script_with_helpers(1 + helpers, options, forks=True)  # noqa: E731
     for _ in range(runs):
         strictly = device() if is_strict else nullcontext()
         with restored_process_state(), redirect_stdout(printed), own_device(options), strictly:
