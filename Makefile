@@ -20,7 +20,7 @@ help:
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
-	@echo "make chaos   a training under 60 faults; it has to end with the undisturbed weights"
+	@echo "make chaos   a training and scripts with helpers under 60 faults each; they end with the undisturbed weights"
 	@echo "make fuzz    feed every reader of files, variables and flags with 500 wrong cases; some minutes"
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
@@ -107,6 +107,7 @@ exact: $(READY)
 
 chaos: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 60
+	PYTHONPATH=tests $(BIN)/python -m support.helper_chaos --faults 60
 
 fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.fuzz --count 500

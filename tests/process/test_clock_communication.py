@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from samestep.autopilot.replicated_script import replicated_script
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.autopilot.split_calls import own_samples
 from samestep.hooks import declarations

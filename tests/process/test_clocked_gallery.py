@@ -7,9 +7,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from samestep.autopilot.replicated_script import replicated_script
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split_calls import own_samples

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from samestep.autopilot.replicated_script import replicated_script
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.autopilot.split_calls import own_samples
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions

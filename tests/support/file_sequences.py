@@ -1,4 +1,4 @@
-"""Executes sequences of file operations as a serial program, rank 0 and another rank, in one process."""
+"""Executes sequences of file operations in the files themselves, and in an overlay."""
 
 import glob
 import json
@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.autopilot.files import file_calls
-from samestep.autopilot.files.folder_listings import ReplayedListings
-from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_originals import OriginalKeeper
 from samestep.autopilot.files.overlay_files import Overlay
 
 
 class Switch:
-    """A handler of file calls that passes them to the active rank."""
+    """A handler of file calls that passes them to the active handler, if there is one."""
 
     active = None
 
@@ -37,45 +34,28 @@ class Switch:
 
     @contextmanager
     def to(self, calls):
-        """Pass the file calls to another rank, also within a call of this rank."""
+        """Pass the file calls of the block to another handler."""
         before, self.active = self.active, calls
-        busy = getattr(file_calls._inside, "busy", False)
-        file_calls._inside.busy = False
         try:
             yield
         finally:
             self.active = before
-            file_calls._inside.busy = busy
 
 
 class Program:
-    """A rank that executes a sequence of operations in a folder, and stores their results."""
+    """Executes a sequence of operations in a folder, and stores their results."""
 
     def __init__(self, switch, calls, root, operations):
         self._switch, self._calls, self._root = switch, calls, str(root)
         self._operations = operations
         self.results = []
         self._held = {}
-        self._is_inside = False
 
-    @property
-    def is_done(self):
-        return len(self.results) == len(self._operations)
-
-    def step(self):
-        """Execute the next operation; return False if there is none, or one is running."""
-        if self.is_done or self._is_inside:
-            return False
-        self._is_inside = True
-        try:
-            with self._switch.to(self._calls):
-                self.results.append(self._outcome(self._operations[len(self.results)]))
-        finally:
-            self._is_inside = False
-        return True
-
-    def close(self):
+    def run(self):
+        """Execute all operations."""
         with self._switch.to(self._calls):
+            for operation in self._operations:
+                self.results.append(self._outcome(operation))
             for file in self._held.values():
                 file.close()
 
@@ -278,63 +258,28 @@ def tree(root):
     return found
 
 
-class InterruptedJournal(Journal):
-    """A journal that lets rank 0 continue as soon as this rank has read it."""
-
-    def __init__(self, file, interrupt):
-        super().__init__(file)
-        self._interrupt = interrupt
-
-    def refresh(self):
-        size = super().refresh()
-        self._interrupt()
-        return size
-
-
-def run_interleaved(switch, folder, items, operations, turns, interruptions=()):
-    """Execute operations on two ranks; return the results of a serial run, of rank 0 and of rank 1.
+def run_in_overlay(switch, folder, items, operations):
+    """Execute operations in the files themselves and in an overlay over them.
 
     Args:
         switch: the handler of all file calls.
         folder: an empty folder.
         items: the files that exist before the run; see `lay_out`.
-        operations: the operations that each rank executes.
-        turns: the ranks that execute the next operation, in order; then rank 1 continues, waiting for rank 0.
-        interruptions: for each time that rank 1 has read the journal, whether rank 0 then continues.
+        operations: the operations.
+
+    Returns:
+        The results of both, and the files below the overlay before and after its run.
     """
-    for name in ("serial", "ranks"):
+    for name in ("plain", "beneath"):
         (folder / name).mkdir()
         lay_out(folder / name / "root", items)
-    for name in ("common", "overlay"):
-        (folder / name).mkdir()
-    serial = Program(switch, None, folder / "serial/root", operations)
-    while serial.step():
-        pass
-    serial.close()
-    main = Program(
-        switch,
-        OriginalKeeper(Journal(folder / "common/journal"), folder / "common"),
-        folder / "ranks/root",
-        operations,
-    )
-    interruptions = iter(interruptions)
-    journal = InterruptedJournal(
-        folder / "common/journal", lambda: next(interruptions, False) and main.step()
-    )
-
-    def let_rank_0_go_on():
-        assert main.step(), "rank 1 waits for a listing that rank 0 does not record"
-
-    listings = ReplayedListings(journal, pause=let_rank_0_go_on)
-    overlay = Overlay(folder / "overlay", journal, listings, hidden=folder / "common")
-    other = Program(switch, overlay, folder / "ranks/root", operations)
-    for turn in turns:
-        (other if turn else main).step()
-    while other.step() or main.step():
-        pass
-    for program in (main, other):
-        program.close()
-    return serial.results, main.results, other.results, (tree(folder / "serial"), tree(folder / "ranks"))
+    (folder / "overlay").mkdir()
+    before = tree(folder / "beneath")
+    plain = Program(switch, None, folder / "plain/root", operations)
+    covered = Program(switch, Overlay(folder / "overlay"), folder / "beneath/root", operations)
+    plain.run()
+    covered.run()
+    return plain.results, covered.results, (before, tree(folder / "beneath"))
 
 
 def without_order(results):

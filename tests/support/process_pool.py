@@ -27,7 +27,6 @@ PRELOAD = [
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
     "samestep.autopilot.once_script",
-    "samestep.autopilot.replicated_script",
     "samestep.training.checkpoint.checkpoint_schedule",
     "samestep.cli.run",
     "samestep.cli.train",

@@ -1,4 +1,4 @@
-"""Runs a script on reused ranks, and restores the state of the process that the script changes."""
+"""Runs a script in a kept process, and restores the state of the process that the script changes."""
 
 import io
 import logging
@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
-from samestep.ranks.world.solo import SoloWorld
 from support.strict_device import StrictDevice
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
@@ -39,33 +39,41 @@ def run_launched_script(world, path, arguments, folder, runs=1, options=DEFAULTS
         return None
 
     @contextmanager
-    def with_team(_, options):
+    def with_team(options):
         account = Account()
         team = main_rank(world, timeout_s=60.0, threads=1, may_share_memory=may_share_memory)
         with splitting_between(team, account, options, threads=1, before=1):
             yield account
 
-    return run_script(SoloWorld(), path, arguments, folder, runs, options, runner=with_team)
+    return run_script(None, path, arguments, folder, runs, options, account_of=with_team)
 
 
 def run_script(
-    world, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False, helpers=0, runner=None
+    _, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False, helpers=0, account_of=None
 ):
-    """Run a script on a rank of `world`, in `folder`; the CPU is as strict as a CUDA device if `is_strict`.
+    """Run a script in this process, in `folder`.
 
-    It runs on this rank alone, with `helpers`, or within the context that `runner` returns.
+    Args:
+        path: the script.
+        arguments: its arguments.
+        folder: its working directory.
+        runs: how often it runs.
+        options: the user's choices.
+        is_strict: whether the CPU is as strict as a CUDA device.
+        helpers: the number of helpers that compute slices of its calls.
+        account_of: returns a context that splits its calls and yields their account; None for helpers.
 
     Returns:
         stdout, the lines of the account, and the traceback if it failed.
     """
     printed, lines, device = io.StringIO(), [], StrictDevice()
-    if runner is None:
-        runner = lambda _, options: script_with_helpers(1 + helpers, options, forks=True)  # noqa: E731
+    if account_of is None:
+        account_of = partial(script_with_helpers, 1 + helpers, forks=True)
     for _ in range(runs):
         strictly = device() if is_strict else nullcontext()
         with restored_process_state(), redirect_stdout(printed), own_device(options), strictly:
             os.chdir(folder)
-            with runner(world, options) as account:
+            with account_of(options=options) as account:
                 # With a callback the traceback of a hook of torch's is returned, not printed.
                 ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
         lines += account.lines()

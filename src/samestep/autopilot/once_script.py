@@ -11,7 +11,8 @@ from samestep.autopilot.equivalence.effects import watch_effects
 from samestep.autopilot.equivalence.unsplit_call import watched_logging
 from samestep.autopilot.helpers.helper_processes import HelperProcesses, StartedTeam
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
-from samestep.autopilot.helpers.main_calls import Helpers, MainCalls
+from samestep.autopilot.helpers.main_calls import MainCalls
+from samestep.autopilot.helpers.own_helpers import Helpers
 from samestep.autopilot.helpers.serving import computing_slices, serve, silent
 from samestep.autopilot.helpers.signal_handlers import delayed_handlers
 from samestep.autopilot.helpers.split_node import retained_graphs
@@ -25,7 +26,7 @@ from samestep.autopilot.split.bypassed_modules import nothing_split, plain_weigh
 from samestep.autopilot.split_calls import splitting_calls
 from samestep.base import env
 from samestep.base.console import write_stderr
-from samestep.base.errors import UsageError
+from samestep.base.errors import PeerLost, UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
 from samestep.hooks import declarations
@@ -36,6 +37,7 @@ from samestep.ranks.world.join import join
 
 _EXPLAINED = 3
 """Backward passes after which ``--explain`` ends the script: a GAN calls its generator in the second."""
+T = TypeVar("T")
 _FOREVER_S = 30 * 86400.0
 _TIMEOUT_S = 60.0
 """Seconds that ranks wait for each other within a call, unless the user has chosen a time."""
@@ -196,7 +198,10 @@ def script_with_helpers(
         return
     # The launcher has given each worker its share of the cores, and this is one of them.
     threads = before if forks else max(1, before // size)
-    processes = HelperProcesses(forks=forks)
+    processes = _unless_lost(lambda: HelperProcesses(forks=forks))
+    if processes is None:
+        yield account
+        return
     team = StartedTeam(processes, size, timeout_s=timeout_s or float("inf"), threads=threads)
     with splitting_between(team, account, options, threads=threads, before=before):
         yield account
@@ -219,7 +224,10 @@ def splitting_between(
     process = os.getpid()
     try:
         all_threads = max(before, min(cpu_share().usable, threads * team.size))
-        helpers = Helpers(team, threads=threads, all_threads=all_threads)
+        helpers = _unless_lost(lambda: Helpers(team, threads=threads, all_threads=all_threads))
+        if helpers is None:
+            yield
+            return
         watch_effects()
         calls = MainCalls(helpers, account, options)
         with (
@@ -232,6 +240,15 @@ def splitting_between(
             yield
         calls.end()
     finally:
-        team.close()
-        if os.getpid() == process:
+        if os.getpid() == process:  # and not one that the script has forked
+            team.close()
             torch.set_num_threads(before)
+
+
+def _unless_lost(start: Callable[[], T]) -> T | None:
+    """Return what starts helpers; None, and a line on stderr, if there is no process or memory for them."""
+    try:
+        return start()
+    except (OSError, PeerLost) as error:
+        write_stderr(f"samestep: no helper can be started ({error}): one process computes all calls.\n")
+        return None

@@ -22,7 +22,7 @@ from samestep.hooks.registry import attached_all, wrapping
 
 _receivers: list["SplitsCalls"] = []
 """The receivers of the calls of this process."""
-is_inside: ContextVar[bool] = ContextVar("samestepis_inside", default=False)
+is_inside: ContextVar[bool] = ContextVar("samestep_is_inside", default=False)
 """Whether a module call is running here: calls of its submodules are not split themselves."""
 
 WRAPPERS = frozenset({"_FabricModule"})

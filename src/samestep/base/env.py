@@ -16,8 +16,6 @@ Environment: TypeAlias = Mapping[str, str]
 
 _DIGITS = 10  # digits of the largest number that a launcher sets
 
-"""The hash seed of processes that need the same one, where the user has set none."""
-
 SECRET_FILE = "SAMESTEP_SECRET_FILE"  # noqa: S105 - a variable's name
 """The file with the secret of a job."""
 

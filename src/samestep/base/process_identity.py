@@ -32,7 +32,7 @@ class Owner:
     @classmethod
     def here(cls) -> "Owner":
         """Return the identity of this process."""
-        return cls(pid=os.getpid(), started=_started(os.getpid()), **_this_host())
+        return cls(pid=os.getpid(), started=started_at(os.getpid()), **_this_host())
 
     @classmethod
     def of_record(cls, record: object) -> "Owner":
@@ -53,19 +53,19 @@ class Owner:
             return "dead"
         if self.numbering != here["numbering"]:
             return "unknown"
-        return "alive" if self.started == _started(self.pid) else "dead"
+        return "alive" if self.started == started_at(self.pid) else "dead"
 
 
 def has_ended(pid: int) -> bool:
     """Return whether no process of this host has this id, but for a zombie."""
-    return not _started(pid)
+    return not started_at(pid)
 
 
 def _this_host() -> dict[str, str]:
     return {"boot": text_of(_BOOT), "host": socket.gethostname(), "numbering": name_space("pid")}
 
 
-def _started(pid: int) -> str:
+def started_at(pid: int) -> str:
     """Return the start time of a process; empty if it has ended, also as a zombie."""
     try:
         # The name, in parentheses, can contain any character.

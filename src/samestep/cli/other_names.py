@@ -27,6 +27,7 @@ SAME = {
 
 _IS_FOUND = "samestep finds it by itself; leave it out"
 _LOGS = "--log-dir DIR with --tee 3 writes a file for each stream of each worker"
+_ONCE = "a serial script runs once, in worker 0, with its own"
 _NOT_HERE = "samestep has data parallelism only; start this script with accelerate launch"
 ANSWERS = {
     "--local-addr": f"{_IS_FOUND}, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to a network interface",
@@ -55,6 +56,13 @@ ANSWERS = {
     "--output": "give --out",
     "--out": "give --page FILE for a page",
     "--module": "it is for Python modules; give --load-module for an environment module",
+    "--split": "a serial script gets whole batches; in one with samestep.join each worker loads its shard",
+    "--load": f"{_ONCE} loaders: set num_workers of the DataLoader",
+    "--random": f"{_ONCE} random numbers; leave it out",
+    "--batch-norm": "batch norm uses the statistics of the whole batch; leave it out",
+    "--algorithm": "gradients of a serial script are summed in memory or by the back end; leave it out",
+    "--all-output": f"{_ONCE} output; leave it out",
+    "--engine": "a serial script runs once; leave it out",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }
 """Options that samestep does not have, each with what to do."""

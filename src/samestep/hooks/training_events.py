@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached_all, named
 
 
@@ -216,6 +216,6 @@ def _has_parameters(module: nn.Module) -> bool:
         nn.Module.named_parameters,
     )
     # Most losses have neither parameters nor parts, and are called in each step.
-    if not (overrides or module._parameters or module._modules):  # noqa: SLF001
-        return False
-    return next(module.parameters(), None) is not None
+    if (module._parameters or module._modules) and next(module_parts.parameters(module), None) is not None:  # noqa: SLF001
+        return True
+    return overrides and next(iter(module.parameters()), None) is not None

@@ -183,13 +183,11 @@ class Sanitizer(Listener):
 
     Args:
         side: the group of all ranks.
-        native: whether the script is distributed itself; the ranks of a replicated serial script have the
-            same samples and random numbers.
         warn: called with each probable mistake, on rank 0.
     """
 
-    def __init__(self, side: SideGroup, *, native: bool, warn: Callable[[str], None]) -> None:
-        self._side, self._native, self._warn = side, native, warn
+    def __init__(self, side: SideGroup, *, warn: Callable[[str], None]) -> None:
+        self._side, self._warn = side, warn
         self._counts = {BACKWARD: 0, STEP: 0}
         self._reported: set[str] = set()
         self._samples: tuple[int, ...] = ()
@@ -252,7 +250,7 @@ class Sanitizer(Listener):
     @contextmanager
     def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
         """Record the samples of a training call, and whether it draws random numbers."""
-        if not (self._native and is_training):
+        if not is_training:
             yield
             return
         device = next(module.parameters()).device
@@ -280,10 +278,10 @@ class Sanitizer(Listener):
 
 
 @contextmanager
-def sanitizing(*, native: bool) -> Iterator[None]:
+def sanitizing() -> Iterator[None]:
     """Compare the ranks of the script that this process runs, for the duration of a block."""
     side = SideGroup()
-    sanitizer = Sanitizer(side, native=native, warn=_print_warning)
+    sanitizer = Sanitizer(side, warn=_print_warning)
     with _opened_with_default(side), sanitizer.attached():
         yield
 

@@ -179,6 +179,8 @@ def with_checks(
     """
     check_hang_timeout(hang_timeout)
     uninstrumented = decision.starts_workers_alone or decision.job.program.kind == "executable"
+    if sanitize and decision.runs_once:
+        raise UsageError("--sanitize compares workers that all run the script; a serial script runs once.")
     if sanitize and (decision.size == 1 or uninstrumented):
         raise UsageError(
             "--sanitize compares the workers of a Python script; give -n 2 or more, and a script that does "

@@ -94,7 +94,8 @@ def execute(decision: Decision) -> int:
     if outcome.preempted:
         return PREEMPTED
     if outcome.interrupted_by:
-        log(f"ended by signal {outcome.interrupted_by}; all workers were stopped.")
+        # A closed terminal, which has sent SIGHUP, takes no line any more.
+        write_stderr(f"samestep: ended by signal {outcome.interrupted_by}; all workers were stopped.\n")
         return 128 + outcome.interrupted_by
     if outcome.elsewhere is not None:
         log(f"{outcome.elsewhere}; this node has stopped its workers.")

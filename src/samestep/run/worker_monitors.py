@@ -54,12 +54,9 @@ def idle_watch(*, limit_s: float) -> Watch:
     return partial(_run_unless_idle, limit_s=limit_s)
 
 
-def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
-    """Run a worker's program in `around`, and compare the workers in every step.
-
-    `native` is whether the program joins its peers itself.
-    """
-    with sanitizing(native=native):
+def sanitized(run: Callable[[], Ending], *, around: Around) -> Ending:
+    """Run a worker's program in `around`, and compare the workers in every step."""
+    with sanitizing():
         return around(run)
 
 

@@ -122,7 +122,7 @@ def _observed(decision: Decision, inner: Around) -> Around:
         return inner
     from samestep.run.worker_monitors import sanitized
 
-    return partial(sanitized, around=inner, native=not decision.runs_once)
+    return partial(sanitized, around=inner)
 
 
 def monitor(decision: Decision, *, forked: int | None = None) -> Watch:

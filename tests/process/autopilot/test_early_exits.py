@@ -3,10 +3,10 @@
 import time
 from unittest.mock import patch
 
+from samestep.autopilot.replicated_script import _await_main_flush
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot import replicated_script
-from samestep.autopilot.replicated_script import _await_main_flush
 
 
 def leave(world, folder, late):

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from samestep.autopilot.end_check import _ALL_ENDED, _ENDED, _FAILED, EndCheck
 from torch.distributed.distributed_c10d import _get_default_store
 
-from samestep.autopilot.end_check import _ALL_ENDED, _ENDED, _FAILED, EndCheck
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import OutOfStep

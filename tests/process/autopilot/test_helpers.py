@@ -1,20 +1,20 @@
 """A script that runs once, with helpers, gives what it gives without them, whatever it does to its model."""
 
-import gc
 import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.helpers.helper_processes import HelperProcesses
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
 from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
+from support.helper_processes import children, helpers_of_this_process
 from support.tiers import long_param
 
 STEPS = 6
@@ -223,6 +223,106 @@ def hooks_on_gradients():
     return seen
 
 
+class ListedParts(Net):
+    """Its class and the module itself replace methods of `nn.Module`."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["modules"] = [self.first, self.norm]
+        self.__dict__["buffers"] = []
+
+    def parameters(self, recurse=True):
+        return [*super().parameters(recurse)]
+
+    def named_parameters(self, prefix="", recurse=True):
+        return [*super().named_parameters(prefix, recurse)]
+
+
+def replaced_methods():
+    """Catches methods of `nn.Module` that a check, a call or a mirror takes from the script's class."""
+    torch.manual_seed(3)
+    model = ListedParts().double()
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(14, 6).double()
+    return [step(model, optimizer, x) for _ in range(STEPS)]
+
+
+def sparse_gradients():
+    """Catches a warning about the average of sparse gradients, which no script causes itself."""
+    torch.manual_seed(3)
+    model, ids = nn.Embedding(9, 3, sparse=True).double(), torch.arange(14).view(7, 2) % 9
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return [step(model, optimizer, ids) for _ in range(STEPS)]
+
+
+class Collects(Net):
+    def __init__(self):
+        super().__init__()
+        self.collected = []
+
+    def forward(self, x):
+        self.collected.append(super().forward(x))
+        return self.collected[-1]
+
+
+def a_list_that_grows():
+    """Catches a list of the module that a check or a call empties, or leaves with the parts of slices."""
+    torch.manual_seed(3)
+    model, x = Collects().double(), torch.randn(14, 6).double()
+    found = []
+    for number in range(STEPS):
+        total = model(x).sum() + model(x[:10]).sum()
+        found += [
+            len(model.collected),
+            sum(one.square().sum() for one in model.collected).item(),
+            total.item(),
+        ]
+        if number == 2:
+            model.collected.clear()
+    return found
+
+
+class Repeats(Net):
+    def forward(self, x, mask):
+        self.hidden = super().forward(x) * mask
+        return self.hidden, self.hidden, mask, x
+
+
+def results_under_several_names():
+    """Change results in place: catches copies where a call returns an argument or an attribute as it is."""
+    torch.manual_seed(3)
+    model, x, mask = Repeats().double(), torch.randn(14, 6).double(), torch.ones(14, 1).double()
+    found = []
+    for grad in (True, False) * 2:
+        with torch.set_grad_enabled(grad):
+            given = (x * 1).requires_grad_(grad)
+            first, second, returned, same = model(given, mask)
+        found += [second.sum().item(), float(same is given)]
+        if grad:
+            (first.sum() * 2 + second.square().sum() + same.square().sum()).backward()
+            found.append(given.grad.sum().item())
+        else:
+            first.add_(1)
+            first.detach_()
+        with torch.no_grad():
+            returned.mul_(0.5)
+        found += [second.sum().item(), model.hidden.sum().item(), mask.sum().item()]
+    return found
+
+
+def gradients_that_are_changed_and_saved():
+    """Change a gradient while a graph needs another, and save that: catches gradients that share memory."""
+    model, _, x = made()
+    scale = torch.ones(3, requires_grad=True, dtype=torch.float64)
+    model(x).square().mean().backward()
+    bias, weight = model.last.bias.grad, model.first.weight.grad
+    loss = (bias * scale).square().sum()
+    weight.mul_(0.5)
+    loss.backward()
+    return [*scale.grad.tolist(), weight.sum().item(), bias.untyped_storage().nbytes()]
+
+
 def in_a_forked_child():
     """A child has the weights of the moment at which it was forked, and computes alone."""
     model, optimizer, x = made()
@@ -266,6 +366,11 @@ SCRIPTS = [
         precisions_by_their_new_names,
         gradients_of_an_attribute,
         hooks_on_gradients,
+        gradients_that_are_changed_and_saved,
+        replaced_methods,
+        results_under_several_names,
+        a_list_that_grows,
+        sparse_gradients,
         in_a_forked_child,
         in_two_threads,
     ),
@@ -285,15 +390,6 @@ def test_changes_of_a_model_reach_the_helpers(processes, script):
     ((found, account),) = processes.run(with_helpers, 1, script, 1)
     assert found == pytest.approx(alone, rel=1e-9, abs=1e-12)
     assert [line for line in account if "split" in line and "unsplit" not in line], account
-
-
-def children(process):
-    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
-def helpers_of_this_process():
-    """Return the ids of the helpers, which no list of the system has as those of this process."""
-    return [helper for one in gc.get_objects() if isinstance(one, HelperProcesses) for helper in one.helpers]
 
 
 def runs(process):
@@ -333,7 +429,8 @@ def test_a_lost_helper_costs_its_slice_not_the_run(processes, when, number):
     model, optimizer, x = made()
     assert found == pytest.approx([step(model, optimizer, x) for _ in range(6)], rel=1e-9)
     assert not left
-    assert any("helper was lost" in line for line in account) or when == "before a backward", account
+    if when == "before a call" and number == signal.SIGSTOP:  # a killed one may be missed before the call
+        assert any("helper was lost" in line for line in account), account
 
 
 def killed_with_helpers(_):

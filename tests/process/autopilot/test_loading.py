@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
-
 from samestep.autopilot.loading import load_choice as loading_module
 from samestep.autopilot.loading.load_choice import ScriptLoaders
 from samestep.autopilot.loading.loaders import intercepted_loaders, sharded_loading
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+
 from samestep.autopilot.script.call_account import Account
 from samestep.base.errors import UsageError
 from samestep.parallel.gradients.weight_checksum import check_equal

@@ -5,12 +5,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-
-from samestep.autopilot.files.file_calls import unredirected
 from samestep.autopilot.files.kept_originals import LARGE as LARGE_BYTES
 from samestep.autopilot.files.sibling_ranks import SiblingRanks
 from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.shared_folder import common_folder
+
+from samestep.autopilot.files.file_calls import unredirected
 from support.script_runner import restored_process_state, run_script
 
 

@@ -1,4 +1,4 @@
-"""Compares random scripts on one and several ranks, and counts the results.
+"""Compares random scripts on one and several workers, and counts the results.
 
 python -m support.random_scripts --count 2000 --start 0 --sizes 2,3 --keep DIR
 """
@@ -18,7 +18,7 @@ from support.random_scripts.runs import CLASSES, DIFFERENT, UNSTABLE, SerialRunF
 from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
-"""The number of scripts after which the ranks are restarted, since each script leaks some memory."""
+"""The number of scripts after which the process is started again, since each leaks some memory."""
 
 
 def main():
@@ -59,7 +59,7 @@ def _options():
     parser.add_argument(
         "--seeds", type=lambda text: list(map(int, text.split(","))), help="compare these seeds only"
     )
-    parser.add_argument("--sizes", default="2,3", help="numbers of ranks (default: 2,3)")
+    parser.add_argument("--sizes", default="2,3", help="numbers of workers (default: 2,3)")
     parser.add_argument(
         "--without", default="", help="skip scripts with these parts: their names, separated by /"
     )
@@ -100,7 +100,6 @@ def _count(pool, seed, folder, sizes, counts, reasons, failed):
 
 def _general(reason):
     """Return a reason without the numbers, names and source lines that differ between scripts."""
-    reason = re.sub(r"nothing of what this script does could be split .*? \((.*)\): .*", r"\1", reason)
     reason = re.sub(r" ?\(script\.py:\d+\)", "", reason)
     return re.sub(r"\b\d+\b", "#", re.sub(r"_\d+\b", "", reason)).strip()
 
@@ -108,7 +107,7 @@ def _general(reason):
 def _totals(counts):
     sizes = sorted({size for _, size in counts})
     return "; ".join(
-        f"{size} ranks: " + ", ".join(f"{counts[name, size]} {name}" for name in CLASSES) for size in sizes
+        f"{size} workers: " + ", ".join(f"{counts[name, size]} {name}" for name in CLASSES) for size in sizes
     )
 
 

@@ -1,6 +1,6 @@
-"""Runs a script on one and on several ranks, and compares its output and files.
+"""Runs a script on one worker and on several, and compares its output and files.
 
-A script that differs is run again on one rank, with the last bits of every layer's output changed, or cut
+A script that differs is run again on one worker, with the last bits of every layer's output changed, or cut
 off. If this changes its output too, the script amplifies rounding (it takes the maximum of values that are
 zero but for rounding), and another order of sums cannot give its result.
 """
@@ -17,37 +17,29 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from samestep.autopilot.script.options import DEFAULTS
 from support.process_pool import RankFailed
 from support.random_scripts.scripts import make_script
 from support.script_runner import difference, run_script
 from support.written_files import files, same_contents
 
-CLASSES = "equal", "unsplit", "refused", "different", "unstable"
-EQUAL, UNSPLIT, REFUSED, DIFFERENT, UNSTABLE = CLASSES
+CLASSES = "equal", "unsplit", "different", "unstable"
+EQUAL, UNSPLIT, DIFFERENT, UNSTABLE = CLASSES
 _LAST_BITS = 4
 """Largest change of an output, in units of its last place."""
 _GRID = 2.0**-42
 """Distance of the numbers to which outputs are rounded: values that are zero but for rounding become zero."""
-_REFUSED = "samestep: error: "
-_BY_ALL = f"{_REFUSED}nothing of what this script does"
-"""The error that all ranks raise at the same call."""
-_APART = ("the ranks are not in one collective", "the weights of the ranks differ", "the device was lost")
-"""Errors after which a script counts as different: ranks have diverged, or a GPU would have failed."""
-_UNSPLIT = re.compile(r" calls? (whole|unsplit|computed on every rank) \(")
-_PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")
-_NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
+_UNSPLIT = re.compile(r" calls? unsplit \(")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a script on several ranks, compared with its run on one.
+    """The result of a script on several workers, compared with its run on one.
 
     Attributes:
         seed: the seed of the script.
-        size: the number of ranks.
+        size: the number of workers.
         found: one of `CLASSES`.
-        reasons: the reasons of unsplit calls or of the refusal, or the differences.
+        reasons: the reasons of unsplit calls, or the differences.
     """
 
     seed: int
@@ -56,25 +48,22 @@ class Comparison:
     reasons: tuple[str, ...] = ()
 
     def __str__(self):
-        return f"seed {self.seed} on {self.size} ranks: {self.found}" + "".join(
+        return f"seed {self.seed} on {self.size} workers: {self.found}" + "".join(
             f"\n    {one}" for one in self.reasons
         )
 
 
 class SerialRunFailed(AssertionError):
-    """A script failed on one rank: a fault of the generator."""
+    """A script failed on one worker: a fault of the generator."""
 
 
-def compare(processes, seed, folder, sizes=(2, 3), *, is_strict=True):
-    """Run the script of a seed on one rank and on `sizes` ranks, in new folders in `folder`.
-
-    If `is_strict`, two ranks run on a device as strict as CUDA.
-    """
-    return compare_source(processes, make_script(seed), seed, folder, sizes, is_strict=is_strict)
+def compare(processes, seed, folder, sizes=(2, 3)):
+    """Run the script of a seed on one worker and on `sizes` workers, in new folders in `folder`."""
+    return compare_source(processes, make_script(seed), seed, folder, sizes)
 
 
-def compare_source(processes, source, seed, folder, sizes=(2, 3), *, is_strict=True):
-    """Run a script on one rank and on `sizes` ranks, in new folders in `folder`."""
+def compare_source(processes, source, seed, folder, sizes=(2, 3)):
+    """Run a script on one worker and on `sizes` workers, in new folders in `folder`."""
     folder = Path(folder) / str(seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -83,19 +72,17 @@ def compare_source(processes, source, seed, folder, sizes=(2, 3), *, is_strict=T
     ((printed, _, trace),) = _run(processes, script, 1)
     if trace or "nan" in printed:
         raise SerialRunFailed(f"seed {seed}: {trace or 'it prints nan'}")
-    return [
-        _compared(processes, seed, script, size, printed, is_strict=is_strict and size == 2) for size in sizes
-    ]
+    return [_compared(processes, seed, script, size, printed) for size in sizes]
 
 
-def _run(processes, script, size, *, is_strict=False):
+def _run(processes, script, size):
     folder = script.parent / str(size)
     folder.mkdir()
-    return processes.run(_run_quietly, size, str(script), folder, is_strict)
+    return processes.run(_run_quietly, 1, str(script), folder, size - 1)
 
 
 def _amplifies_rounding(processes, script, serial):
-    """Return whether a script prints something else on one rank if the last bits of its layers change."""
+    """Return whether a script prints something else on one worker if the last bits of its layers change."""
     for change in (_with_other_last_bits, _without_last_bits):
         folder = script.parent / change.__name__
         folder.mkdir(exist_ok=True)
@@ -108,7 +95,7 @@ def _amplifies_rounding(processes, script, serial):
 def _run_changed(world, script, folder, change):
     hook = register_module_forward_hook(partial(_changed, change))
     try:
-        return _run_quietly(world, script, folder)
+        return _run_quietly(world, script, folder, 0)
     finally:
         hook.remove()
 
@@ -130,38 +117,24 @@ def _without_last_bits(output):
     return output + (torch.round(output / _GRID) * _GRID - output).detach()
 
 
-class ScriptFailed(Exception):
-    """A script failed on a rank, and possibly on no other one; the argument is the traceback."""
-
-
-def _run_quietly(world, script, folder, is_strict):
-    """Run a script on a rank; return its traceback, which torch's hook would print.
-
-    Raises:
-        ScriptFailed: other ranks may wait for this one; the pool ends them, as a launcher does.
-    """
+def _run_quietly(world, script, folder, helpers):
+    """Run a script with helpers; return its traceback, which torch's hook would print."""
     hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         with redirect_stderr(io.StringIO()):
-            printed, account, trace = run_script(world, script, (), folder, 1, DEFAULTS, is_strict)
+            return run_script(world, script, (), folder, helpers=helpers)
     finally:
         sys.excepthook = hook
-    if trace and world.place.size > 1 and not trace.startswith(_BY_ALL):
-        raise ScriptFailed(trace)
-    return printed, account, trace
 
 
-def _compared(processes, seed, script, size, serial, *, is_strict):
+def _compared(processes, seed, script, size, serial):
     try:
-        ranks = _run(processes, script, size, is_strict=is_strict)
-    except ScriptFailed as error:
-        return _failed(seed, size, [str(error)])
+        ((printed, account, trace),) = _run(processes, script, size)
     except RankFailed as error:
         return Comparison(seed, size, DIFFERENT, (f"no answer: {str(error).splitlines()[0]}",))
-    printed, account, _ = ranks[0]
-    traces = [trace for _, _, trace in ranks if trace]
-    if traces:
-        return _failed(seed, size, traces)
+    if trace:
+        *frames, last = trace.strip().splitlines()
+        return Comparison(seed, size, DIFFERENT, (f"failed: {last}", *frames[-6:]))
     lines = difference(serial, printed)
     if lines is not None:
         found = UNSTABLE if _amplifies_rounding(processes, script, serial) else DIFFERENT
@@ -173,16 +146,6 @@ def _compared(processes, seed, script, size, serial, *, is_strict):
     if unsplit:
         return Comparison(seed, size, UNSPLIT, tuple(map(_reason, unsplit)))
     return Comparison(seed, size, EQUAL)
-
-
-def _failed(seed, size, traces):
-    """Classify a script that ended with an error: refused where that is one line with a reason."""
-    text = _PLACES.sub("", traces[0].removeprefix(_REFUSED).strip())
-    is_line = all(trace.startswith(_REFUSED) and len(trace.splitlines()) == 1 for trace in traces)
-    if is_line and not text.startswith(_APART):
-        return Comparison(seed, size, REFUSED, (_NAMES.sub("", text),))
-    *frames, last = traces[0].strip().splitlines()
-    return Comparison(seed, size, DIFFERENT, (f"failed: {last}", *frames[-6:]))
 
 
 def _unlike(one, other):

@@ -47,6 +47,7 @@ from samestep.autopilot.split.training_calls import TrainsError, training_nothin
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
+from samestep.hooks import module_parts
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
@@ -78,9 +79,9 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
     """Return the reason why no call of this module is split, if there is one before any is computed."""
     if stays_unsplit(module):
         return "samestep.batch_dim(..., dim=None) keeps it unsplit"
-    if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):
+    if any(isinstance(one, torch.jit.ScriptModule) for one in module_parts.modules(module)):
         return "TorchScript has compiled it, and its reads cannot be observed"
-    if device.type == "cuda" and any(map(draws_in_cudnn, module.modules())):
+    if device.type == "cuda" and any(map(draws_in_cudnn, module_parts.modules(module))):
         return "cuDNN draws the dropout between its recurrent layers from a state of its own"
     if any(isinstance(value, Iterator) for _, value in reached(module)):
         return "it reads an iterator, which cannot be rewound"
@@ -110,7 +111,7 @@ class EquivalenceCheck:
         """Whether the module has drawn random numbers."""
         self._has_beside = False
         """Whether another thread has drawn random numbers meanwhile."""
-        self._is_large = sum(one.numel() for one in module.parameters()) > LARGE
+        self._is_large = sum(one.numel() for one in module_parts.parameters(module)) > LARGE
         self._comparison = SplitComparison(forward, module, world)
         self._weights = disturbance.DisturbedWeights(module)
         self._uses = InputUses()
@@ -364,7 +365,7 @@ class EquivalenceCheck:
             weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64, device="cpu")
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
-        tensors_in = [*self._module.parameters(), *(tensor for _, tensor in given.tensors())]
+        tensors_in = [*module_parts.parameters(self._module), *(tensor for _, tensor in given.tensors())]
         leaf = [one for one in tensors_in if one.requires_grad]
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)

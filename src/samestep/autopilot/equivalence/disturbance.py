@@ -20,7 +20,7 @@ from samestep.autopilot.equivalence.weight_access import disturbing
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.sample_lists import Dims, depth_of_list, input_of, is_split, selected
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, instead
 from samestep.hooks.tensor_tree import Path, mapped
 
@@ -117,8 +117,8 @@ class DisturbedWeights:
         """Disturb the parameters, and the buffers if `how.buffers` is set; restore them at exit."""
         # Other parameters, not other `data`: torch makes a new node for the gradients of a tensor whose type
         # changes, and gradients of calls before would no longer be found at it.
-        parameters = [one for one in self._module.parameters() if one.is_floating_point()]
-        buffers = [one for one in self._module.buffers() if one.is_floating_point()]
+        parameters = [one for one in module_parts.parameters(self._module) if one.is_floating_point()]
+        buffers = [one for one in module_parts.buffers(self._module) if one.is_floating_point()]
         before = [(tensor, tensor.data) for tensor in buffers]
         # Autocast keeps weights in half precision by their tensors, whose values change here.
         torch.clear_autocast_cache()
@@ -160,7 +160,7 @@ class DisturbedWeights:
 def _replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     """Let a module and its submodules have other parameters in the block, with these values."""
     others = {id(one): _with_values(one, value) for one, value in values.items()}
-    held = [(one, dict(one._parameters)) for one in module.modules()]  # noqa: SLF001 - assigning registers anew
+    held = [(one, dict(one._parameters)) for one in module_parts.modules(module)]  # noqa: SLF001 - assigning registers anew
     recurrent = [(one, one._flat_weights) for one, _ in held if isinstance(one, nn.RNNBase)]  # noqa: SLF001
     try:
         for one, parameters in held:

@@ -33,7 +33,7 @@ from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
 from samestep.autopilot.state.saved_state import SavedState, SideOutput
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import Path, leaves
@@ -156,7 +156,7 @@ class ModuleRun:
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
         kept.restore()
-        operands = [*dict(given.tensors()).values(), *self.module.parameters()]
+        operands = [*dict(given.tensors()).values(), *module_parts.parameters(self.module)]
         precision = precise.precision if precise is not None else None
         if precision is None and observed is not None:
             precision = observed.coarsest(self._device)
@@ -200,7 +200,7 @@ def _copied(tensor: Tensor) -> Tensor:
 def _sums(module: nn.Module) -> list[float]:
     """Return two sums over each parameter, to detect whether it is written to."""
     found = []
-    for one in module.parameters():
+    for one in module_parts.parameters(module):
         if one.numel():
             values = one.detach()
             found += [abs(values.sum().item()), values.abs().sum().item()]

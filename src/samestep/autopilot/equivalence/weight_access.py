@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from samestep.hooks import module_parts
+
 _changed = threading.Condition()
 os.register_at_fork(
     before=_changed.acquire, after_in_parent=_changed.release, after_in_child=_changed.release
@@ -69,4 +71,4 @@ def _by_others(entries: list[tuple[int, nn.Module]], module: nn.Module) -> bool:
 
 
 def _is_part(module: nn.Module, whole: nn.Module) -> bool:
-    return any(one is module for one in whole.modules())
+    return any(one is module for one in module_parts.modules(whole))

@@ -17,6 +17,9 @@ from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.call_signatures import CheckedSizes, Signature
 
+LOSES = "its helpers were lost again and again during its calls"
+_MANY_LOSSES, _CALLS_PER_LOSS = 3, 10
+
 
 class State(Enum):
     """The state of the calls of a signature."""
@@ -40,6 +43,9 @@ class SignatureCalls:
     sizes: CheckedSizes = field(default_factory=CheckedSizes)
     trace: SplitTrace = field(default_factory=SplitTrace)
     """The evidence of the last check."""
+    splits: int = 0
+    losses: int = 0
+    """The calls that were split, and those during which a helper was lost."""
 
     def begin_check(self, number: int) -> None:
         """Begin a check, whose plan gets a number."""
@@ -53,6 +59,14 @@ class SignatureCalls:
         """Check the next call: the check of this one was not completed."""
         self.state, self.plan, self.sizes = State.NEW, None, CheckedSizes()
         self.why = "its check was not completed"
+
+    @property
+    def lose_helpers(self) -> bool:
+        """Whether they stay unsplit because helpers are often lost during them.
+
+        They may be the cause: they may need more memory than there is.
+        """
+        return self.losses >= _MANY_LOSSES and self.losses * _CALLS_PER_LOSS > self.splits
 
     def stay_unsplit(self, why: str) -> None:
         """Leave the calls unsplit from now on."""

@@ -26,11 +26,12 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from samestep.autopilot.helpers.messages import Line
+from samestep.autopilot.helpers.messages import MainLine
 from samestep.autopilot.helpers.serving import serve, silent
 from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within
+from samestep.base.process_identity import has_ended, started_at
 from samestep.launch.local.orphans import die_with_parent
 from samestep.launch.local.workers import pidfd
 
@@ -38,7 +39,14 @@ _PATIENCE_S = 5.0
 """Seconds that killed processes have to end."""
 _REQUEST = 1 << 16
 _ANSWER = struct.Struct("=2q")
-"""The number of a request, and the process that was started for it."""
+"""The number of a request, from 1, and the process that was started for it; 0, and the starter's process."""
+_IMPORTS_S = 300.0
+"""Seconds that a starter may take for its first answer if it is a fresh interpreter, which imports torch."""
+_OF_MAIN = {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+}
+"""Signals that a terminal or a scheduler sends to all processes: only the script decides what they mean."""
 _FORKING_STARTER = (
     "import os, sys\nif not os.fork():\n    from {module} import main\n    main(*map(int, sys.argv[1:]))\n"
 )
@@ -58,60 +66,93 @@ class HelperProcesses:
         self._main = os.getpid()
         # Forks of the script have the line, too, so that it may stay open when this process has ended.
         end = pidfd(self._main)
-        if forks:
-            _fork_starter(theirs, end, not_for_it=self._line)
-        else:
-            files = [theirs.fileno(), *([] if end is None else [end])]
-            program = _FORKING_STARTER.format(module=__name__)
-            subprocess.run([sys.executable, "-c", program, *map(str, files)], pass_fds=files, check=False)
-        theirs.close()
-        if end is not None:
-            os.close(end)
-        self.helpers: list[int] = []
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_MAIN)  # until the starter ignores them
+        try:
+            if forks:
+                _fork_starter(theirs, end, not_for_it=self._line)
+            else:
+                files = [theirs.fileno(), *([] if end is None else [end])]
+                program = _FORKING_STARTER.format(module=__name__)
+                subprocess.run([sys.executable, "-c", program, *map(str, files)], pass_fds=files, check=False)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+            if end is not None:
+                os.close(end)
+        self._least_limit_s = 0.0 if forks else _IMPORTS_S
+        self._requests, self._is_open = 0, True
+        self._starter: tuple[int, str] | None = None
+        """The starter, once it has answered, and its start time."""
+        self._started: dict[int, str] = {}
+        """The start time of each helper: its process id may be used again when it has ended."""
+
+    @property
+    def starter(self) -> int:
+        """The id of the starter's process; 0 until it has answered."""
+        return 0 if self._starter is None else self._starter[0]
+
+    @property
+    def helpers(self) -> list[int]:
         """The ids of their processes."""
-        self._requests = 0
+        return [*self._started]
 
     def start(self, team: TeamMemory) -> None:
         """Start a team's helpers.
 
         Raises:
-            PeerLost: the starter has ended.
+            PeerLost: the starter has ended, or does not answer.
         """
+        limit = max(team.timeout_s, self._least_limit_s)
+        self._line.settimeout(None if limit == float("inf") else limit)
         for rank in range(1, team.size):
-            self.helpers.append(self._started(team, rank))
+            try:
+                helper = self._answer(team, rank)
+            except TimeoutError:
+                raise PeerLost(f"the process that starts helpers did not answer within {limit:g} s") from None
+            except OSError:
+                helper = 0
+            if not helper:
+                raise PeerLost("the process that starts helpers has ended")
+            self._started[helper] = started_at(helper)
 
-    def _started(self, team: TeamMemory, rank: int) -> int:
-        """Let the starter start a helper; return its process."""
+    def _answer(self, team: TeamMemory, rank: int) -> int:
+        """Let the starter fork a helper; return its process id, 0 if there is no starter."""
         self._requests += 1
-        with suppress(OSError):
-            self._line.send(pickle.dumps((self._requests, team, rank)))
-            while answer := self._line.recv(_ANSWER.size):
-                number, process = _ANSWER.unpack(answer)
-                if number == self._requests:
-                    return int(process)
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)  # a signal has ended the wait for this answer
-        raise PeerLost("the process that starts helpers has ended")
+        self._line.send(pickle.dumps((self._requests, team, rank)))
+        while answer := self._line.recv(_ANSWER.size):
+            number, process = _ANSWER.unpack(answer)
+            if number == self._requests:
+                return int(process)
+            if not number:
+                self._starter = process, started_at(process)
+            else:
+                _kill(process, started_at(process))  # Ctrl-C has interrupted its start
+        return 0
+
+    def are_alive(self) -> bool:
+        """Return whether all helpers run; one that was stopped does."""
+        return all(map(_exists, self._started))
 
     def kill(self) -> None:
         """End all helpers at once; none of them holds anything that would be lost."""
-        for process in self.helpers:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        holds_within(lambda: not any(map(_exists, self.helpers)), _PATIENCE_S, least_s=0.001)
-        self.helpers.clear()
+        for process, started in self._started.items():
+            _kill(process, started)
+        holds_within(lambda: all(map(has_ended, self._started)), _PATIENCE_S, least_s=0.001)
+        self._started.clear()
 
     def close(self) -> None:
-        """End the helpers and their starter; a forked process has none."""
-        if os.getpid() != self._main:
+        """End the helpers and their starter, if this is the process that has them."""
+        if os.getpid() != self._main or not self._is_open:
             return
+        self._is_open = False
         self.kill()
-        with suppress(OSError):  # the starter has been killed
-            self._line.shutdown(socket.SHUT_WR)
-            self._line.settimeout(_PATIENCE_S)
-            while self._line.recv(_ANSWER.size):  # ends with the starter
-                pass
-        self._line.close()
+        with suppress(OSError):  # the script has closed all descriptors, or the starter has ended
+            self._line.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self._line.close()
+        if self._starter is not None:  # which may be stopped
+            _kill(*self._starter)
+            holds_within(lambda: has_ended(self.starter), _PATIENCE_S, least_s=0.001)
 
 
 class StartedTeam:
@@ -130,23 +171,41 @@ class StartedTeam:
         self.size, self._processes = size, processes
         self._timeout_s, self._threads = timeout_s, threads
         self._memory: TeamMemory | None = None
+        self._line: MainLine | None = None
 
-    def start(self) -> tuple[TeamWorld, Line]:
+    def start(self) -> tuple[TeamWorld, MainLine]:
         """See `Team.start`."""
-        self._memory = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
-        self._processes.start(self._memory)
-        return self._memory.main_rank(self._processes.helpers)
+        memory = TeamMemory.new(self.size, timeout_s=self._timeout_s, threads=self._threads)
+        self._memory = memory
+        self._processes.start(memory)
+        world, self._line = memory.main_rank(self._processes.helpers)
+        return world, self._line
+
+    def are_alive(self) -> bool:
+        """See `Team.are_alive`."""
+        return self._processes.are_alive()
 
     def stop(self) -> None:
         """See `Team.stop`."""
         self._processes.kill()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        # Ctrl-C may interrupt this, and nothing is closed twice.
+        memory, self._memory = self._memory, None
+        line, self._line = self._line, None
+        for part in memory, line:
+            if part is not None:
+                part.close()
 
     def close(self) -> None:
         """See `Team.close`."""
+        self.stop()
         self._processes.close()
+
+
+def _kill(process: int, started: str) -> None:
+    """End a process, unless another one has its id."""
+    if started and started_at(process) == started:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def _exists(process: int) -> bool:
@@ -179,10 +238,12 @@ def main(line: int, end_of_main: int | None = None) -> None:
 def _start_helpers(line: socket.socket, end_of_main: int | None) -> NoReturn:
     """Fork a helper for each request, until the main process ends."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to end
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _OF_MAIN:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_MAIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers that have ended leave no zombies
         starter = os.getpid()
+        line.send(_ANSWER.pack(0, starter))
         while request := _next_request(line, end_of_main):
             number, team, rank = pickle.loads(request)  # noqa: S301 - of the parent
             helper = os.fork()
@@ -208,6 +269,9 @@ def _next_request(line: socket.socket, end_of_main: int | None) -> bytes:
 
 def _help(team: TeamMemory, rank: int) -> NoReturn:
     with silent(rank):
-        world, line = team.helper(rank)
+        try:
+            world, line = team.helper(rank)
+        except FileNotFoundError:  # Ctrl-C has interrupted the start, and the main rank has closed the memory
+            os._exit(0)
         serve(world, line, threads=team.threads)
     os._exit(0)

@@ -109,6 +109,10 @@ class JoinedTeam:
             raise PeerLost("the launcher's workers cannot be started again")
         return self._ranks
 
+    def are_alive(self) -> bool:
+        """See `Team.are_alive`; the next exchange with the ranks finds out."""
+        return True
+
     def stop(self) -> None:
         """See `Team.stop`."""
         if self._ranks is not None and isinstance(self._ranks[1], NetworkMainLine):

@@ -5,7 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,30 +19,29 @@ from samestep.autopilot.equivalence.check import Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_lock import CallLock
-from samestep.autopilot.helpers.call_states import ModuleCalls, SignatureCalls, State
-from samestep.autopilot.helpers.helper import Backward, Check, End, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.call_states import LOSES, ModuleCalls, SignatureCalls, State
+from samestep.autopilot.helpers.fresh_modules import MADE_AGAIN, FreshModules
+from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
 from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
+from samestep.autopilot.helpers.own_helpers import Helpers
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import (
     PRINTS,
     CallGraph,
     CallResult,
-    RankSlices,
     rows_of_inputs,
 )
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
-from samestep.autopilot.split.gradients import SliceGradients
 from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
@@ -59,8 +58,8 @@ from samestep.autopilot.split_calls import (
 )
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
-from samestep.base.console import log
 from samestep.base.errors import PeerLost
+from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.parallel.sharding.share import share
@@ -69,8 +68,7 @@ from samestep.ranks.world.solo import SoloWorld
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
-_MANY_UNSPLIT = 10
-"""Unsplit calls in a row after which the main rank computes with all cores."""
+MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
@@ -121,58 +119,6 @@ def form_of(value: Any, tensors: list[Tensor]) -> Any:
     return None
 
 
-class Helpers:
-    """The helpers of this process, and its own part of what they compute together.
-
-    The ranks share the cores while calls are split; otherwise this process has all of them.
-    """
-
-    def __init__(self, team: Team, *, threads: int, all_threads: int) -> None:
-        self._team, self.size, self.shares_memory = team, team.size, team.shares_memory
-        self._threads, self._all_threads, self._unsplit = threads, all_threads, 0
-        torch.set_num_threads(all_threads)
-        world, self.line = team.start()
-        self.slices = RankSlices(world, SliceGradients(world))
-        self.are_lost = False
-        """Whether there are no helpers any more, and none can be started."""
-
-    def restart(self, why: str) -> None:
-        """Start the helpers again, if that is possible; `why` names the one that was lost."""
-        if self.are_lost:
-            return
-        self._team.stop()
-        try:
-            world, self.line = self._team.start()
-        except (PeerLost, OSError) as error:
-            self.are_lost = True
-            torch.set_num_threads(self._all_threads)
-            log(f"{why.rstrip('.')}. {error}: this process computes all calls alone from now on.")
-            return
-        log(f"{why.rstrip('.')}; the helpers are started again, and the run goes on.")
-        self.slices.world = self.slices.gradients.world = world
-
-    def end(self) -> None:
-        """Let the helpers end."""
-        if not self.are_lost:
-            with suppress(PeerLost):  # which have ended, then
-                self.line.send(End())
-
-    def share_cores(self) -> None:
-        """Compute with this rank's share of the cores from now on: the helpers have the others."""
-        self._unsplit = 0
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-
-    def note_unsplit(self) -> None:
-        """Compute with all cores after some unsplit calls in a row.
-
-        Not at once: the threads of a parallel operation wait for the next one, on cores of helpers.
-        """
-        self._unsplit += 1
-        if self._unsplit == _MANY_UNSPLIT:
-            torch.set_num_threads(self._all_threads)
-
-
 class MainCalls:
     """Splits the model calls of the script, which only the main rank runs."""
 
@@ -184,7 +130,7 @@ class MainCalls:
         self._released: list[int] = []
         self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
         self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
-        self._signatures = CallSignatures(self.device)
+        self._signatures, self._fresh = CallSignatures(self.device), FreshModules()
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = CallLock(), 0, 0
@@ -210,7 +156,7 @@ class MainCalls:
         """Call a module that no other module calls, split if this is possible."""
         if type(module).__name__ in WRAPPERS or is_recomputed():
             return forward(module, *args, **kwargs)
-        if module not in self._known and next(module.parameters(), None) is None:
+        if module not in self._known and next(module_parts.parameters(module), None) is None:
             return forward(module, *args, **kwargs)
         call = ModuleCall(forward, module, CallArguments(args, kwargs))
         if not self.is_here():
@@ -234,8 +180,11 @@ class MainCalls:
     def _called(self, call: ModuleCall) -> Any:
         module, given = call.module, call.given
         known = self._known.setdefault(module, ModuleCalls())
+        self._recover()
         if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
+        if self._fresh.waits(module):
+            return self._unsplit(call, MADE_AGAIN)
         kind = self._short_calls.begin(module, given)
         if kind.is_unsplit:
             outputs = self._unsplit(call, LONGER_SPLIT)
@@ -245,13 +194,15 @@ class MainCalls:
         plain = {**reach.plain, **reach.of_tensors}
         signature = self._signatures.signature(module, given, plain, known.plans())
         calls = known.by_signature[signature]
+        if calls.lose_helpers:
+            return self._unsplit(call, LOSES)
         plan = calls.plan
         total = None if plan is None else given.total(plan.dims) or 0
         is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
         if is_checked:
             self._check(call, calls)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
-            return self._unsplit(call, calls.why)
+            return self._unsplit(call, calls.sizes.why(given, calls.why))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
         is_compared = (is_new or is_due) and not is_checked
@@ -278,7 +229,7 @@ class MainCalls:
             return why
         if not given.may_have_samples(self._size):
             return FEWER if given.tensors() else NO_TENSORS
-        if any(is_lazy(parameter) for parameter in module.parameters()):
+        if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
         return observer(module, of_weights=False)
 
@@ -297,13 +248,14 @@ class MainCalls:
             verdict = self._verdict(call, expect)
         if verdict is None:
             calls.forget()
+            calls.losses += 1
             return
         calls.trace = verdict.trace
         if self._options.explain:
             self._account.explain(what, verdict.trace.tried)
         if verdict.plan is None:
             calls.stay_unsplit(verdict.trace.explained(verdict.why))
-            calls.sizes.fail(given)
+            calls.sizes.fail(given, calls.why)
         else:
             calls.pass_check(verdict.plan)
 
@@ -339,15 +291,20 @@ class MainCalls:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Exchange messages with the helpers in the block; if it is interrupted, they are started again.
-
-        A script may catch Ctrl-C, and go on.
-        """
-        if self._is_interrupted:
-            self._restart(PeerLost("a call was interrupted"))
+        """Exchange messages with the helpers in the block; if it is interrupted, `_recover` finds it."""
         self._is_interrupted = True
         yield
         self._is_interrupted = False
+
+    def _recover(self) -> None:
+        """Start the helpers again if one has ended since the last call, or if that call was interrupted.
+
+        A script may catch Ctrl-C, and go on.
+        """
+        if self._is_interrupted or not self._helpers.are_alive():
+            why = "a call was interrupted" if self._is_interrupted else "a helper has ended between two calls"
+            with self._exchange():
+                self._restart(PeerLost(why))
 
     def _message(
         self,
@@ -429,7 +386,10 @@ class MainCalls:
             MirrorError: one could not.
             PeerLost: one is lost.
         """
-        self._helpers.line.send(message)
+        try:
+            self._helpers.line.send(message)
+        except OSError as failed:
+            raise MirrorError(f"there is no memory to send it ({failed})") from None
         if error := self._helpers.line.collect():
             raise MirrorError(f"a helper cannot use it ({error})")
 
@@ -475,12 +435,15 @@ class MainCalls:
             found = f"{DIFFERS}: {difference}" if difference else found
         if isinstance(found, str):
             self._undo(attempt, saved)
-            if found != LOST:
+            if found == LOST:
+                calls.losses += 1
+            else:
                 self.release(attempt.number)
                 calls.stay_unsplit(found)
                 self._mirrored.pop(module, None)
             return self._unsplit(call, found)
         self._account.split[self._account.place_of(module)] += 1
+        calls.splits += 1
         outputs = self._outputs(attempt, calls, found)
         self._record(module, plan)
         self._short_calls.end(kind, module)
@@ -562,7 +525,7 @@ class MainCalls:
             self._restart(error)
 
     def backward(
-        self, number: int, gradients: Sequence[Tensor | None], *, retain: bool
+        self, number: int, gradients: Sequence[Tensor | None], calls: SignatureCalls, *, retain: bool
     ) -> list[Tensor | None] | None:
         """Let all ranks compute the backward of a call; return the gradients of its sources.
 
@@ -571,6 +534,7 @@ class MainCalls:
         if not self.is_here():  # another thread may have had the lock at the fork
             return None
         with self._lock:
+            self._recover()
             released = self._take_released()
             graph = self._slices.graphs.get(number)
             if graph is None:
@@ -579,7 +543,7 @@ class MainCalls:
                 return None
             given = [None if one is None else one.detach() for one in gradients]
             with self._exchange():
-                return self._exchanged_backward(graph, number, given, released, retain=retain)
+                return self._exchanged_backward(graph, number, given, released, calls, retain=retain)
 
     def _exchanged_backward(
         self,
@@ -587,6 +551,7 @@ class MainCalls:
         number: int,
         given: list[Tensor | None],
         released: Sequence[int],
+        calls: SignatureCalls,
         *,
         retain: bool,
     ) -> list[Tensor | None] | None:
@@ -598,9 +563,17 @@ class MainCalls:
                 pairs = zip(given, graph.rows, strict=True)
                 found = {id(one): of_one for one, of_one in pairs if one is not None and of_one is not None}
                 self._helpers.line.send(message, key=key, rows=Rows(found, self._shares(graph.total)))
+        except PeerLost as error:
+            self._restart(error)
+            return None
+        except OSError:  # there is no memory for it
+            self._released += released
+            return None
+        try:
             self._helpers.share_cores()
             return self._slices.backward(graph, given, retain=retain)
         except PeerLost as error:
+            calls.losses += 1
             self._restart(error)
         except OtherRankFailedError:
             pass
@@ -633,13 +606,16 @@ class _NodeCall:
     ) -> Sequence[Tensor | None]:
         """See `DifferentiableCall.backward`."""
         creates_graph = torch.is_grad_enabled()
+        is_modified = [version_of(source) for source in sources] != self._versions
         if creates_graph:
             self._signature.stay_unsplit(CREATES_GRAPH)
         else:
-            found = self._calls.backward(self._number, gradients, retain=retain)
+            found = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if found is not None:
+                if is_modified:
+                    self._signature.stay_unsplit(MODIFIED)
                 return found
-        if [version_of(source) for source in sources] != self._versions:
+        if is_modified:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"

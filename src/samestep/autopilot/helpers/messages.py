@@ -5,7 +5,6 @@ have read it. A helper sleeps until the next message comes, which may take hours
 """
 
 import mmap
-import os
 import struct
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
-from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, memory_file
+from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, mapped_file
 from samestep.ranks.collectives.semaphores import SIZE, Process, Semaphores
 
 _LINE = 64
@@ -103,8 +102,7 @@ class _MessageFile:
         self._open(_LEAST)
 
     def _open(self, size: int) -> None:
-        self.file = memory_file(size)
-        self._memory = self.file.opened()
+        self.file, self._memory = mapped_file(size)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def put(self, value: Any) -> tuple[int, int, list[Place]]:
@@ -122,8 +120,9 @@ class _MessageFile:
 
         header = bytearray(pickled(value, reference))
         if end + len(header) > self.file.size:
-            os.close(self.file.descriptor)
-            self._open(2 * (end + len(header)))
+            before = self.file
+            self._open(2 * (end + len(header)))  # if that fails, the smaller file is still in use
+            before.close()
         with torch.no_grad(), torch.inference_mode(mode=False):
             for place, tensor in tensors:
                 place.of(self._memory).copy_(tensor.detach())
@@ -202,6 +201,10 @@ class MainLine(_Line):
         self._by_key: dict[Hashable, _Repeatable] = {}
         self._keys: dict[int, Hashable] = {}
         self._count = -1
+
+    def close(self) -> None:
+        """Close the file of messages."""
+        self._file.file.close()
 
     def send(self, message: Any, *, key: Hashable = None, rows: Rows | None = None) -> None:  # noqa: ARG002
         """See `Line.send`; all helpers read the memory in which all rows are."""

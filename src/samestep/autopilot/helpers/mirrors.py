@@ -37,6 +37,7 @@ from samestep.autopilot.split.guards import Attributes
 from samestep.autopilot.state.reachable_state import forget_classes, known_files
 from samestep.autopilot.state.saved_state import carried_by, version_of
 from samestep.base import env
+from samestep.hooks import module_parts
 from samestep.hooks.tensor_tree import leaves
 
 _LARGE = 1 << 16
@@ -264,7 +265,9 @@ class Mirrors:
 
         if replaced := replaced_functions(module):
             raise MirrorError(f"it calls {replaced}, which the script has replaced")
-        attributes = {side: getattr(module.get_submodule(side[0]), side[1]) for side in carried_by(module)}
+        attributes = {
+            side: getattr(module_parts.submodule(module, side[0]), side[1]) for side in carried_by(module)
+        }
         carried = {id(tensor) for _, tensor in leaves(attributes)}
         try:
             with scripts_modules_by_value(), classes_of_their_own():

@@ -48,7 +48,7 @@ def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
 def silent(rank: int) -> Iterator[None]:
     """Print nothing that a forward prints in the block, since the main rank prints it, too.
 
-    An error of the block is a fault of samestep, which is printed, and ends the block.
+    An error of the block ends it, and is printed: with its traceback if it is a fault of samestep.
     """
     stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     for stream in sys.stdout, sys.stderr:
@@ -58,6 +58,8 @@ def silent(rank: int) -> Iterator[None]:
     os.dup2(nothing, 2)
     try:
         yield
+    except (OSError, MemoryError) as error:
+        os.write(stderr, f"samestep: helper {rank} has ended ({type(error).__name__}: {error})\n".encode())
     except BaseException:  # noqa: BLE001 - the main rank computes what this one does not
         os.write(stderr, f"samestep: helper {rank} has failed\n{traceback.format_exc()}".encode())
 

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import finalize
@@ -48,6 +49,11 @@ class MemoryFile:
             flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
             return mmap.mmap(file.fileno(), self.size, flags=flags)
 
+    def close(self) -> None:
+        """Close the file, if the script has not closed it; its memory ends with the last view."""
+        with suppress(OSError):
+            os.close(self.descriptor)
+
 
 _numbers = iter(range(1, 1 << 62))
 
@@ -65,6 +71,20 @@ def memory_file(size: int) -> MemoryFile:
         os.close(descriptor)
         raise
     return MemoryFile(os.getpid(), descriptor, max(size, 1), next(_numbers))
+
+
+def mapped_file(size: int) -> tuple[MemoryFile, mmap.mmap]:
+    """Return a new file of this process, and its memory.
+
+    Raises:
+        OSError: the memory does not suffice, or this process has too many files; then there is no new one.
+    """
+    file = memory_file(size)
+    try:
+        return file, file.opened()
+    except OSError:
+        file.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +165,7 @@ class SharedWeights:
             begins.append(end)
             end += -(-own[0].untyped_storage().nbytes() // _LINE) * _LINE
         try:
-            file = memory_file(end)
-            memory = file.opened()
+            file, memory = mapped_file(end)
         except OSError:
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -172,7 +191,7 @@ class SharedWeights:
             self._moved.pop(pointer, None)
         self._mapped.pop(address, None)
         if file.process == os.getpid():
-            os.close(file.descriptor)
+            file.close()
 
     def _copy(self) -> None:
         """Copy the weights before a fork: a child has those of this moment, not the parent's later ones."""

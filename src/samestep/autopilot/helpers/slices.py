@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
 from samestep.autopilot.equivalence.unsplit_call import quiet
 from samestep.autopilot.helpers.messages import RowsOfTensor
+from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
 from samestep.autopilot.helpers.team import TeamWorld
 from samestep.autopilot.split import module_outputs
 from samestep.autopilot.split.call_plans import (
@@ -20,7 +21,6 @@ from samestep.autopilot.split.call_plans import (
     SplitPlan,
     batch_split,
 )
-from samestep.autopilot.split.deferred_checks import DeferredChecks
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
 from samestep.autopilot.split.module_outputs import assign_side_outputs
@@ -147,12 +147,23 @@ class RankSlices:
             module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
             self._share_state(module, states, inputs, split)
         self.gradients.weights = set(map(id, weights))
+        own = separate.sliced(split, plan.dims)
+        if self._copies:
+            own = CallArguments(*mapped(own.both, _copied))
+        returned = ReturnedTensors(own, given)
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
-                outputs = self._own_outputs(plan, forward, module, separate, split, before)
-            outputs, sides = self._gathered(plan, module, outputs, split)
+                outputs = self._own_outputs(plan, forward, module, own, split, before)
+            parts = module_outputs.outcome(module, outputs, plan.sides)
+            outputs, sides = returned.united(parts, self._gathered(plan, module, parts, split))
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
-        found = [(path, output) for path, output in leaves((outputs, sides)) if output.requires_grad]
+        distinct: dict[int, tuple[Path, Tensor]] = {}
+        for path, output in leaves((outputs, sides)):
+            if output.requires_grad and not returned.is_argument(output):
+                distinct.setdefault(id(output), (path, output))
+        found = [*distinct.values()]
+        if not self._copies:
+            outputs, sides = returned.for_script((outputs, sides))
         if not found:
             return CallResult(outputs, sides, None, [])
         with_graph = [output for _, output in found]
@@ -176,29 +187,23 @@ class RankSlices:
         plan: SplitPlan,
         forward: Forward,
         module: nn.Module,
-        given: CallArguments,
+        own: CallArguments,
         split: BatchSplit,
         before: RngState | None,
     ) -> Any:
         """Return the outputs of this rank's slice."""
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
-        own = given.sliced(split, plan.dims)
-        if self._copies:
-            own = CallArguments(*mapped(own.both, _copied))
         outputs = call_slice(forward, module, own, split, draws=draws, reads=reads)
         check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
         return outputs
 
     def _gathered(
-        self, plan: SplitPlan, module: nn.Module, outputs: Any, split: BatchSplit
+        self, plan: SplitPlan, module: nn.Module, parts: Any, split: BatchSplit
     ) -> tuple[Any, dict[SideOutput, Any]]:
-        """Return the outputs and side outputs of the whole batch."""
-        what, value = type(module).__name__, module_outputs.outcome(module, outputs, plan.sides)
-        checks = DeferredChecks()
-        with checks.deferring():
-            whole, sides = module_outputs.gather_outcome(value, plan.gatherings, split, what=what)
-        checks.poll()
+        """Return the outputs and side outputs of the whole batch, given this rank's."""
+        what = type(module).__name__
+        whole, sides = module_outputs.gather_outcome(parts, plan.gatherings, split, what=what)
         return whole, sides
 
     def backward(
@@ -233,7 +238,8 @@ class RankSlices:
             self.world.average(flat)
             *of_weights, is_there = torch.split(flat, [*map(len, parts), len(places)])
             for place, part, share in zip(places, of_weights, is_there.tolist(), strict=True):
-                averages[place] = part.view(weights[place].shape) if share else None
+                # With memory and a version of its own: it may be changed, kept or saved without the others.
+                averages[place] = part.view(weights[place].shape).clone() if share else None
         for place in sorted(sparse):
             averages[place] = self._average_of_rows(weights[place], found[place])
         return averages
@@ -252,7 +258,7 @@ class RankSlices:
             return torch.stack(dense).sum(0) / size
         indices = torch.cat([one._indices() for one in gradients], dim=1)  # noqa: SLF001 - uncoalesced
         values = torch.cat([one._values() for one in gradients]) / size  # noqa: SLF001
-        return torch.sparse_coo_tensor(indices, values, weight.shape)
+        return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
 
 
 def rows_of_inputs(given: CallArguments, plan: SplitPlan) -> dict[int, RowsOfTensor]:

@@ -3,11 +3,10 @@
 The memory of a team is used once: if a helper is lost, all of them are started again, with new memory.
 """
 
-import os
 import pickle
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.autopilot.helpers.messages import HelperLine, Line, MainLine, bytes_of_line
-from samestep.autopilot.helpers.shared_storage import MemoryFile, memory_file
+from samestep.autopilot.helpers.shared_storage import MemoryFile, mapped_file
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import OutOfStep, WorldError
 from samestep.base.place import Place
@@ -67,6 +66,9 @@ class Team(Protocol):
             OSError: there is not enough memory.
         """
 
+    def are_alive(self) -> bool:
+        """Return whether all helpers run, as far as this process can find out at once."""
+
     def stop(self) -> None:
         """End the helpers at once; none of them holds anything that would be lost."""
 
@@ -102,17 +104,21 @@ class TeamMemory:
         Raises:
             OSError: there is not enough.
         """
-        lines, collectives = memory_file(bytes_of_line(size) + _MARK), memory_file(bytes_needed(size))
-        for file in lines, collectives:
-            initialize(file.opened(), size)
         mark = secrets.token_bytes(_MARK)
-        lines.opened()[-_MARK:] = mark
+        with ExitStack() as undo:
+            lines, memory = mapped_file(bytes_of_line(size) + _MARK)
+            undo.callback(lines.close)
+            initialize(memory, size)
+            memory[-_MARK:] = mark
+            collectives, memory = mapped_file(bytes_needed(size))
+            initialize(memory, size)
+            undo.pop_all()
         return cls(size, lines, collectives, own_process(), timeout_s, threads, mark)
 
     def close(self) -> None:
         """Close the files of the main rank."""
         for file in self.lines, self.collectives:
-            os.close(file.descriptor)
+            file.close()
 
     def main_rank(self, helpers: Sequence[int]) -> tuple[TeamWorld, MainLine]:
         """Return the main rank's world and line, given the helpers' process ids."""

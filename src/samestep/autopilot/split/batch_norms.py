@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.slice_context import before_collective
 from samestep.base.context_values import bound
 from samestep.hooks import declarations
@@ -26,7 +25,7 @@ def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
 
     def normalize(_: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
         before_collective()
-        return global_forward(module, batch, world=world, refuse=refuse)
+        return global_forward(module, batch, world=world)
 
     return bound(_current, normalize)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from samestep.autopilot.script.call_account import Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
 from samestep.base.context_values import bound
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import is_transformed
 
@@ -59,7 +59,11 @@ def note_direct_forward(account: Account, module: nn.Module) -> None:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     while frame is not None:
         owner = _owner(frame)
-        if owner is not None and owner is not module and any(one is module for one in owner.modules()):
+        if (
+            owner is not None
+            and owner is not module
+            and any(one is module for one in module_parts.modules(owner))
+        ):
             site = _caller(frame)
             if site is not None:
                 account.note_exception(

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction
 from samestep.autopilot.split.loss_reduction import OF_EACH, READINGS, Reading, Reduction
@@ -19,6 +18,7 @@ from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
 from samestep.hooks.tensor_tree import Path, leaves, mapped
+from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
 _Tensors: TypeAlias = Sequence[tuple[Path, Tensor]]
@@ -43,14 +43,14 @@ class ReplicatedOutput:
         dropout has removed everything that it depends on.
 
         Raises:
-            UsageError: it differs between the ranks; see `samestep.autopilot.split.deferred_checks`.
+            UsageError: it differs between the ranks.
         """
         digest, size = _digest(part)
         message = torch.stack([digest, -digest, size])
         split.world.all_reduce(message, op="max")
         largest, negative_least, size = message.unbind()
         tolerated = _EQUAL * size + _rounding(part)
-        refuse(largest + negative_least > tolerated, _DEPENDS)
+        raise_now(largest + negative_least > tolerated, _DEPENDS)
         return part
 
 

@@ -137,7 +137,8 @@ class CheckedSizes:
     def __init__(self) -> None:
         self._known: dict[Any, bool] = {}
         """For each size of a call, whether it has been checked and has not failed."""
-        self._has_failed = False
+        self._failed: dict[Any, str] = {}
+        """The reason of each size that has failed."""
         self._has_single = False  # whether a size with a slice of one sample has been checked
         self._unequal: set[Any] = set()
         """The sizes that differed between slices of lists in the calls so far; see `unequal_sizes`."""
@@ -165,14 +166,19 @@ class CheckedSizes:
         self._known[sizes] = checked
         return checked
 
-    def fail(self, given: CallArguments) -> None:
-        """Record that a call of this size has failed its check."""
-        self._known[sizes_of(given)] = False
-        self._has_failed = True
+    def fail(self, given: CallArguments, why: str) -> None:
+        """Record that a call of this size has failed its check, and why."""
+        sizes = sizes_of(given)
+        self._known[sizes], self._failed[sizes] = False, why
 
     def may_be_split(self, given: CallArguments) -> bool:
         """Return whether a call may be split; once a size has failed, only if its own size has passed."""
-        return not self._has_failed or self._known.get(sizes_of(given), False)
+        return not self._failed or self._known.get(sizes_of(given), False)
+
+    def why(self, given: CallArguments, of_signature: str) -> str:
+        """Return why a call stays unsplit: the reason of its size, of its signature, or of a later size."""
+        own = self._failed.get(sizes_of(given), "")
+        return own or of_signature or next(reversed(self._failed.values()), "")
 
 
 def sizes_of(given: CallArguments) -> tuple[torch.Size, ...]:

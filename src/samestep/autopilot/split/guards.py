@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, is_record, modules_of, reached, walked
 from samestep.autopilot.state.saved_state import is_count
+from samestep.hooks import module_parts
 from samestep.hooks.tensor_tree import Path, parts_of, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
@@ -319,10 +320,12 @@ def _hooked(module: nn.Module, *, of_weights: bool) -> str | None:
     for one in modules_of(module):
         before = [hook for hook in one._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
         if before or one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
-            return next(name for name, other in module.named_modules() if other is one) or "it"
+            return next(name for name, other in module_parts.named_modules(module) if other is one) or "it"
         for parameter in one._parameters.values() if of_weights else ():  # noqa: SLF001 - named_parameters takes ten times as long
             if parameter is not None and _is_hooked(parameter):
-                return next(name for name, other in module.named_parameters() if other is parameter)
+                return next(
+                    name for name, other in module_parts.named_parameters(module) if other is parameter
+                )
     return None
 
 

@@ -5,6 +5,7 @@ them.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,20 +15,30 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.state.reachable_state import fields_of
 from samestep.autopilot.state.saved_state import SideOutput, refill, restore_record
 from samestep.base.errors import UsageError
+from samestep.hooks import module_parts
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 
 
 def outcome(
     module: nn.Module, outputs: Any, sides: Iterable[SideOutput]
 ) -> tuple[Any, dict[SideOutput, Any]]:
-    """Return the outputs and the side outputs of a call as one structure."""
-    return outputs, {side: getattr(module.get_submodule(side[0]), side[1], None) for side in sides}
+    """Return the outputs and the side outputs of a call as one structure.
+
+    A list, a dict or an object among the side outputs is copied: the next assignment refills the module's.
+    """
+    kept = {side: getattr(module_parts.submodule(module, side[0]), side[1], None) for side in sides}
+    return outputs, {side: _copied(value) for side, value in kept.items()}
+
+
+def _copied(value: Any) -> Any:
+    copied = mapped(value, lambda _, tensor: tensor)
+    return copy(value) if copied is value and isinstance(value, list | dict) else copied
 
 
 def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> None:
     """Assign side outputs to their attributes; a list, a dict or an object keeps its identity."""
     for (name, key), value in left.items():
-        owner = module.get_submodule(name)
+        owner = module_parts.submodule(module, name)
         before = getattr(owner, key, None)
         if isinstance(before, list | dict) and type(before) is type(value):
             refill(before, value)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from samestep.autopilot.split.deferred_checks import refuse
 from samestep.autopilot.split.loss_reduction import Reading, Reduction, reducing_nodes
 from samestep.autopilot.split.reduction_weights import Weight
+from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
 _PROPORTIONAL = 1e-9
@@ -71,10 +71,10 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading
         mean = (together[: len(flat)] / total).view(values.shape).to(values.dtype)
         mean = torch.view_as_complex(mean) if part.is_complex() else mean
     if own.is_ignored is not None:  # else each call would copy a flag that numbers of elements cannot set
-        refuse((unknown > 0) & (unknown < world.place.size) & (total.abs() < _LARGEST), _UNKNOWN)
+        raise_now((unknown > 0) & (unknown < world.place.size) & (total.abs() < _LARGEST), _UNKNOWN)
     if reduction.others:
         table = together[len(flat) + 2 :].view(world.place.size, -1)
-        refuse(_are_not_proportional(table), _NOT_PROPORTIONAL)
+        raise_now(_are_not_proportional(table), _NOT_PROPORTIONAL)
     if not (part.requires_grad and torch.is_grad_enabled()):
         return mean.clone()  # no view, which a script may not write to
     factor = own.weight * world.place.size / total

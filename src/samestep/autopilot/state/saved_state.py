@@ -30,6 +30,7 @@ from samestep.autopilot.state.reachable_state import (
     scripts_classes,
     shared_fields,
 )
+from samestep.hooks import module_parts
 from samestep.hooks.tensor_tree import leaves
 
 Undo: TypeAlias = Callable[[], object]
@@ -53,8 +54,8 @@ class SavedState:
             *(undo for value in _distinct([*(value for _, value in found), *kept]) for undo in _saved(value)),
         ]
         own = {f"{name} of {place}": value for (place, name), value in found if type(value) is Tensor}
-        buffers = {id(buffer) for buffer in module.buffers()}
-        self._named = {**dict(module.named_buffers()), **own}
+        buffers = {id(buffer) for buffer in module_parts.buffers(module)}
+        self._named = {**dict(module_parts.named_buffers(module)), **own}
         """Buffers, and other tensors that may be written to in place."""
         self._values = [
             # Batch norm writes to its buffers without a new version.
@@ -76,7 +77,7 @@ class SavedState:
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the current values of the tensors that may be written to in place."""
-        now = {**self._named, **dict(self._module.named_buffers())}
+        now = {**self._named, **dict(module_parts.named_buffers(self._module))}
         return {name: tensor.detach().clone() for name, tensor in now.items()}
 
     def versions(self) -> list[int | None]:
@@ -111,7 +112,7 @@ class SavedState:
 
 def _saved_modules(module: nn.Module) -> Iterator[Undo]:
     """Yield functions that restore the attributes, buffers and parameters of all modules."""
-    for one in module.modules():
+    for one in module_parts.modules(module):
         yield partial(refill, vars(one), dict(vars(one)))
         if not isinstance(one, torch.jit.ScriptModule):  # its tensors stay the same objects
             yield partial(refill, one._buffers, dict(one._buffers))  # noqa: SLF001
@@ -126,7 +127,7 @@ def _saved_names(module: nn.Module, found: Sequence[Any]) -> Iterator[Undo]:
     for value in found:
         for one in functions_in(value):
             yield from (partial(setattr, cell, "cell_contents", kept) for _, cell, kept in cells_of(one))
-    kinds: set[Any] = {type(one) for one in module.modules()}
+    kinds: set[Any] = {type(one) for one in module_parts.modules(module)}
     owners = [owner for kind in kinds for owner in scripts_classes(kind)]
     plain = [value for value in found if isinstance(value, (type, ModuleType))]
     for owner in _distinct([*owners, *plain]):
@@ -200,6 +201,8 @@ def refill(container: Any, contents: Any) -> None:
     Items of a dict are read and written without the methods of its class: those of the table of activations
     of Transformers return an instance of the class that is stored.
     """
+    if contents is container:
+        return
     container.clear()
     if isinstance(container, dict) and isinstance(contents, dict):
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
@@ -275,7 +278,7 @@ def _distinct(values: Any) -> Iterator[Any]:
 
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
-    for name, one in module.named_modules():
+    for name, one in module_parts.named_modules(module):
         own = [*vars(one).items()]
         yield from ((name, key, value) for key, value in own if key not in MODULE_ATTRIBUTES)
 

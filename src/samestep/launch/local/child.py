@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from samestep.base import env
+from samestep.base.errors import INTERRUPTED
 from samestep.base.last_step import LastSteps
 from samestep.base.place import Place
 from samestep.base.signals import ENDS, WARNINGS
@@ -168,6 +169,9 @@ def become_worker(start: Start, entry: Entry, report_fd: int, inherited: Inherit
         # A process that the program has forked reaches this line as well: it ends like one of any script.
         code = report.ending.exit_code
         pipe.send(report)
+    except KeyboardInterrupt:  # before the program has begun, or after its end
+        code = INTERRUPTED
+        sys.__excepthook__(*sys.exc_info())
     except BaseException:  # noqa: BLE001 - a forked copy must never run the launcher's code
         sys.__excepthook__(*sys.exc_info())
     finally:

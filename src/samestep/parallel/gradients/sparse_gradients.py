@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from samestep.hooks import module_parts
 from samestep.ranks.world.protocol import World
 
 _NONE, _DENSE = -1, -2
@@ -20,7 +21,7 @@ def sparse_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a model that get sparse gradients, by name."""
     return {
         f"{name}.weight" if name else "weight": module.weight
-        for name, module in model.named_modules()
+        for name, module in module_parts.named_modules(model)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
     }
 

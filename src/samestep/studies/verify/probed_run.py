@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
-from samestep.autopilot.once_script import run_once, without_ranks
+from samestep.autopilot.once_script import run_launched, run_once, without_ranks
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
 from samestep.autopilot.script.options import Options
@@ -22,7 +22,7 @@ from samestep.autopilot.script.redirected_output import silenced, writing_to
 from samestep.autopilot.script.seeds import fixed_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
-from samestep.base.machine.accelerators import only_first_gpus
+from samestep.base.machine.accelerators import can_have_accelerators, only_first_gpus
 from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
 from samestep.launch.local import local_backend
@@ -92,10 +92,10 @@ class TracedRun:
             cause = self._cause(cause)
         return merged(
             RunRecord(
-                traces=[self._trace_of(rank) for rank in range(self._processes)],
+                traces=[self._trace_of(rank) for rank in range(self._recording)],
                 runs_once=self.kind == "serial",
                 failure=cause,
-                modules=[read_modules(self._modules_of(rank)) for rank in range(self._processes)],
+                modules=[read_modules(self._modules_of(rank)) for rank in range(self._recording)],
                 workers=self.size,
             )
         )
@@ -103,18 +103,24 @@ class TracedRun:
     def _outcome(self) -> Outcome:
         """Run the workers, or the script that spawns them, to their end."""
         self.folder.mkdir(parents=True)
-        job = Job(program=self.program, workers=self.size, grace_s=3.0)
+        needs_all = self.kind != "serial"
+        job = Job(program=self.program, workers=self.size, grace_s=3.0, needs_all=needs_all)
         run = partial(local_backend.run, job, on_round_end=lambda *_: None)
         if self.kind == "spawns":
             return run(entry_of(self._filled(), around=self._as_script), local=1, alone=True)
-        alone = self._processes < self.size
+        alone = self._starts_helpers
         entry = entry_of(self.program, around=self._as_worker, watch=self.watch, joins=not alone)
-        return run(entry, local=self._processes, alone=alone)
+        return run(entry, local=1 if alone else self.size, alone=alone)
 
     @property
-    def _processes(self) -> int:
-        """The number of processes that run the script."""
+    def _recording(self) -> int:
+        """The number of workers that run the script."""
         return 1 if self.kind == "serial" else self.size
+
+    @property
+    def _starts_helpers(self) -> bool:
+        """Whether the worker that runs a serial script starts the others, as `Decision.has_helpers`."""
+        return self.kind == "serial" and (self.options.device == "cpu" or not can_have_accelerators())
 
     def _filled(self) -> Program:
         """Return the program with this number of workers in its flags."""
@@ -174,6 +180,8 @@ class TracedRun:
     def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
         """Run the script on one worker, with a probe attached; `files` are those that it changes."""
         rank = rank_of_process()
+        if self.kind == "serial" and rank:
+            return run_launched(run, options=self.options)  # which helps rank 0
         folder = self._folder_of(rank)
         folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
         stdout = _CapturedStdout(folder / "stdout")
@@ -230,7 +238,9 @@ class TracedRun:
                 return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
-            return run_once(probed, size=self.size, options=options)
+            if self._starts_helpers:
+                return run_once(probed, size=self.size, options=options)
+            return run_launched(probed, options=options)
         with own_device(self.options), without_ranks(), writing_to(self._folder_of(rank)), fixed_seeds(SEED):
             return probed()
 
@@ -272,7 +282,7 @@ class TracedRun:
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""
         (self._folder_of(rank) / "stopped").touch()
-        others = [self._folder_of(other) / "stopped" for other in range(self._processes)]
+        others = [self._folder_of(other) / "stopped" for other in range(self._recording)]
         holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
         os._exit(0)
 

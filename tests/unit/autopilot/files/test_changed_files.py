@@ -1,4 +1,4 @@
-"""Scripts that change files from before the run: all ranks read the same as a serial run."""
+"""Scripts that change files from before the run read the same in an overlay, and change no file below it."""
 
 import bz2
 import csv
@@ -27,9 +27,6 @@ import torch
 
 from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
 from samestep.autopilot.files.file_calls import redirected
-from samestep.autopilot.files.folder_listings import ReplayedListings
-from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_originals import OriginalKeeper
 from samestep.autopilot.files.overlay_files import Overlay
 from support.file_sequences import Switch, tree
 
@@ -50,36 +47,20 @@ def script(function):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-@pytest.mark.parametrize("leads", [0, 1])
-def test_a_rank_reads_the_same_as_a_serial_run(switch, tmp_path, monkeypatch, script, leads):
-    if leads and "listed" in script.__name__:
-        return  # it waits for rank 0
+def test_a_script_reads_the_same_in_an_overlay(switch, tmp_path, monkeypatch, script):
     results = {}
-    for name in ("serial", "ranks"):
+    for name in ("plain", "beneath"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         before_the_run()
-    journal = tmp_path / "common/journal"
-    (tmp_path / "common").mkdir()
+    before = tree(tmp_path / "beneath")
     (tmp_path / "overlay").mkdir()
-    overlay = Overlay(
-        tmp_path / "overlay", Journal(journal), ReplayedListings(Journal(journal), patience_s=0)
-    )
-    overlay._listings._journal = overlay._lookup.journal
-    main = OriginalKeeper(Journal(journal), tmp_path / "common")
-    ranks = [("rank 0", main), ("rank 1", overlay)]
-    for name, calls in [("serial", None), *ranks[:: -1 if leads else 1]]:
-        monkeypatch.chdir(tmp_path / ("serial" if name == "serial" else "ranks"))
+    for name, calls in (("plain", None), ("beneath", Overlay(tmp_path / "overlay"))):
+        monkeypatch.chdir(tmp_path / name)
         with switch.to(calls):
             results[name] = script()
-    assert results["rank 0"] == results["serial"]
-    assert results["rank 1"] == results["serial"]
-    files = [tree(tmp_path / name) for name in ("serial", "ranks")]
-    assert files[0].keys() == files[1].keys()
-    binary = (".pt", ".jit", ".gz", ".zip", ".trace")  # which hold times, or names that are drawn
-    assert {k: v for k, v in files[0].items() if not k.endswith(binary)} == {
-        k: v for k, v in files[1].items() if not k.endswith(binary)
-    }
+    assert results["beneath"] == results["plain"]
+    assert tree(tmp_path / "beneath") == before
 
 
 def before_the_run():

@@ -1,4 +1,4 @@
-"""A rank other than 0 reads its own files and those from before the run, and not those of rank 0."""
+"""A script with an overlay reads its own files and those from before the run."""
 
 import bz2
 import json
@@ -13,29 +13,26 @@ import pytest
 import torch
 
 from samestep.autopilot.files.file_calls import redirected
-from samestep.autopilot.files.journal import Journal
-from samestep.autopilot.files.kept_originals import OriginalKeeper
 from samestep.autopilot.files.overlay_files import Overlay
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    """Return a journal and an overlay; the working folder has a file from before the run."""
+def overlay(tmp_path, monkeypatch):
+    """Return an overlay; the working folder has a file from before the run."""
     work, scratch = tmp_path / "work", tmp_path / "scratch"
     work.mkdir()
     scratch.mkdir()
     (work / "before.txt").write_text("before")
     monkeypatch.chdir(work)
-    journal = Journal(tmp_path / "journal")
-    return journal, Overlay(scratch, Journal(tmp_path / "journal"))
+    return Overlay(scratch)
 
 
 def real_files():
     return sorted(str(path) for path in Path().rglob("*"))
 
 
-def test_a_rank_reads_its_own_files(world):
-    with redirected(world[1]):
+def test_a_script_reads_its_own_files(overlay):
+    with redirected(overlay):
         os.makedirs("out/deep")
         Path("out/deep/a.txt").write_text("1")
         with open("out/deep/a.txt", "a") as file:
@@ -64,8 +61,8 @@ def test_a_rank_reads_its_own_files(world):
     assert real_files() == ["before.txt"]
 
 
-def test_files_are_opened_by_their_descriptors(world):
-    with redirected(world[1]):
+def test_files_are_opened_by_their_descriptors(overlay):
+    with redirected(overlay):
         read, write = os.pipe()
         with open(write, "w") as file:
             file.write("1")
@@ -73,8 +70,8 @@ def test_files_are_opened_by_their_descriptors(world):
             assert file.read() == "1"
 
 
-def test_files_from_before_the_run_are_changed_in_a_copy(world):
-    with redirected(world[1]):
+def test_files_from_before_the_run_are_changed_in_a_copy(overlay):
+    with redirected(overlay):
         assert Path("before.txt").read_text() == "before"
         with open("before.txt", "r+") as file:
             file.write("BE")
@@ -94,10 +91,10 @@ def test_files_from_before_the_run_are_changed_in_a_copy(world):
     assert Path("before.txt").read_text() == "before"
 
 
-def test_a_folder_that_is_created_again_is_empty(world):
+def test_a_folder_that_is_created_again_is_empty(overlay):
     Path("old").mkdir()
     Path("old/x").write_text("x")
-    with redirected(world[1]):
+    with redirected(overlay):
         shutil.rmtree("old")
         assert not os.path.isdir("old")
         os.mkdir("old")
@@ -106,33 +103,8 @@ def test_a_folder_that_is_created_again_is_empty(world):
     assert real_files() == ["before.txt", "old", "old/x"]
 
 
-def test_files_of_rank_0_are_hidden(world, tmp_path):
-    journal, shadow = world
-    (tmp_path / "common").mkdir()
-    with redirected(OriginalKeeper(journal, tmp_path / "common")):
-        os.makedirs("out")
-        Path("out/model.pt").write_text("rank 0")
-        with open("before.txt", "a") as file:
-            file.write(" and since")
-    with redirected(shadow):
-        assert not os.path.exists("out")
-        assert os.listdir() == ["before.txt"]
-        with pytest.raises(FileNotFoundError):
-            Path("out/model.pt").read_text()
-        os.mkdir("out")  # no error: this copy has not made it yet
-        assert os.listdir("out") == []
-        with open("out/model.pt", "x") as file:
-            file.write("mine")
-        assert Path("out/model.pt").read_text() == "mine"
-        with pytest.raises(FileExistsError):
-            os.mkdir("out")
-        with pytest.raises(FileExistsError):
-            Path("out/model.pt").open("x").close()
-    assert Path("out/model.pt").read_text() == "rank 0"
-
-
-def test_temporary_files_and_devices_are_read_and_written(world):
-    with redirected(world[1]):
+def test_temporary_files_and_devices_are_read_and_written(overlay):
+    with redirected(overlay):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "q").write_text("t")
             assert (Path(folder) / "q").read_text() == "t"
@@ -145,55 +117,15 @@ def test_temporary_files_and_devices_are_read_and_written(world):
             file.write("x")
 
 
-def test_all_functions_are_restored(world):
+def test_all_functions_are_restored(overlay):
     before = open, os.stat, os.mkdir, torch.save, shutil.rmtree
-    with redirected(world[1]):
+    with redirected(overlay):
         assert os.stat is not before[1]
     assert (open, os.stat, os.mkdir, torch.save, shutil.rmtree) == before
 
 
-class Racing(Journal):
-    """A journal whose rank 0 creates a folder just after this rank has read the journal."""
-
-    def __init__(self, file, makes):
-        super().__init__(file)
-        self._makes = makes
-
-    def __contains__(self, path):
-        found = super().__contains__(path)
-        if path == str(self._makes.absolute()) and not self._makes.exists():
-            self.note(path)
-            self._makes.mkdir()
-            self.note(f"{path}/model.pt")
-            (self._makes / "model.pt").write_text("of rank 0")
-        return found
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda: os.path.isdir("out"),
-        lambda: os.path.exists("out/model.pt"),
-        lambda: Path("out/model.pt").is_file(),
-        lambda: os.access("out", os.R_OK),
-    ],
-)
-def test_a_file_that_rank_0_creates_during_a_lookup_is_hidden(world, tmp_path, look):
-    shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
-    with redirected(shadow):
-        assert not look()
-        os.mkdir("out")
-        assert os.listdir("out") == []
-
-
-def test_a_file_that_rank_0_creates_during_an_open_is_hidden(world, tmp_path):
-    shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
-    with redirected(shadow), pytest.raises(FileNotFoundError):
-        Path("out/model.pt").read_text()
-
-
-def test_sockets_of_multiprocessing_are_shared(world):
-    with redirected(world[1]):
+def test_sockets_of_multiprocessing_are_shared(overlay):
+    with redirected(overlay):
         folder = tempfile.mkdtemp(prefix="pymp-")
         try:
             with Listener(f"{folder}/listener"):

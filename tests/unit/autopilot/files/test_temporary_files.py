@@ -1,4 +1,4 @@
-"""Temporary files of a rank are accessible to the programs that it starts."""
+"""Temporary files of a script with an overlay are accessible to the programs that it starts."""
 
 import os
 import subprocess
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from samestep.autopilot.files.file_calls import redirected
-from samestep.autopilot.files.journal import Journal
 from samestep.autopilot.files.overlay_files import Overlay
 
 
@@ -25,7 +24,7 @@ def temporary(tmp_path, monkeypatch):
 @pytest.fixture
 def overlay(tmp_path, temporary):
     (tmp_path / "shadow").mkdir()
-    return Overlay(tmp_path / "shadow", Journal(tmp_path / "journal"))
+    return Overlay(tmp_path / "shadow")
 
 
 def lines_of(path):

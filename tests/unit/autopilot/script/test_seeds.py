@@ -1,4 +1,4 @@
-"""Unseeded generators are equal on all ranks, and differ between the loader processes of one rank."""
+"""Unseeded generators are equal in all runs, and differ between the loader processes of one run."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from samestep.autopilot.script import seeds
-from samestep.autopilot.script.seeds import equal_seeds
-from samestep.ranks.world.solo import SoloWorld
+from samestep.autopilot.script.seeds import fixed_seeds
 
 
 @pytest.fixture(autouse=True)
@@ -18,14 +17,14 @@ def generators():
 
 
 def numbers_of(monkeypatch, *, child):
-    """Return numbers of unseeded generators in a rank, and then in a process that it has forked."""
-    with equal_seeds(SoloWorld(), seed=7), monkeypatch.context() as patch:
+    """Return numbers of unseeded generators in a script, and then in a process that it has forked."""
+    with fixed_seeds(7), monkeypatch.context() as patch:
         first = random.Random().random()
         patch.setattr(seeds, "_drawing", lambda: (child,))
         return first, random.Random().random(), random.Random().random()
 
 
-def test_ranks_draw_equal_numbers(monkeypatch):
+def test_two_runs_draw_equal_numbers(monkeypatch):
     assert numbers_of(monkeypatch, child=1) == numbers_of(monkeypatch, child=1)
 
 
@@ -38,11 +37,11 @@ def test_forked_processes_draw_other_numbers_than_each_other(monkeypatch):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_thread_does_not_change_the_numbers_of_the_main_one(is_first):
-    with equal_seeds(SoloWorld(), seed=7), ThreadPoolExecutor(1) as pool:
+    with fixed_seeds(7), ThreadPoolExecutor(1) as pool:
         before = pool.submit(lambda: random.Random().random()).result() if is_first else None
         main = random.Random().random()
         other = before or pool.submit(lambda: random.Random().random()).result()
 
-    with equal_seeds(SoloWorld(), seed=7):
+    with fixed_seeds(7):
         assert random.Random().random() == main
     assert other != main
