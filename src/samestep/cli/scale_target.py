@@ -23,9 +23,9 @@ from samestep.studies.scaling.sweep.plan import Kind
 from samestep.studies.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.studies.scaling.sweep.variants import Variant, variants
 
-_NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
+_NOT_COMPARED = ("explain", "scratch", "seed")
 _OF_JOB = ("bind", "threads")
-_OF_SCRIPTS = ("mode", "split", "short_calls", "load", "random", "device")
+_OF_SCRIPTS = ("mode", "short_calls", "device")
 OF_SERIAL = SPLIT
 _OF_TRAIN = ("--seed",)
 """Options with another meaning in train; the other ones that train and scale share mean the same."""
@@ -108,7 +108,9 @@ class Target:
         found = [name for name, value in flags.items() if value is not None]
         of_scripts = [name for name in found if name in _OF_SCRIPTS]
         if self.kind == "recipe" and of_scripts:
-            raise UsageError(f"--{of_scripts[0]} is for scripts, and {self.name} is a recipe; leave it out.")
+            raise UsageError(
+                f"{flag(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
+            )
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in found if name in OF_SERIAL})

@@ -217,7 +217,7 @@ def test_different_untrained_tensors_are_named_only_if_values_differ(name):
 
 def test_a_fault_of_a_serial_script_is_that_of_samestep():
     native = run(2, change=scaled(2))
-    serial = replace(run(2, change=scaled(2), share=lambda _, samples: samples), runs_once=True)
+    serial = replace(run(1, change=scaled(2)), runs_once=True, workers=2)
     (of_native,), (of_serial,) = (causes(Comparison(REFERENCE, one, CONTROL)) for one in (native, serial))
     assert of_native.cause == of_serial.cause == "sum-not-mean"
     assert FAULT_OF_SAMESTEP in of_serial.message
@@ -225,8 +225,8 @@ def test_a_fault_of_a_serial_script_is_that_of_samestep():
 
 
 def test_a_refusal_is_no_fault_of_samestep():
-    refused = run(2, facts=lambda _: {"ended": "UsageError", "message": "cannot be split"})
-    (found,) = causes(Comparison(REFERENCE, replace(refused, runs_once=True), CONTROL))
+    refused = run(1, facts=lambda _: {"ended": "UsageError", "message": "creates a process group"})
+    (found,) = causes(Comparison(REFERENCE, replace(refused, runs_once=True, workers=2), CONTROL))
     assert found.cause == "refused"
     assert FAULT_OF_SAMESTEP not in found.message
 
