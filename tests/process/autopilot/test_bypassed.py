@@ -1,4 +1,4 @@
-"""Scripts that use weights without calling a module have the results of `python`; the report has the reason."""
+"""Scripts that use weights without calling a module have the results of `python`, and a reason in the report."""
 
 import io
 import os
