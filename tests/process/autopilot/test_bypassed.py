@@ -1,4 +1,4 @@
-"""Scripts that use weights without calling a module have the results of `python`, and a reason in the report."""
+"""Scripts that use weights without calling a module have the results of `python`, and the report says why."""
 
 import io
 import os
