@@ -32,7 +32,7 @@ def request(folder, **changes):
 
 
 def write_files(trial, *, batch, seconds=0.1, steps=4, ended="steps", message="", made=None, **more):
-    """Write the files of the workers of a run, each with its shard of the batch; of rank 0 if it runs once."""
+    """Write the files of the workers of a run, each with its shard; of rank 0 if it runs once."""
     trial.clock.mkdir(parents=True)
     for rank in range(1 if more.get("kind") == "once" else trial.workers):
         header = {"format": 1, "rank": rank, "size": trial.workers, "kind": "native", "host": "a", "nodes": 1}
