@@ -18,7 +18,7 @@ def train(world, fault):
     """Train on each rank, with `fault` in step 2; return the error's message and stderr."""
     stderr = io.StringIO()
     try:
-        with redirect_stderr(stderr), sanitizing(native=fault != "replicated"):
+        with redirect_stderr(stderr), sanitizing():
             _train(world, fault)
     except OutOfStep as error:
         return str(error), stderr.getvalue()
@@ -29,13 +29,13 @@ def _train(world, fault):
     rank, drawn = world.place.rank, torch.Generator().manual_seed(7)
     torch.manual_seed(rank if fault == "no broadcast" else 0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-    if fault not in ("same streams", "replicated"):
+    if fault != "same streams":
         torch.manual_seed(100 + rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.randn(64, 4, generator=drawn)
     for step in range(1, STEPS + 1):
         here = fault if step == 2 and rank == 1 else ""
-        own = data[:8] if fault in ("same samples", "replicated") else data[32 * rank + 8 * step :][:8]
+        own = data[:8] if fault == "same samples" else data[32 * rank + 8 * step :][:8]
         loss = model(own).square().mean()
         if here == "nan loss":
             loss = loss * float("nan")
@@ -105,7 +105,3 @@ def test_a_probable_mistake_is_reported_once(processes, fault, found):
     assert raised == ""
     assert re.match(f"samestep: warning: {found}", stderr)
     assert stderr.count("warning") == 1
-
-
-def test_ranks_of_a_serial_script_may_have_the_same_samples(processes):
-    assert outcomes(processes, "replicated") == ("", "")

@@ -9,6 +9,7 @@ import typer
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
+from samestep.base.setting_fields import flag
 from samestep.cli.main import application
 from samestep.cli.options import launch
 from samestep.cli.options.declare import given
@@ -213,9 +214,9 @@ class Target:
             raise UsageError(
                 f"{self.name} is neither an existing script nor a recipe; the recipes are {known}."
             )
-        for flag, instead in _OWN_RUNS.items():
-            if any(word == flag or word.startswith(f"{flag}=") for word in self.arguments):
-                raise UsageError(f"{flag} does not go with samestep scale, which needs {instead}.")
+        for option, instead in _OWN_RUNS.items():
+            if any(word == option or word.startswith(f"{option}=") for word in self.arguments):
+                raise UsageError(f"{option} does not go with samestep scale, which needs {instead}.")
 
 
 def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
