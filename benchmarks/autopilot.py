@@ -3,8 +3,8 @@
     python benchmarks/autopilot.py [--model convnet] [--batch-size 64] [--workers 2] [--steps 300] [--turn 3]
     python benchmarks/autopilot.py --model mnist --data-dir DIR
 
-``scripts/serial.py`` runs on one worker of one thread, and unchanged, with several flags, on N of one thread
-each; ``scripts/by_hand.py`` runs on N. With ``--model mnist`` they are ``scripts/mnist_serial.py`` and
+``scripts/serial.py`` runs on one worker of one thread, and unchanged on N of one thread each;
+``scripts/by_hand.py`` runs on N. With ``--model mnist`` they are ``scripts/mnist_serial.py`` and
 ``scripts/mnist_by_hand.py``, which load MNIST image by image. All are alive at once and take turns of some
 seconds; told are the medians of their steps, loading included.
 """
@@ -20,16 +20,9 @@ from turns import in_turns
 from samestep.base.folders import absolute
 
 SCRIPTS = Path(__file__).parent / "scripts"
-FLAGS = {
-    "unchanged": (),
-    "--load shared": ("--load", "shared"),
-    "--batch-norm local": ("--batch-norm", "local"),
-    "--split loader": ("--split", "loader"),
-    "both": ("--split", "loader", "--batch-norm", "local"),
-}
 
 
-def command(script: str, workers: int, flags: tuple[str, ...], options: argparse.Namespace) -> list[str]:
+def command(script: str, workers: int, options: argparse.Namespace) -> list[str]:
     """The command that runs a script; it prints the median seconds of its steps."""
     mnist = options.model == "mnist"
     path = SCRIPTS / (f"mnist_{script}" if mnist else script)
@@ -38,7 +31,7 @@ def command(script: str, workers: int, flags: tuple[str, ...], options: argparse
         arguments = ["--model", options.model, "--batch-size", options.batch_size, "--steps", options.steps]
     # A run that waits for its turn makes no steps, and must not be taken for one that hangs.
     patient = ("--hang-timeout", "3600")
-    run = [sys.executable, "-m", "samestep", "run", "-n", str(workers), *patient, *flags, str(path)]
+    run = [sys.executable, "-m", "samestep", "run", "-n", str(workers), *patient, str(path)]
     return [*run, *map(str, arguments)]
 
 
@@ -52,9 +45,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--data-dir", type=absolute, default="data")
     options = parser.parse_args()
-    ways: dict[str, tuple[str, int, tuple[str, ...]]] = {"serial": ("serial.py", 1, ())}
-    ways |= {name: ("serial.py", options.workers, flags) for name, flags in FLAGS.items()}
-    ways["by hand"] = ("by_hand.py", options.workers, ())
+    ways = {
+        "serial": ("serial.py", 1),
+        "unchanged": ("serial.py", options.workers),
+        "by hand": ("by_hand.py", options.workers),
+    }
     commands = {name: command(*way, options) for name, way in ways.items()}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     rounds = [

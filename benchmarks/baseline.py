@@ -1,13 +1,13 @@
 """A serial script with N workers against what its user has: the same script with `python`, on the same cores.
 
-    python benchmarks/baseline.py [--only convnet-64] [--rounds 4]
+    python benchmarks/baseline.py [--only convnet-64] [--rounds 4] [--source before=FOLDER]
     PYTHONPATH=tests python benchmarks/baseline.py --nodes 2
 
 Each script runs as plain ``python`` with all cores, also with freed memory kept by the C library, unchanged
-with ``samestep run -n`` the cores, also with ``--batch-norm local`` if it has batch norm, and rewritten by
-hand for torch DDP. All are alive at once and take turns of some seconds; DataLoader, optimizer and
-communication are part of a step. Printed are medians of the steps, and the speedup over ``python`` with its
-range over the rounds. The defaults take about seven minutes on two cores.
+with ``samestep run -n`` the cores, and rewritten by hand for torch DDP. All are alive at once and take turns
+of some seconds; DataLoader, optimizer and communication are part of a step. Printed are medians of the steps,
+and the speedup over ``python`` with its range over the rounds. The defaults take about seven minutes on two
+cores.
 
 With ``--nodes 2`` two network namespaces with one core each are the nodes, and ``python`` has one node with
 one core: once with a link of 1 Gbit/s, once without a limit. The namespaces take root.
@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,50 +31,30 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SERIAL, BY_HAND = SCRIPTS / "problem_serial.py", SCRIPTS / "problem_by_hand.py"
 PYTHON, KEEPING, SAMESTEP = "python", "python, memory kept", "samestep"
 KEEP = ("env", f"MALLOC_MMAP_THRESHOLD_={32 << 20}", f"MALLOC_TRIM_THRESHOLD_={1 << 30}")
-"""Lets the C library keep freed memory, as samestep does for a replicated script; it helps ``python`` too."""
+"""Lets the C library keep freed memory, as samestep does; it helps ``python`` too."""
 PATIENT = ("--hang-timeout", "3600")
 """A run that waits for its turn makes no steps, and must not be taken for one that hangs."""
 
 
-@dataclass(frozen=True)
-class Script:
-    """How a script is measured: its steps in a round, and the flags of further ways."""
-
-    steps: int
-    has_batch_norm: bool = False
-
-    @property
-    def flags(self) -> dict[str, tuple[str, ...]]:
-        """The flags of each way that samestep runs it."""
-        local = {"batch norm local": ("--batch-norm", "local")} if self.has_batch_norm else {}
-        return {SAMESTEP: (), **local}
+STEPS = {"convnet-64": 180, "convnet-256": 45, "resnet18-32": 5, "gpt-16": 40, "slow-loader-64": 60}
+"""The steps of a round of each script of `scripts/problems.py`: about 2.5 s on two cores."""
 
 
-SCRIPTS_BY_NAME = {
-    "convnet-64": Script(180, has_batch_norm=True),
-    "convnet-256": Script(45, has_batch_norm=True),
-    "resnet18-32": Script(5, has_batch_norm=True),
-    "gpt-16": Script(40),
-    "slow-loader-64": Script(60),
-}
-"""Names in `scripts/problems.py`; a round is about 2.5 s of steps on two cores."""
-
-
-def on_one_host(name: str, steps: int, workers: int) -> dict[str, list[str]]:
-    """Return the commands of a script by way, on the cores of this host."""
+def on_one_host(name: str, steps: int, workers: int, sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the commands of a script by way, on the cores of this host; `sources` are other trees."""
     run = [sys.executable, "-m", "samestep", "run", "-n", str(workers), *PATIENT]
     end = [name, str(steps)]
-    ways = {way: [*run, *flags, str(SERIAL), *end] for way, flags in SCRIPTS_BY_NAME[name].flags.items()}
+    serial = [*run, str(SERIAL), *end]
+    others = {way: ["env", f"PYTHONPATH={folder}", *serial] for way, folder in sources.items()}
     by_hand = [*run, "--mode", "native", str(BY_HAND), *end]
     python = [sys.executable, str(SERIAL), *end]
-    return {PYTHON: python, KEEPING: [*KEEP, *python], **ways, "DDP": by_hand}
+    return {PYTHON: python, KEEPING: [*KEEP, *python], SAMESTEP: serial, **others, "DDP": by_hand}
 
 
 def on_nodes(nodes: Any, name: str, steps: int) -> dict[str, list[str]]:
     """Return the commands of a script by way, on one core of each node; `python` has the first node."""
     end = [name, str(steps)]
-    ways = {way: (*flags, str(SERIAL), *end) for way, flags in SCRIPTS_BY_NAME[name].flags.items()}
-    ways["DDP"] = ("--mode", "native", str(BY_HAND), *end)
+    ways = {SAMESTEP: (str(SERIAL), *end), "DDP": ("--mode", "native", str(BY_HAND), *end)}
     python = _on_core(nodes, 0, [str(SERIAL), *end])
     commands = {PYTHON: python, KEEPING: [*KEEP, *python]}
     for number, (way, rest) in enumerate(ways.items()):
@@ -128,18 +107,26 @@ def show(title: str, medians: Mapping[str, Sequence[float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=SCRIPTS_BY_NAME, help="repeatable")
+    parser.add_argument("--only", action="append", choices=STEPS, help="repeatable")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, help="of a round; by default as many as take some seconds")
     parser.add_argument("--turn", type=float, default=3.0, help="seconds of a turn")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1)
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="also run samestep from another tree, such as that of an earlier commit; repeatable",
+    )
     options = parser.parse_args()
-    names = options.only or list(SCRIPTS_BY_NAME)
+    names = options.only or list(STEPS)
     if options.nodes == 1:
         workers = len(os.sched_getaffinity(0))
         for name in names:
-            steps = options.steps or SCRIPTS_BY_NAME[name].steps
-            commands = on_one_host(name, steps * (options.rounds + 1), workers)
+            steps = options.steps or STEPS[name]
+            sources = dict(one.split("=", 1) for one in options.source)
+            commands = on_one_host(name, steps * (options.rounds + 1), workers, sources)
             title = f"{name}, 1 process with {workers} cores against {workers} with one each"
             show(title, measure(commands, options.rounds, steps, options.turn))
     elif os.geteuid():
@@ -155,7 +142,7 @@ def _measure_nodes(names: Sequence[str], options: argparse.Namespace) -> None:
         nodes = Nodes(Path(folder), 2)
         try:
             for name in names:
-                steps = options.steps or SCRIPTS_BY_NAME[name].steps
+                steps = options.steps or STEPS[name]
                 for rate in ("1gbit", None):
                     commands = on_nodes(nodes, name, steps * (options.rounds + 1))
                     link = "no limit" if rate is None else "1 Gbit/s"

@@ -1,12 +1,12 @@
 """What does the step clock cost a step.
 
 Run: ``python benchmarks/clock.py [--rounds 60] [--batch-size 2 16]``. Two ranks of one thread train the
-tutorials' ConvNet over Gloo, as a script with DistributedDataParallel and as a serial one on two workers. In
-each round both take some steps with the clock of ``samestep run --clock`` and some without, in the same
-processes, in an order that is drawn anew. Prints the median step without the clock; what the thread that
-trains, and the whole process, compute more in a step with it, as medians of the rounds' differences; and the
-median ratio of the time that passes, which on a machine of few processors varies more than that by chance.
-What the clock does in a step is the same for each batch size: small ones tell it best.
+tutorials' ConvNet over Gloo, as a script with DistributedDataParallel. In each round they take some steps
+with the clock of ``samestep run --clock`` and some without, in the same processes, in an order that is drawn
+anew. Prints the median step without the clock; what the thread that trains, and the whole process, compute
+more in a step with it, as medians of the rounds' differences; and the median ratio of the time that passes,
+which on a machine of few processors varies more than that by chance. What the clock does in a step is the
+same for each batch size: small ones tell it best.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,9 +32,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.autopilot.replicated_script import replicated_script
-from samestep.autopilot.script.options import DEFAULTS
-from samestep.autopilot.split_calls import own_samples
 from samestep.base.place import Place
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
@@ -92,7 +88,7 @@ def measure(
                 if has_clock:
                     clocking = ClockOptions(folder=folder / str(number))
                     file = ClockFile(clocking, world.place, "native")
-                    clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
+                    clock = ScriptClock(file, clocking, stop=lambda: None)
                     stack.callback(clock.end, "end")
                     stack.enter_context(clock.attached())
                 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -114,9 +110,6 @@ def rank_main(rank: int, size: int, port: int, rounds: int, sizes: Sequence[int]
     for batch in sizes:
         model = DistributedDataParallel(ConvNet())
         tell(world, f"DDP, {batch} per rank", measure(world, model, batches(batch), rounds))
-        with replicated_script(world, replace(DEFAULTS, load="replicated")):
-            found = measure(world, ConvNet(), batches(size * batch), rounds)
-        tell(world, f"serial script, {batch} per rank", found)
     # The process goes before the group does: a DDP model that outlives its group can hang Gloo.
     world.barrier()
 

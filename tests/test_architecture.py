@@ -205,7 +205,6 @@ def test_the_pages_about_the_code_name_files_that_exist():
 INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ[", "del os.environ[")
 """Statements that change the interpreter's state, as a fresh one would have it."""
 NO_HOOKS = {
-    "autopilot/network.py: spec.loader.exec_module = then": "the loader of one import",
     "base/console.py: setattr(sys, name, open(number, 'w' if number else 'r', closefd=False))": (
         "standard streams that are closed"
     ),

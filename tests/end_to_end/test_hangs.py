@@ -109,30 +109,6 @@ def test_a_rank_that_has_fewer_steps_is_named(hanging, ending):
     assert "--hang-timeout" not in said[3]  # the rank is not slow
 
 
-def test_a_rank_of_a_serial_script_that_ends_early_is_named(hanging):
-    code, said, file = hanging("""\
-        import os, torch
-
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(4):
-            loss = model(torch.randn(8, 4)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        parent = os.getppid()
-        copies = open(f"/proc/{parent}/task/{parent}/children").read().split()
-        if os.getpid() == min(map(int, copies)):
-            model(torch.ones(8, 4))
-        """)
-
-    assert code == 1
-    assert re.search(r"rank 1 of 2 .* \w+ #\d+ of group shared-memory, .*rank 0 ", said[0])
-    assert line_with(file, "model(torch.ones") in said[1]
-    assert "rank 1: ended " in said[2]
-    assert "--hang-timeout" not in said[3]
-
-
 @pytest.fixture
 def under_another_launcher(tmp_path):
     """Run a script as two tasks of another launcher; return exit codes, stderr, and the file."""

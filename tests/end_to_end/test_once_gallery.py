@@ -1,4 +1,4 @@
-"""``samestep run --engine once`` runs a script in one process, as ``python`` does, whatever it does there.
+"""``samestep run -n 2`` runs a script in one process, as ``python`` does, whatever it does there.
 
 Each test would catch a fault that only its script shows; the README of `gallery_once` lists them.
 """
@@ -40,7 +40,7 @@ def ran(script, workers, folder, monkeypatch):
     reads.write_text(script.reads)
     folder.mkdir()
     monkeypatch.chdir(folder)
-    flags = "--engine", "once", "--short-calls", "split", "-n", workers
+    flags = "--short-calls", "split", "-n", workers
     ended = finish(start("run", *flags, script.path, reads=reads))
     assert ended.code == 0, ended.err
     return ended

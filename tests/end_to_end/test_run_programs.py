@@ -1,12 +1,8 @@
 """``samestep run``: programs run on every worker as they would in a fresh interpreter under torchrun."""
 
-import fcntl
 import json
-import os
 import signal
 import socket
-import struct
-import termios
 import time
 from textwrap import dedent
 
@@ -161,16 +157,13 @@ def test_a_script_that_spawns_is_started_once(script):
     assert "started once" in ended.err
 
 
-def test_a_serial_script_without_calls_to_split_is_refused_on_two_workers_and_runs_on_one(script):
+def test_a_serial_script_without_calls_to_split_runs_once_and_the_reason_is_named(script):
     prog = script("import sys; print('ran', *sys.argv[1:])")
 
-    refused = samestep("run", "-n", 2, prog, "-v")
-    assert refused.code == 2
-    assert "could be split across workers (it calls no module with parameters)" in refused.err
-    assert "2 silent copies" in refused.err
-
-    ran = samestep("run", "-n", 1, prog, "-v")
-    assert (ran.code, ran.out) == (0, "ran -v\n")
+    for workers in (1, 2):
+        ended = samestep("run", "-n", workers, prog, "-v")
+        assert (ended.code, ended.out) == (0, "ran -v\n")
+        assert ("nothing was split: it calls no module with parameters" in ended.err) == (workers == 2)
 
 
 def test_a_serial_script_has_equal_output_on_one_and_two_workers(script, tmp_path):
@@ -215,45 +208,6 @@ def test_a_serial_script_has_equal_output_on_one_and_two_workers(script, tmp_pat
     assert "Sequential at prog.py:10: 3 calls split" in explained.err
     assert not (tmp_path / "3").exists()
     assert not list(temporary.glob("samestep-*"))
-
-
-def test_a_rank_that_exits_with_a_code_waits_for_the_output_of_rank_0(script, tmp_path):
-    prog = script(
-        """\
-        import sys, torch
-        torch.nn.Linear(1, 1)(torch.ones(4, 1)).sum().backward()
-        print("x" * 200_000)
-        sys.exit(3)
-        """
-    )
-    os.mkfifo(pipe := tmp_path / "pipe")
-    command = start("run", "-n", 2, prog, into=pipe)
-    with pipe.open("rb") as reading:
-        while struct.unpack("i", fcntl.ioctl(reading, termios.FIONREAD, bytes(4)))[0] < 1 << 15:
-            time.sleep(0.01)
-        time.sleep(0.3)  # in which rank 1, which writes nothing, would have left
-        printed = reading.read().decode()
-
-    assert command.wait(20) == 3
-    assert "x" * 200_000 in printed
-    assert "Linear at prog.py:2: 1 call split" in printed
-
-
-def test_a_run_has_the_exit_code_of_the_one_rank_that_exits_with_a_code(script):
-    prog = script(
-        """\
-        import sys, torch
-        from torch.distributed import distributed_c10d as c10d
-        torch.nn.Linear(1, 1)(torch.ones(4, 1)).sum().backward()
-        sys.stdout.close()
-        sys.exit(3 * c10d._world.default_pg.rank())
-        """
-    )
-    done = samestep("run", "-n", 2, prog)
-
-    assert done.code == 3
-    assert "ended with exit code 3" in done.err
-    assert "Error" not in done.err
 
 
 def test_workers_without_a_group_are_reported_as_silent_copies(script):
@@ -454,57 +408,3 @@ def test_workers_that_create_a_group_with_a_store_are_not_silent_copies(script):
         """
     )
     assert commands.samestep("run", "-n", 2, prog).code == 0
-
-
-DIVERGES = """\
-    import atexit, os, sys, torch
-    from torch.distributed import distributed_c10d as c10d
-    rank = c10d._world.default_pg.rank()
-    model = torch.nn.Linear(1, 1)
-    model(torch.ones(4, 1)).sum().backward()
-    def drift():
-        model.weight.data.add_(rank)
-    print("trained", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("drift()", 1),
-        ("drift(); sys.exit(0)", 1),
-        ("drift(); os._exit(0)", 1),
-        ("atexit.register(drift)", 1),
-        ("model.half(); os._exit(0)", 0),
-        ("if os.fork() == 0: drift(); sys.exit(0)\n    os.wait()", 0),
-        ("drift(); sys.exit(3)", 3),
-    ],
-)
-def test_ranks_that_differ_at_the_end_of_a_script_fail_the_run(script, end, code):
-    done = samestep("run", "-n", 2, script(DIVERGES + f"    {end}\n"))
-
-    assert (done.code, done.out) == (code, "trained\n"), done.err
-    assert ("Linear.weight" in done.err) == (code == 1)
-
-
-def test_ranks_that_drift_from_the_first_step_on_end_before_a_wrong_loss_is_printed(script):
-    prog = script(
-        """\
-        import torch
-        from torch.distributed import distributed_c10d as c10d
-        rank = c10d._world.default_pg.rank()
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + rank))
-        for step in range(40):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 3)).square().mean()
-            loss.backward()
-            optimizer.step()
-            print(step, flush=True)
-        """
-    )
-    done = samestep("run", "-n", 2, prog)
-
-    assert (done.code, done.out) == (1, "0\n")
-    assert "Linear.weight" in done.err

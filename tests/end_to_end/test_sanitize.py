@@ -44,29 +44,6 @@ def test_differences_between_ranks_of_a_distributed_script_are_reported(tmp_path
     assert error.endswith("(line 13)")
 
 
-def test_a_difference_between_ranks_of_a_serial_script_is_reported(tmp_path):
-    code, lines = reported(
-        tmp_path,
-        """\
-        import os, torch
-
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(4):
-            loss = model(torch.randn(8, 4)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if step == 1:
-                model.bias.data[0] += os.getpid()
-        """,
-    )
-
-    assert code == 1
-    (error,) = lines
-    assert re.match(r"error: .* rank 1 .* optimizer step 3\. \(line 9\)$", error)
-
-
 def test_ranks_with_unequal_steps_in_a_join_context_are_not_compared_there(tmp_path):
     code, lines = reported(
         tmp_path,

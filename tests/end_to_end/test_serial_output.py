@@ -1,4 +1,4 @@
-"""The output of serial scripts on several workers is printed once, or from all workers with a prefix."""
+"""The output of a serial script on several workers is printed once."""
 
 import re
 
@@ -33,18 +33,6 @@ def test_output_progress_bars_and_warnings_are_printed_once(prog):
     assert ended.out == "begin\nend\n"
     for said in ("step 1/3", "step 3/3", "beware"):
         assert len(re.findall(f'{said}(?!")', ended.err)) == 1, ended.err
-
-
-def test_all_output_prints_the_output_of_every_worker_with_its_rank(prog):
-    ended = samestep("run", "-n", 2, "--all-output", prog)
-
-    assert ended.code == 0
-    assert sorted(ended.out.splitlines()) == sorted(
-        f"[rank{rank}]: {text}" for rank in (0, 1) for text in ("begin", "end")
-    )
-    for rank in (0, 1):
-        assert re.search(rf"\[rank{rank}\]: step 3/3", ended.err)
-        assert re.search(rf"\[rank{rank}\]: .*UserWarning: beware", ended.err)
 
 
 def test_a_former_name_of_samestep_works_and_warns_once(tmp_path):

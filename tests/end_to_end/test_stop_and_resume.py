@@ -15,7 +15,7 @@ from PIL import Image
 from samestep.cli.main import run_command
 from support import commands
 from support.commands import DEADLINE_S, await_end_of, finish
-from support.forked_commands import lines, samestep, start
+from support.forked_commands import samestep, start
 from support.run_files import json_lines
 from support.snapshots import names
 from support.systems import small_file_system
@@ -26,23 +26,6 @@ TRAIN = (
     *("--lr", "0.02", "--evaluate-every", 10, "--threads", 1),
 )
 STEPS = 10 * 20
-SERIAL = """
-import pathlib, signal, sys, torch
-asked = []
-signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(100_000):
-    loss = model(torch.randn(8, 4)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(step, flush=True)
-    if asked:
-        pathlib.Path(sys.argv[1]).write_text(str(step))
-        sys.exit(75)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -273,15 +256,3 @@ def test_a_run_that_a_full_disk_ended_resumes_without_other_losses(whole, tmp_pa
         assert done.code == 0, done.err
         assert "resumes from step-" in done.err
         assert_uninterrupted(folder, whole)
-
-
-def test_the_signal_handler_of_a_serial_script_ends_all_workers_at_one_step(tmp_path):
-    script, kept = tmp_path / "train.py", tmp_path / "step.pt"
-    script.write_text(SERIAL)
-    process = start("run", "-n", 2, script, kept)
-    lines(process, 5)
-    os.kill(psutil.Process(process.pid).children()[-1].pid, signal.SIGUSR1)
-    ended = finish(process)
-
-    assert ended.code == 75, ended.err
-    assert ended.out.splitlines()[-1] == kept.read_text()

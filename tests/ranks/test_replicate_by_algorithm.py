@@ -1,15 +1,13 @@
-"""The user selects the all-reduce of the gradients, and rank 0 prints it."""
+"""The user selects the all-reduce of the gradients."""
 
 import pytest
 
-from samestep.autopilot import replicated_script
-from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.collectives.algorithms import by_algorithm, overlaps_compute
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from support.backward_cases import network, plain, samples
+from support.backward_cases import network
 
 
 def test_a_world_of_one_has_no_algorithm():
@@ -39,20 +37,3 @@ def test_only_the_native_all_reduce_overlaps_with_backward(text, beside):
             return overlaps_compute(carrier), replicas._synchronizer._config.may_overlap
 
     assert run_ranks(fn, 2) == [(beside, beside)] * 2
-
-
-def test_rank_0_prints_the_all_reduce_of_a_serial_script(capsys):
-    def fn(world):
-        carrier = replicated_script._gradient_world(world, Options(algorithm="tree,ring:64K"))
-        gradients, model = replicated_script.Gradients(carrier), network()
-        gradients.follow(model.parameters(), may_overlap=True)
-        plain(model, samples(), 1.0)
-        gradients.detach()
-        assert replicated_script._gradient_world(world, Options()) is world
-        return model[0].weight.grad.tolist()
-
-    model = network()
-    plain(model, samples(), 1.0)
-    assert run_ranks(fn, 2) == [model[0].weight.grad.tolist()] * 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "tree, ring from 64 KiB" in line

@@ -50,7 +50,7 @@ def point(workers, *, mode="strong", variant="", slow=None, comm=0.0026, spread=
         "threads": 1,
         "processors": 1,
         "device": "cpu",
-        "kind": "replicated",
+        "kind": "once",
         "global_batch": batch,
         "samples_per_second_low": rate * (1 - spread),
         "samples_per_second_high": rate * (1 + spread),

@@ -9,6 +9,7 @@ import typer
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
+from samestep.base.setting_fields import flag
 from samestep.cli.main import application
 from samestep.cli.options import launch
 from samestep.cli.options.declare import given
@@ -23,9 +24,9 @@ from samestep.studies.scaling.sweep.plan import Kind
 from samestep.studies.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.studies.scaling.sweep.variants import Variant, variants
 
-_NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
+_NOT_COMPARED = ("explain", "scratch", "seed")
 _OF_JOB = ("bind", "threads")
-_OF_SCRIPTS = ("mode", "split", "short_calls", "load", "random", "device")
+_OF_SCRIPTS = ("mode", "short_calls", "device")
 OF_SERIAL = SPLIT
 _OF_TRAIN = ("--seed",)
 """Options with another meaning in train; the other ones that train and scale share mean the same."""
@@ -108,7 +109,9 @@ class Target:
         found = [name for name, value in flags.items() if value is not None]
         of_scripts = [name for name in found if name in _OF_SCRIPTS]
         if self.kind == "recipe" and of_scripts:
-            raise UsageError(f"--{of_scripts[0]} is for scripts, and {self.name} is a recipe; leave it out.")
+            raise UsageError(
+                f"{flag(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
+            )
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in found if name in OF_SERIAL})
@@ -211,9 +214,9 @@ class Target:
             raise UsageError(
                 f"{self.name} is neither an existing script nor a recipe; the recipes are {known}."
             )
-        for flag, instead in _OWN_RUNS.items():
-            if any(word == flag or word.startswith(f"{flag}=") for word in self.arguments):
-                raise UsageError(f"{flag} does not go with samestep scale, which needs {instead}.")
+        for option, instead in _OWN_RUNS.items():
+            if any(word == option or word.startswith(f"{option}=") for word in self.arguments):
+                raise UsageError(f"{option} does not go with samestep scale, which needs {instead}.")
 
 
 def refuse_wrong_flags(trials: Sequence[Trial]) -> None:

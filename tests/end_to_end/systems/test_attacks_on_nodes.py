@@ -154,7 +154,7 @@ def test_users_of_either_host_neither_connect_to_a_run_nor_delay_it(
     assert took < usual + DELAY_S
 
 
-@pytest.mark.parametrize("command", mostly_long(COMMANDS, ("serial",)))
+@pytest.mark.parametrize("command", mostly_long(COMMANDS, ("run",)))
 def test_a_user_of_the_same_host_neither_connects_to_a_command_nor_delays_it(nodes, tmp_path, command):
     program("netns", "setpriv")
 
@@ -167,13 +167,14 @@ def test_a_user_of_the_same_host_neither_connects_to_a_command_nor_delays_it(nod
         return finish_uncontended(nodes.start("node0", *command_line, folder=folder))
 
     undisturbed, usual = run("alone")
-    for attempt in range(5):
+    is_serial = command == "serial"
+    for attempt in range(1 if is_serial else 5):
         with attacked_on(nodes, "node0") as taken:
             ended, took = run(f"attacked-{attempt}")
         # Where only Gloo listens, for some milliseconds, the attacker can be too late.
         if taken:
             break
-    assert taken
+    assert bool(taken) != is_serial  # the workers of a serial script share memory, and listen nowhere
 
     assert ended.code == undisturbed.code, ended.err
     assert "Traceback" not in ended.err

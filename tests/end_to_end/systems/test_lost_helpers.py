@@ -43,7 +43,7 @@ for step, x in enumerate(data):
     optimizer.step()
     print(f"{loss.item():.9f}")
 """
-FLAGS = ("--engine", "once", "-n", 4, "--nnodes", 2, "--short-calls", "split")
+FLAGS = ("-n", 4, "--nnodes", 2, "--short-calls", "split")
 
 
 @pytest.fixture

@@ -106,26 +106,9 @@ def test_a_recipe_ends_with_the_same_weights(way, weights, request, tmp_path):
     assert digest(out) == weights
 
 
-@pytest.mark.parametrize("way", mostly_long(WAYS, ("srun",)))
+@pytest.mark.parametrize("way", mostly_long(WAYS, ("torchrun_on_two_nodes", "srun")))
 def test_a_serial_script_prints_the_same_losses(way, losses, request, tmp_path):
-    assert printed(getattr(Launches(request, tmp_path), way)("run", SERIAL)) == losses
-
-
-@pytest.mark.parametrize("way", mostly_long(WAYS, ("torchrun_on_two_nodes",)))
-def test_a_serial_script_that_runs_once_prints_the_same_losses(way, losses, request, tmp_path):
     """Only this finds that ranks of a launcher, on several nodes, are no helpers of rank 0."""
-    flags = ("--engine", "once", "--short-calls", "split")
-    ended = getattr(Launches(request, tmp_path), way)("run", *flags, SERIAL)
+    ended = getattr(Launches(request, tmp_path), way)("run", "--short-calls", "split", SERIAL)
     assert printed(ended) == losses
     assert re.search(": 10[05] calls split", "".join(done.err for done in ended))
-
-
-TIME_BUDGET = Path(__file__).parents[2] / "gallery" / "time_budget.py"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["torchrun_on_two_nodes", "srun"])
-def test_a_time_budget_ends_on_all_nodes_after_the_same_step(way, request, tmp_path):
-    out = printed(getattr(Launches(request, tmp_path), way)("run", TIME_BUDGET))
-    assert out.count("steps: ") == 1
-    assert (tmp_path / "latest.pt").is_file()

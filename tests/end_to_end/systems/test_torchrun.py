@@ -117,26 +117,3 @@ def test_an_unresolvable_rendezvous_host_is_an_error(nodes):
 
     assert done.code == 2
     assert "nowhere.invalid, the host of rank 0, cannot be resolved on node0" in done.err
-
-
-ORDERED = """
-import sys, torch
-torch.nn.Linear(1, 1)(torch.ones(8, 1)).sum().backward()
-sys.stdout.write("order " + " ".join(set(map(str, range(100)))) + "\\n")
-"""
-
-
-@pytest.mark.parametrize(
-    "launcher", [RUN, long_param((*TORCHRUN, "--master-port=29400"))], ids=["samestep", "torchrun"]
-)
-def test_a_serial_scripts_sets_have_one_order_on_two_nodes(nodes, tmp_path, launcher):
-    script = tmp_path / "ordered.py"
-    script.write_text(ORDERED)
-    flags = ("--nnodes=2", "--node-rank={i}", "--nproc-per-node=2", "--master-addr=node0")
-    command = (*launcher, *flags, *(() if launcher is RUN else ("-m", "samestep", "run")), "--all-output")
-    both = on_both(nodes, (*command, script))
-
-    assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
-    orders = [line.split("order ")[1] for done in both for line in done.out.splitlines() if "order" in line]
-    assert len(orders) == 4
-    assert len(set(orders)) == 1

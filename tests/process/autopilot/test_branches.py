@@ -23,7 +23,7 @@ def test_a_branch_that_does_not_compare_samples_is_split(run):
     assert split == 5
 
 
-def test_a_call_whose_branch_no_check_has_covered_is_computed_whole(run):
+def test_a_call_with_a_branch_that_no_check_has_covered_stays_unsplit(run):
     serial = models.trained(models.Branches)
     found, split, unsplit, lines = run(2, models.trained, models.Branches)
     assert found == pytest.approx(serial, rel=0, abs=1e-12)

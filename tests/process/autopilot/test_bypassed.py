@@ -1,4 +1,4 @@
-"""Scripts that use weights without calling a module have the results of `python`, and the report says why."""
+"""Scripts that use weights without calling a module print what `python` prints; the report has the reason."""
 
 import io
 import os

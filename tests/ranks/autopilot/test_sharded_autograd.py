@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch.autograd import grad
 
-from samestep.autopilot.split import sharded_autograd
-from samestep.autopilot.split.gradients import Gradients
-from samestep.autopilot.split.sharded_autograd import BatchSplit, call_graph
+from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.ranks.world.thread_world import run_ranks
 
 
@@ -78,45 +76,3 @@ def test_weighted_sums_ignore_parts_of_weight_0():
         return total.item(), part.grad.item()
 
     assert run_ranks(on_each_rank, 3) == [(1.75, 0.75), (1.75, 2.25), (1.75, 0.0)]
-
-
-@pytest.fixture
-def is_first_call():
-    """Forgets what the first call of a process has measured."""
-    sharded_autograd._references_of_graph.cache_clear()
-    yield
-    sharded_autograd._references_of_graph.cache_clear()
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-@pytest.mark.usefixtures("is_first_call")
-def test_leaves_that_only_the_graph_holds_are_no_weights_of_the_script(mode):
-    with mode():
-        assert call_graph(torch.ones(2)).leaves == ()
-    kept = torch.ones(2, requires_grad=True)
-
-    def output(x):
-        state = torch.zeros(2).requires_grad_()
-        return torch.tanh(state + x * kept)
-
-    (leaf,) = call_graph(output(drawn(2).float())).leaves
-
-    assert leaf is kept
-
-
-def test_weights_are_followed_beside_leaves_of_which_ranks_have_different_numbers():
-    def on_each_rank(world):
-        weights = [torch.full((2,), 3.0, requires_grad=True), torch.zeros(2, requires_grad=True)]
-        of_samples = [torch.full((1,), 10.0 * world.place.rank + i) for i in range(2 - world.place.rank)]
-        gradients = Gradients(world)
-        leaves = [weights[0], *(one.requires_grad_() for one in of_samples), weights[1]]
-        vary = gradients.follow_leaves(leaves)
-        again = gradients.follow_leaves(weights, vary=vary)
-        followed = [gradients.follows(leaf) for leaf in leaves]
-        gradients.detach()
-        return vary, again, followed
-
-    assert run_ranks(on_each_rank, 2) == [
-        (True, True, [True, False, False, True]),
-        (True, True, [True, False, True]),
-    ]

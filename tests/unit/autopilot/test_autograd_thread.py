@@ -7,9 +7,8 @@ from contextvars import ContextVar
 import pytest
 import torch
 
-from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, watch_effects
 from samestep.autopilot.equivalence.unsplit_call import quiet
-from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.split.slice_context import before_collective, failing_together
 from samestep.autopilot.split.training_calls import TrainsError, detected_training, training_nothing
 from support.autograd_thread import autograd_in_another_thread
@@ -57,12 +56,9 @@ def test_a_backward_in_a_check_prints_and_logs_nothing(capsys, caplog):
 
 
 def test_a_backward_in_a_check_changes_no_files(tmp_path):
-    class Handler:
-        def accessed(self, original, _, args, kwargs):
-            return original(*args, **kwargs)
-
+    watch_effects()
     path = tmp_path / "log"
-    with redirected(Handler()), changing_no_files(), pytest.raises(WritesFileError):
+    with changing_no_files(), pytest.raises(WritesFileError):
         _in_a_hook(lambda: path.write_text("a line"))
     assert not path.exists()
 

@@ -56,13 +56,13 @@ def test_auto_is_refused_for_other_launches(run, arguments, changes, named):
 def test_the_runs_share_the_cores_and_have_the_flags_of_the_training(run, monkeypatch):
     monkeypatch.setattr(module, "cpu_share", lambda: type("Share", (), {"usable": 4}))
 
-    code, out, _ = run("--batch-norm", "local", "--device", "cpu", gpus=2)
+    code, out, _ = run("--short-calls", "split", "--device", "cpu", gpus=2)
 
     lines = {int(line.split(" -n ")[1].split()[0]): line for line in out.splitlines()}
     assert (code, set(lines)) == (0, {1, 2, 4})
     for workers, line in lines.items():
         assert f"--threads={4 // workers} " in line
-        assert {"--batch-norm=local", "--device=cpu"} <= set(line.split())
+        assert {"--short-calls=split", "--device=cpu"} <= set(line.split())
         assert "--scratch=" in line
         assert line.endswith("train.py --lr 1")
 

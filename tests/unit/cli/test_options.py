@@ -10,10 +10,9 @@ from samestep.cli.main import VERBS, application, run_command
 
 OTHER_MEANINGS = {
     "--workers": "a number, or for scale and verify several",
-    "--algorithm": "of a script's gradients, of a recipe's, or for bench several to measure",
+    "--algorithm": "of a recipe's gradients, or for bench several to measure",
     "--config": "of a training, or of the options of run",
     "--hang-timeout": "for bench of a call, which always ends",
-    "--batch-norm": "of a script, or of a recipe",
     "--nproc-per-node": "for run a number or a word, for scale a maximum",
     "--out": "of a run, or of a study",
     "--page": "for lab an addition, for report the result",

@@ -48,7 +48,7 @@ def test_a_flag_overrides_a_file_and_config_overrides_the_project(run, arguments
         ("master-port = 1.5", ("master-port", "1.5")),
         ("workers = ", ("own.toml",)),
         ("program = 'x'", ("'program'",)),
-        ("split = 'lodaer'", ("'lodaer'", "loader")),
+        ("short-calls = 'spilt'", ("'spilt'", "split")),
     ],
 )
 def test_a_wrong_file_is_one_line(run, config, named):

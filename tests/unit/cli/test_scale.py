@@ -132,7 +132,7 @@ def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, m
 
 def test_train_and_scale_share_only_these_options():
     shared = {
-        *("--algorithm", "--batch-norm", "--bind", "--hang-timeout", "--threads"),  # passed on
+        *("--bind", "--hang-timeout", "--threads"),  # passed on
         *("--figures", "--json", "--out", "--quiet", "--workers"),  # of the study, not of a run
     }
     flags = [
@@ -231,7 +231,7 @@ def test_compared_threads_are_not_given_twice(script, capsys):
         (["digits", "--epochs=x"], "samestep train: .*'--epochs'"),
         (["digits", "--bind=foo"], "--bind 'foo'"),
         (["train.py", "--bind=foo"], "--bind 'foo'"),
-        (["train.py", "--split=foo"], "--split 'foo' .*call, loader"),
+        (["train.py", "--short-calls=foo"], "--short-calls 'foo' .*auto, split"),
         (["digits", "--compare", "sync=ddp,bogus"], "--sync 'bogus'"),
         (["digits", "-n", "1,4", "--batch-size=3"], "--batch-size 3"),
         (["train.py", "--scaling=up"], "--scaling 'up' .*auto, strong, weak, both"),
@@ -241,11 +241,10 @@ def test_compared_threads_are_not_given_twice(script, capsys):
         (["launches.py"], "launches.py .*--mode native"),
         (["spawns.py", "--compare", "launcher=samestep,torchrun"], "launcher=torchrun: spawns.py"),
         (["spawns.py", "--submit", "slurm"], "spawns.py .*allocation"),
-        (["native.py", "--split=loader"], "--split .*native.py .*--mode autopilot"),
-        (["native.py", "--compare=algorithm=ring,tree"], "--algorithm .*native.py .*--mode autopilot"),
+        (["native.py", "--short-calls=split"], "--short-calls .*native.py .*--mode autopilot"),
         (
-            ["train.py", "--mode=native", "--compare=batch-norm=global,local"],
-            "--batch-norm .*train.py .*--mode autopilot",
+            ["train.py", "--mode=native", "--compare=short-calls=auto,split"],
+            "--short-calls .*train.py .*--mode autopilot",
         ),
         (["nowhere.py"], "nowhere.py "),
         (["letters"], "letters .*digits, mnist"),
@@ -253,7 +252,7 @@ def test_compared_threads_are_not_given_twice(script, capsys):
         (["digits", "--clock", "/tmp/q"], "--clock "),
         (["digits", "--", "--clock-steps=3"], "--clock-steps .*--steps"),
         (["digits", "--clock-warm-up", "1"], "--clock-warm-up .*--warm-up"),
-        (["digits", "--split=loader"], "--split .*digits"),
+        (["digits", "--short-calls=split"], "--short-calls .*digits"),
         (["train.py", "--compare", "sync=ddp,flat"], "--sync .*recipes"),
         (
             ["digits", "--compare", "color=red,blue"],

@@ -11,9 +11,8 @@ from samestep.base.errors import UsageError
 from samestep.cli.main import run_command
 from samestep.cli.options import serial
 from samestep.cli.options.serial import with_options
-from samestep.launch.job import Job, Logs, Nodes, Program, Std
+from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.plan import Spawn
-from samestep.ranks.collectives.algorithm_choice import Measured
 from samestep.run.decision import decide
 
 
@@ -33,46 +32,23 @@ def flags(**others):
 
 def test_given_values_are_the_options_of_a_serial_script(decision):
     assert with_options(decision(), **flags()).options == Options()
-    assert with_options(decision(), **flags(batch_norm="local")).options == Options(batch_norm="local")
-    assert with_options(decision(workers=1), **flags(batch_norm="local")).options.batch_norm == "local"
-
-
-def test_all_output_sets_tee_unless_the_user_does(decision):
-    assert with_options(decision(), **flags(all_output=True)).job.logs.tee == Std.parse("-t", "3")
-    assert with_options(decision(), **flags()).job.logs.tee.is_empty
-    own = decision()
-    own = replace(own, job=replace(own.job, logs=Logs(tee=Std.parse("-t", "1"))))
-    assert with_options(own, **flags(all_output=True)).job.logs == own.job.logs
+    assert with_options(decision(), **flags(short_calls="split")).options == Options(short_calls="split")
+    assert with_options(decision(workers=1), **flags(short_calls="split")).options.short_calls == "split"
 
 
 def test_a_wrong_value_is_refused_with_the_choices(decision):
-    with pytest.raises(UsageError, match=r"--batch-norm 'layer' .*global, local"):
-        with_options(decision(), **flags(batch_norm="layer"))
+    with pytest.raises(UsageError, match=r"--short-calls 'none' .*auto, split"):
+        with_options(decision(), **flags(short_calls="none"))
 
 
 def test_a_flag_without_effect_is_refused(decision):
     native = decision("import torch.distributed as dist\ndist.init_process_group('gloo')")
 
     with_options(native, **flags())
-    with pytest.raises(UsageError, match=r"--batch-norm .*train\.py .*--mode autopilot"):
-        with_options(native, **flags(batch_norm="local"))
+    with pytest.raises(UsageError, match=r"--short-calls .*train\.py .*--mode autopilot"):
+        with_options(native, **flags(short_calls="split"))
     with pytest.raises(UsageError, match=r"--explain .*-n 2"):
         with_options(decision(workers=1), **flags(explain=True))
-
-
-def test_algorithm_auto_without_measurements_is_refused_before_a_worker_starts(
-    decision, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(serial, "accelerator_count", lambda: 0)
-
-    with pytest.raises(UsageError, match="samestep bench all-reduce -n 2 --save"):
-        with_options(decision(), **flags(algorithm="auto"))
-    with pytest.raises(UsageError, match="--algorithm 'tre'"):
-        with_options(decision(), **flags(algorithm="tre"))
-    with_options(decision(workers=1), **flags(algorithm="auto"))
-    Measured(ranks=2, hosts=1, device="cpu").save([(4, "ring")])
-    assert with_options(decision(), **flags(algorithm="auto")).options.algorithm == "auto"
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])

@@ -65,5 +65,5 @@ def test_a_full_disk_is_reported_at_the_end_and_raises_no_error_in_the_script(tm
 def test_a_program_does_not_exit_with_0_if_its_steps_are_not_written(tmp_path, monkeypatch, ended, exit_code):
     monkeypatch.setattr(os, "write", full)
     clocking = ClockOptions(folder=tmp_path, steps=4)
-    ending = clocked(lambda: ended, around=as_it_is, clocking=clocking, kind="serial")
+    ending = clocked(lambda: ended, around=as_it_is, clocking=clocking, kind="serial", size=1)
     assert ending.exit_code == exit_code

@@ -37,7 +37,7 @@ from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
-from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
+from samestep.autopilot.split.declared_dimensions import stays_unsplit
 from samestep.autopilot.split.gradients import unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.module_outputs import outcome
@@ -89,7 +89,10 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
 
 
 class EquivalenceCheck:
-    """The equivalence check of one call; `expect` gets the seconds that its comparisons may take."""
+    """The equivalence check of one call.
+
+    `expect` gets the seconds that its comparisons may take; `declared` is the way that the script declares.
+    """
 
     def __init__(
         self,
@@ -99,9 +102,10 @@ class EquivalenceCheck:
         world: World,
         gradient: Callable[..., Any] = torch.autograd.grad,
         expect: Callable[[float], object] = lambda _: None,
+        declared: Dims | None = None,
     ) -> None:
         self._forward, self._module, self._given, self._world = forward, module, given, world
-        self._gradient, self._expect = gradient, expect
+        self._gradient, self._expect, self._declared = gradient, expect, declared
         self._run = ModuleRun(forward, module, world.device)
         self.restore = self._run.restore
         self._counters: list[Key] = []
@@ -220,7 +224,7 @@ class EquivalenceCheck:
     def _ways(self) -> Iterator[Dims]:
         """Yield the way that the script declares, or else all ways that the shapes allow."""
         size = self._world.place.size
-        declared = declared_dims(self._module, self._given)
+        declared = self._declared
         if declared is None:
             yield from candidates(self._given, size)
         elif (self._given.total(declared) or 0) >= size:

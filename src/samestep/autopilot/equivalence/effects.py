@@ -10,6 +10,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
+from samestep.autopilot.files.paths import is_device
 from samestep.hooks.thread_values import ThreadValue
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -61,4 +62,5 @@ def _writes(path: Any, mode: Any, flags: int) -> bool:
         return False
     if not (set(mode) & set("wax+") if isinstance(mode, str) else flags & _WRITE_FLAGS):
         return False
-    return not os.fsdecode(path).startswith(("/dev/", "/proc/"))
+    text = os.fsdecode(path)
+    return not is_device(text) and not text.startswith("/proc/")

@@ -13,6 +13,7 @@ from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.module_outputs import assign_side_outputs
+from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import PeerLost
@@ -64,6 +65,9 @@ class ModuleCall(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(ModuleCall):
     """A call that is checked: can it be split?"""
+
+    declared: Dims | None
+    """The way that the script declares; None for all ways that the shapes allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +151,9 @@ class Helper:
                 with self._called(message) as mirror:
                     args, kwargs = mapped(message.given, _copy)
                     given = CallArguments(args, kwargs)
-                    self.slices.check(message.plan, nn.Module.__call__, mirror.module, given)
+                    self.slices.check(
+                        message.plan, nn.Module.__call__, mirror.module, given, message.declared
+                    )
         except PeerLost:
             raise
         except Exception as raised:  # noqa: BLE001 - of any code of the script; the call then is not split

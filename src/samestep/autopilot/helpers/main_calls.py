@@ -42,6 +42,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.cuda_graphs import graph_obstacle
+from samestep.autopilot.split.declared_dimensions import declared_dims
 from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import CallKind, ShortCalls
@@ -265,10 +266,11 @@ class MainCalls:
         try:
             modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
             message = self._message(call, self._plans, modes, streams)
-            self._send(Check(released=self._take_released(), **message))
+            declared = declared_dims(module, call.given)  # which only this process knows
+            self._send(Check(released=self._take_released(), declared=declared, **message))
             try:
                 self._helpers.share_cores()
-                verdict = self._slices.check(self._plans, call.forward, module, call.given, expect)
+                verdict = self._slices.check(self._plans, call.forward, module, call.given, declared, expect)
             except (PeerLost, DeviceFailed):
                 raise
             except Exception as error:

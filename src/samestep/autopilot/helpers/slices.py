@@ -25,6 +25,7 @@ from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.random_draws import GlobalDraws
+from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import OtherRankFailedError
@@ -83,15 +84,24 @@ class RankSlices:
         forward: Forward,
         module: nn.Module,
         given: CallArguments,
+        declared: Dims | None,
         expect: Callable[[float], object] = lambda _: None,
     ) -> Verdict:
         """Check whether a call can be split, keep its plan under a number, and restore the module.
+
+        Args:
+            number: the number.
+            forward: calls the module.
+            module: the module, or its mirror.
+            given: the arguments for the whole batch.
+            declared: the way that the script declares; None for all ways that the shapes allow.
+            expect: called with the time that the check may take, in seconds.
 
         Raises:
             OtherRankFailedError: the ranks have not computed the same: a mirror is not as the module.
         """
         with _without_graphs(module), quiet() as printed:
-            check = EquivalenceCheck(forward, module, given, self.world, expect=expect)
+            check = EquivalenceCheck(forward, module, given, self.world, declared=declared, expect=expect)
             try:
                 verdict = check.run()
             except (OtherRankFailedError, PeerLost):

@@ -129,7 +129,8 @@ class ClockFile:
             "memory_bytes": here.memory_bytes,
             "cpus": ranges(here.cpu.allowed),
             "backend": backend,
-            "sync": sync,
+            # The worker that runs a script for all averages no gradients.
+            "sync": "" if self._kind == "once" else sync,
             "system": here.system,
             "torch": here.torch,
             **toolkit_versions(device.type),

@@ -13,8 +13,8 @@ def waiting(fresh, module, calls):
     return [fresh.waits(module) for _ in range(calls)]
 
 
-def test_after_modules_of_few_calls_the_next_one_waits_and_is_split_if_it_lives():
-    """Catches a module that is checked each time it is made, and one that is never checked."""
+def test_after_modules_of_few_calls_the_next_module_waits_until_it_has_lived():
+    """Catches a module that is checked each time it is made, and a living module that is never checked."""
     fresh = FreshModules()
 
     assert [any(waiting(fresh, Wrapper(), 5)) for _ in range(5)] == [False, False, False, True, True]
@@ -23,7 +23,7 @@ def test_after_modules_of_few_calls_the_next_one_waits_and_is_split_if_it_lives(
 
 
 def test_other_classes_and_modules_that_live_do_not_wait():
-    """Catches a count over all modules, and one of modules that still exist."""
+    """Catches a count over all classes, and a count of modules that still exist."""
     fresh = FreshModules()
     living = [Wrapper() for _ in range(9)]
 

@@ -176,7 +176,7 @@ def test_a_number_of_workers_before_the_script_is_that_of_the_job(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
 
-    assert parse_command(["run", "-n", "4", "--split", "loader", "train.py", "-n", "3"]).workers == 4
+    assert parse_command(["run", "-n", "4", "--device", "cpu", "train.py", "-n", "3"]).workers == 4
     assert parse_command(["run", "-n", "4", "train.py", "-n", "3"]).words(8) == [
         "run",
         "-n",
@@ -196,7 +196,7 @@ def test_a_number_of_workers_before_the_script_is_that_of_the_job(tmp_path, monk
         "4",
     ]
     with pytest.raises(UsageError, match=r"nowhere.py"):
-        parse_command(["run", "--split", "loader", "nowhere.py"])
+        parse_command(["run", "--device", "cpu", "nowhere.py"])
 
 
 @pytest.mark.parametrize(

@@ -216,15 +216,6 @@ def test_fetching_a_batch_before_backward_does_not_end_forward(clock):
     ] * 3
 
 
-def test_only_this_ranks_shard_of_a_batch_is_counted(clock):
-    def script():
-        train(*plain(), loader())
-
-    _, lines, last = clock(script, own=lambda samples: samples // 2, loaders=2)
-    assert [line["samples"] for line in lines] == [2, 2, 2]
-    assert last["samples_per_epoch"] == 24
-
-
 def test_a_script_without_a_step_has_a_file_without_steps(clock):
     header, lines, last = clock(lambda: None)
     assert (header["format"], lines, last["ended"], last["samples_per_epoch"]) == (1, [], "end", None)

@@ -59,7 +59,7 @@ def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS,
         kept = [one for one in made if one is not None]
         known = Facts(rank=rank, group_size=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
         traces.append(Trace(replace(known, **(facts(rank) if facts else {})), kept, len(kept)))
-    return RunRecord(traces, is_replicated=False, failure=failure)
+    return RunRecord(traces, runs_once=False, failure=failure)
 
 
 REFERENCE, CONTROL = run(), run(jitter=1e-15)
@@ -217,7 +217,7 @@ def test_different_untrained_tensors_are_named_only_if_values_differ(name):
 
 def test_a_fault_of_a_serial_script_is_that_of_samestep():
     native = run(2, change=scaled(2))
-    serial = replace(run(2, change=scaled(2), share=lambda _, samples: samples), is_replicated=True)
+    serial = replace(run(1, change=scaled(2)), runs_once=True, workers=2)
     (of_native,), (of_serial,) = (causes(Comparison(REFERENCE, one, CONTROL)) for one in (native, serial))
     assert of_native.cause == of_serial.cause == "sum-not-mean"
     assert FAULT_OF_SAMESTEP in of_serial.message
@@ -225,8 +225,8 @@ def test_a_fault_of_a_serial_script_is_that_of_samestep():
 
 
 def test_a_refusal_is_no_fault_of_samestep():
-    refused = run(2, facts=lambda _: {"ended": "UsageError", "message": "cannot be split"})
-    (found,) = causes(Comparison(REFERENCE, replace(refused, is_replicated=True), CONTROL))
+    refused = run(1, facts=lambda _: {"ended": "UsageError", "message": "creates a process group"})
+    (found,) = causes(Comparison(REFERENCE, replace(refused, runs_once=True, workers=2), CONTROL))
     assert found.cause == "refused"
     assert FAULT_OF_SAMESTEP not in found.message
 

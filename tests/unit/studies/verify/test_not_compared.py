@@ -14,7 +14,7 @@ from samestep.studies.verify.verdict import verdict_of
 def run(size=1, *, losses=(), parameters=(), **facts):
     step = Step(index=0, samples=[1.0], losses=[*losses], before=[*parameters], after=[*parameters])
     traces = [Trace(Facts(rank=rank, **facts), [step], 1) for rank in range(size)]
-    return RunRecord(traces, is_replicated=False)
+    return RunRecord(traces, runs_once=False)
 
 
 def compared(**quantities):
@@ -53,4 +53,4 @@ def test_a_padded_evaluation_counts_only_by_a_printed_fraction(printed, missing)
 def test_parts_that_one_worker_does_not_reach_are_named():
     assert set(not_reached(run())) == {"evaluation", "second-epoch"}
     steps = [Step(index=k, samples=[1.0], evaluated=[2.0]) for k in range(2)]
-    assert not_reached(RunRecord([Trace(Facts(rank=0), steps, 2)], is_replicated=False)) == {}
+    assert not_reached(RunRecord([Trace(Facts(rank=0), steps, 2)], runs_once=False)) == {}

@@ -12,7 +12,7 @@ from samestep.studies.verify.trace import Facts, Trace
 def printed(text, *, replicated=False, size=1):
     facts = Facts(rank=0, epsilon=1e-7, printed=f"{text}\n")
     traces = [Trace(replace(facts, rank=rank), [], 0) for rank in range(size)]
-    return RunRecord(traces, is_replicated=replicated)
+    return RunRecord(traces, runs_once=replicated)
 
 
 def numbers(reference, run, control=None):

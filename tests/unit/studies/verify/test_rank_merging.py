@@ -15,7 +15,7 @@ def trace(rank, *steps, **facts):
 
 
 def run(*traces):
-    return RunRecord([*traces], is_replicated=False)
+    return RunRecord([*traces], runs_once=False)
 
 
 def batch(index=0, samples=(1.0, 2.0), printed=0):
@@ -93,8 +93,8 @@ def test_a_rank_that_shadows_a_step_keeps_it_empty():
     assert merged(run(one.traces[0], shadow)).traces[1].steps[0] == shadow.steps[0]
 
 
-def test_a_replicated_run_and_one_worker_are_unchanged():
+def test_a_script_that_runs_once_and_one_worker_are_unchanged():
     alone = run(trace(0, batch(), same_batch=[0, 1]))
-    replicated = RunRecord([trace(rank, batch(), same_batch=[0, 1]) for rank in (0, 1)], is_replicated=True)
+    once = RunRecord([trace(0, batch(), same_batch=[0, 1])], runs_once=True, workers=2)
     assert merged(alone) is alone
-    assert merged(replicated) is replicated
+    assert merged(once) is once

@@ -1,4 +1,4 @@
-"""The samples of a step are those of all ranks, replicated or sharded."""
+"""The samples of a step are those of all ranks that record them."""
 
 import pytest
 
@@ -17,12 +17,10 @@ def run(*samples, **how):
 @pytest.mark.parametrize(
     ("samples", "how", "found"),
     [
-        ([[1, 3], [2]], {"is_replicated": False}, [1, 2, 3]),
-        ([[3, 1, 2], [1, 2, 3]], {"is_replicated": True}, [1, 2, 3]),
-        ([[3, 1], [2]], {"is_replicated": True, "is_sliced": True}, [1, 2, 3]),
-        ([[1], [1]], {"is_replicated": True, "is_sliced": True}, [1]),
+        ([[1, 3], [2]], {}, [1, 2, 3]),
+        ([[3, 1, 2]], {"runs_once": True, "workers": 2}, [1, 2, 3]),
     ],
-    ids=["sharded", "replicated", "replicated, sliced", "replicated, too few to slice"],
+    ids=["sharded", "serial script"],
 )
 def test_the_samples_of_a_step(samples, how, found):
     assert run(*samples, **how).samples(0).tolist() == found

@@ -22,7 +22,7 @@ def run(*, losses=(2.0, 1.0, 0.5), before=1.0, samples=0.0, epsilon=1e-7):
         )
         for k, loss in enumerate(losses)
     ]
-    return RunRecord([Trace(Facts(rank=0, epsilon=epsilon), steps, len(steps))], is_replicated=False)
+    return RunRecord([Trace(Facts(rank=0, epsilon=epsilon), steps, len(steps))], runs_once=False)
 
 
 def found(reference, control):

@@ -155,9 +155,10 @@ def _measured(trial: Trial) -> float:
             if made
             else "it has no training step: neither an optimizer step nor a backward"
         )
-    if len(ranks) != trial.workers:
-        raise UsageError(f"{len(ranks)} of {trial.workers} workers have a file")
-    (run,) = in_samples([Run(ranks=ranks)])
+    recorded = Run(ranks=ranks)
+    if recorded.workers != trial.workers:
+        raise UsageError(f"{recorded.workers} of {trial.workers} workers took part")
+    (run,) = in_samples([recorded])
     return steady_steps(run).samples_per_second
 
 
@@ -167,7 +168,7 @@ def is_complete(trial: Trial) -> bool:
         ranks = read_ranks(trial.clock)
     except UsageError:
         return False
-    return len(ranks) == trial.workers and all(rank.end for rank in ranks)
+    return Run(ranks=ranks).workers == trial.workers and all(rank.end for rank in ranks)
 
 
 def is_usage_error(outcome: Outcome) -> bool:

@@ -73,12 +73,6 @@ def test_each_worker_can_load_the_global_batch_and_take_its_shard():
     assert two.worker_hours_per_epoch == pytest.approx(one.worker_hours_per_epoch / 2)  # of 12,800 loaded
 
 
-def test_ranks_of_a_replicated_script_load_the_global_batch():
-    runs = run_of(1, rows=24, loaded=24, kind="serial"), run_of(2, rows=12, loaded=24, kind="replicated")
-    assert found(*runs) == strong(24)
-    assert note_of_samples(runs) is None
-
-
 def test_the_length_of_an_epoch_does_not_depend_on_the_calls_of_models():
     once, often = (measured([run_of(1, rows=rows, loaded=64)])[0] for rows in (64, 256))
     assert often.worker_hours_per_epoch == once.worker_hours_per_epoch == pytest.approx(0.096 * 100 / 3600)

@@ -1,6 +1,7 @@
 """Compared runs belong to one training, and other differences are noted."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,8 @@ def of_scripts(at, *argvs, kind="native", **more):
         workers = 2**number
         own = {name: seconds / workers for name, seconds in OWN.items()}
         folders.append(at / f"c{workers}")
-        write(folders[-1], clocked(workers, own=own, kind=kind, argv=argv.split(), **more))
+        run = clocked(workers, own=own, kind=kind, argv=argv.split(), **more)
+        write(folders[-1], replace(run, ranks=run.ranks[:1]) if kind == "once" else run)
     return folders
 
 
@@ -115,17 +117,17 @@ def test_settings_that_differ_out_of_proportion_are_noted(tmp_path, make, target
 
 def test_runs_of_several_kinds_and_devices_are_noted(tmp_path):
     one, two = of_scripts(tmp_path / "a", "t.py", "t.py")
-    (on_gpu,) = of_scripts(tmp_path / "b", "t.py", kind="replicated", device="cuda", device_name="H200")
+    (on_gpu,) = of_scripts(tmp_path / "b", "t.py", kind="once", device="cuda", device_name="H200")
 
     notes = study_of([one, two, on_gpu]).notes
 
-    assert "The runs had several kinds: native, replicated." in notes
+    assert "The runs had several kinds: native, once." in notes
     assert "The runs had several kinds of device: cpu, cuda." in notes
 
 
 def test_a_serial_script_is_of_one_kind(tmp_path):
     (one,) = of_scripts(tmp_path / "a", "t.py", kind="serial")
-    _, two = of_scripts(tmp_path / "b", "t.py", "t.py", kind="replicated")
+    _, two = of_scripts(tmp_path / "b", "t.py", "t.py", kind="once")
     assert not [note for note in study_of([one, two]).notes if "several" in note]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep.studies.scaling.analysis.study_file import read_study, write_study
 from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.rows import facts
 from samestep.studies.scaling.sweep.collect import Frame, collect_study
@@ -31,9 +32,9 @@ def request(folder, **changes):
 
 
 def write_files(trial, *, batch, seconds=0.1, steps=4, ended="steps", message="", made=None, **more):
-    """Write the files of the workers of a run, each with its shard of the batch."""
+    """Write the files of the workers of a run, each with its shard; of rank 0 if it runs once."""
     trial.clock.mkdir(parents=True)
-    for rank in range(trial.workers):
+    for rank in range(1 if more.get("kind") == "once" else trial.workers):
         header = {"format": 1, "rank": rank, "size": trial.workers, "kind": "native", "host": "a", "nodes": 1}
         header |= {
             "warm_up": 1,
@@ -77,6 +78,14 @@ def test_points_have_speedup_and_repeats(tmp_path):
     assert study.points[1].speedup == pytest.approx(1.0)
     assert study.target == "train.py"
     assert "other-mode" not in note_codes(study)
+
+
+def test_a_script_that_runs_once_has_the_file_of_rank_0_alone(tmp_path):
+    study = study_of_all(request(tmp_path), lambda trial: 64, kind="once")
+    write_study(tmp_path / "study.json", study)
+
+    assert [(one.workers, len(one.runs), len(one.timeline)) for one in study.points] == [(1, 2, 1), (2, 2, 1)]
+    assert read_study(tmp_path).points == study.points
 
 
 def test_one_worker_with_the_cores_of_several_is_a_point_of_its_own(tmp_path):

@@ -1,0 +1,606 @@
+"""Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
+
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.autopilot.equivalence.check import TRAINS, EquivalenceCheck
+from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
+from samestep.autopilot.helpers import main_calls
+from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.split.short_calls import FIRST, TIMED, ShortCalls
+from samestep.autopilot.split.slice_call import WRITES_INPUT
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(*shape, classes=4, seed=0):
+    return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weighted(module):
+    """Give a module weights of double precision that do not depend on earlier random numbers."""
+    for number, parameter in enumerate(module.parameters()):
+        parameter.data = drawn(*parameter.shape, seed=number) * 0.3
+    return module.double()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+
+class Plain(Net):
+    def forward(self, x):
+        return self.two(torch.relu(self.norm(self.one(x))))
+
+
+@dataclass
+class Output:
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class LossInside(Net):
+    def forward(self, x, *, targets=None):
+        scores = self.two(torch.relu(self.one(x)))
+        loss = None if targets is None else F.cross_entropy(scores, targets, ignore_index=-1)
+        return Output(scores, loss)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(5, 6, num_layers=2), nn.Linear(6, 4)
+
+    def forward(self, x, hidden=None):
+        y, hidden = self.rnn(x, hidden)
+        return self.out(y).view(-1, 4), hidden
+
+
+class LeavesPenalty(Plain):
+    def forward(self, x):
+        scores = super().forward(x)
+        self.penalty = scores.square().mean()
+        self.kept = [scores.detach(), x.sum(0)]
+        return scores
+
+
+class KeepsState(Net):
+    """Starts from the state of its last call."""
+
+    state = None
+
+    def forward(self, x):
+        before = 0.0 if self.state is None else self.state.detach()
+        self.state = torch.tanh(self.one(x) + before)
+        return self.two(self.state)
+
+
+class ComparesSamples(Plain):
+    def forward(self, x):
+        y = super().forward(x)
+        return y @ y.T
+
+
+class FixedSize(Plain):
+    def forward(self, x):
+        return super().forward(x.view(7, 5))
+
+
+class WritesInput(Plain):
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+class LoopsByValue(Net):
+    """Normalizes as often as its samples require."""
+
+    def forward(self, x):
+        h, halted = self.one(x), torch.zeros(len(x), dtype=torch.float64)
+        while (halted < 1).any():
+            halted = halted + 0.2 + torch.sigmoid(h.detach().sum(1))
+            h = torch.tanh(self.norm(h))
+        return self.two(h)
+
+
+class HidesBehindZeros(Net):
+    """Compares samples; its last weights begin as zeros, so that the first outputs do not show it."""
+
+    def forward(self, x):
+        h = self.one(x)
+        return self.two(torch.relu((h - h.mean(0)) / (h.std(0) + 1e-5)))
+
+
+class SwitchesLater(Net):
+    """Compares samples from its second epoch on."""
+
+    epoch = 0
+
+    def forward(self, x):
+        h = torch.relu(self.one(x))
+        return self.two(h - h.mean(0) if self.epoch > 0 else h)
+
+
+class SwitchedByArgument(Net):
+    def forward(self, x, centred):
+        h = torch.relu(self.one(x))
+        return self.two(h - h.mean(0) if centred else h)
+
+
+class GivesAccuracy(Net):
+    def forward(self, x, y):
+        scores = self.two(torch.relu(self.one(x)))
+        return F.cross_entropy(scores, y), (scores.argmax(1) == y + 9).double().mean().item()
+
+
+class CountsSamples(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.two(torch.relu(self.one(x))) / self.seen
+
+
+class KeepsLosses(Net):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.one(x)))
+        self.losses.append(scores.mean().item())
+        return scores * (1 + self.losses[-1])
+
+
+class ClipsWithin(Net):
+    def forward(self, x):
+        h = torch.relu(self.one(x))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return self.two(h)
+
+
+class CountsCalls(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.tau = 0, 1.0
+
+    def forward(self, x):
+        self.calls += 1
+        self.tau *= 0.99
+        return self.two(torch.relu(self.one(x))) / self.tau
+
+
+def train(make, steps):
+    """Train by plain PyTorch; return the loss of each step, the final weights and the buffers."""
+    model = weighted(make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for number in range(4):
+        optimizer.zero_grad()
+        loss = steps(model, number)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, [one.tolist() for one in (*model.parameters(), *model.buffers())]
+
+
+def plain(model, number):
+    return F.cross_entropy(model(drawn(7, 5, seed=number)), labels(7, seed=number))
+
+
+def loss_inside(model, number):
+    targets = labels(8, seed=number)
+    targets[: 3 + number] = -1  # most of them in the first slices
+    return model(drawn(8, 5, seed=number), targets=targets).loss
+
+
+def time_first(model, number):
+    x, targets = drawn(3, 7, 5, seed=number), labels(3, 7, seed=number)
+    first, hidden = model(x)
+    second, _ = model(x, hidden)
+    return F.cross_entropy(first, targets.view(-1)) + F.cross_entropy(second, targets.view(-1))
+
+
+def with_penalty(model, number):
+    return plain(model, number) + model.penalty + model.kept[0].std() + model.kept[1].sum()
+
+
+def with_noise_on_inputs(model, number):
+    x = drawn(7, 5, seed=number).requires_grad_()
+    scores = model(x)
+    (slope,) = torch.autograd.grad(scores.logsumexp(1).sum(), x, create_graph=True)
+    return F.cross_entropy(scores, labels(7, seed=number)) + slope.square().sum()
+
+
+def mean_of_outputs(model, number):
+    return model(drawn(7, 5, seed=number)).mean()
+
+
+def detached(model, number):
+    """Return a loss whose backward has no effect: the model has trained itself."""
+    return model(drawn(7, 5, seed=number)).sum() + 0 * model.two.bias.sum()
+
+
+def by_epoch(model, number):
+    model.epoch = number // 2
+    return plain(model, number)
+
+
+def by_argument(model, number):
+    return F.cross_entropy(model(drawn(7, 5, seed=number), number > 1), labels(7, seed=number))
+
+
+def accuracy(model, number):
+    loss, right = model(drawn(8, 5, seed=number), labels(8, seed=number))
+    return loss * (1 + right)
+
+
+class Adapts(Net):
+    """Trains its norm with each batch that it is called with, as test-time adaptation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer = torch.optim.Adam(self.norm.parameters(), lr=0.1)
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.norm(self.one(x))))
+        (own,) = torch.autograd.grad(scores.logsumexp(1).sum(), self.norm.weight, retain_graph=True)
+        self.norm.weight.grad = own
+        self.optimizer.step()
+        return scores.detach()
+
+
+class CallsBackward(Net):
+    """Calls backward in forward, and returns a number."""
+
+    def forward(self, x):
+        loss = self.two(self.one(x)).logsumexp(1).mean()
+        loss.backward()
+        return loss.detach()
+
+
+SPLIT = [
+    (Plain, plain),
+    (LossInside, loss_inside),
+    (TimeFirst, time_first),
+    (LeavesPenalty, with_penalty),
+    (KeepsState, plain),
+    (CountsCalls, plain),
+]
+UNSPLIT = [
+    (ComparesSamples, mean_of_outputs, NOT_GATHERED),
+    (FixedSize, plain, "shape '\\[7, 5\\]' is invalid"),
+    (WritesInput, plain, WRITES_INPUT),
+    (GivesAccuracy, accuracy, r"output\[1\]"),
+    (CountsSamples, plain, "seen"),
+    (KeepsLosses, plain, "losses"),
+    (ClipsWithin, plain, "hook"),
+    (LoopsByValue, plain, "different numbers of times|slice"),
+    (Adapts, detached, TRAINS),
+    (CallsBackward, detached, TRAINS),
+]
+
+
+class Hooked(Plain):
+    """Has a hook on the call of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.one.register_forward_hook(print_nothing)
+
+
+def print_nothing(*_):
+    """Do nothing, as a hook that cannot be sent to a helper."""
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements that operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.count += result.numel() if isinstance(result, Tensor) else 0
+        return result
+
+
+def counting(counted, model, number):
+    """Count the elements of one call within a dispatch mode."""
+    with Elements() if number == counted else nullcontext() as elements:
+        loss = plain(model, number)
+    return loss if elements is None else loss + elements.count
+
+
+def two_calls_for_one_backward(model, number):
+    """Return the loss of two calls, of which the first is unsplit once."""
+    if number == 0:
+        return plain(model, number)
+    with Elements() if number == 2 else nullcontext():
+        first = plain(model, number)
+    return first + plain(model, number + 10)
+
+
+def descend(parameter):
+    parameter.data.sub_(parameter.grad)
+    parameter.grad = None
+
+
+def with_optimizer_in_backward(model, number):
+    if number == 0:
+        for one in model.parameters():
+            one.register_post_accumulate_grad_hook(descend)
+    return plain(model, number)
+
+
+def of_two_samples(model, number):
+    return F.mse_loss(model(drawn(2, 5, seed=number)), drawn(2, 4, seed=number))
+
+
+def of_one_sample_first(model, number):
+    return model(drawn(1 if number == 0 else 6, 5, seed=number)).scores.square().mean()
+
+
+def of_nine_and_eight(model, number):
+    return model(drawn((9, 8, 9, 8)[number % 4], 5, seed=number)).square().mean()
+
+
+class StartsWithFirstBatch(Plain):
+    """Sets a flag in its first call, in which it does something else."""
+
+    has_started = False
+
+    def forward(self, x):
+        scores = super().forward(x)
+        if not self.has_started:
+            self.has_started = True
+            return scores * 2
+        return scores
+
+
+class ComparesNine(Net):
+    """Compares the samples in batches of nine."""
+
+    def forward(self, x):
+        h = self.two(torch.relu(self.one(x)))
+        return h - h.mean(0) if len(x) == 9 else h
+
+
+def with_penalty_on_slopes(model, number):
+    """Return a loss with a penalty on the gradients of the weights."""
+    loss = plain(model, number)
+    slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    return loss + sum(one.square().sum() for one in slopes)
+
+
+def with_penalty_of_functional_call(model, number):
+    """Return a penalty on the gradients of weights that a functional call gets."""
+    weights = dict(model.named_parameters())
+    scores = torch.func.functional_call(model, weights, (drawn(7, 5, seed=number),))
+    loss = F.cross_entropy(scores, labels(7, seed=number))
+    slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    return plain(model, number) + sum(one.square().sum() for one in slopes)
+
+
+class Grows(Plain):
+    """Computes with a tensor that is no parameter of it, and with one that it gets after its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = [drawn(4).requires_grad_()]
+
+    def forward(self, x):
+        return super().forward(x) * getattr(self.two, "scale", 1.0) + self.shift[0]
+
+
+@pytest.fixture
+def trained(run):
+    """Trains with helpers, and shows that the result is that of one worker; returns counts and the report."""
+
+    def trained(make, steps, size=2, *, work=train, **how):
+        (losses, state), *report = run(size, work, make, steps, **how)
+        serial, serial_state = train(make, steps)
+        assert losses == pytest.approx(serial, rel=0, abs=1e-12)
+        for one, other in zip(state, serial_state, strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=0, atol=1e-12)
+        return report
+
+    return trained
+
+
+def reasons_of(lines):
+    """Return the reasons of unsplit calls."""
+    found = (re.search(r" calls? unsplit \((.*)\)$", line) for line in lines)
+    return [one[1] for one in found if one]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("make", "steps"), SPLIT, ids=lambda one: one.__name__)
+def test_split_calls_train_as_on_one_worker(trained, size, make, steps):
+    split, unsplit, _ = trained(make, steps, size)
+    assert split >= 4
+    assert not unsplit
+
+
+@pytest.mark.parametrize(("make", "steps", "why"), UNSPLIT, ids=lambda one: getattr(one, "__name__", ""))
+def test_unsplit_calls_train_as_on_one_worker_and_have_a_reason(trained, make, steps, why):
+    split, _, lines = trained(make, steps)
+    assert not split
+    (reason,) = reasons_of(lines)
+    assert re.search(why, reason)
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "counts"),
+    [
+        (Plain, with_optimizer_in_backward, (4, 0)),
+        (Plain, two_calls_for_one_backward, (6, 1)),
+        (Plain, partial(counting, 0), (3, 1)),
+        (Plain, partial(counting, 2), (3, 1)),
+        (SwitchesLater, by_epoch, (2, 2)),
+        (SwitchedByArgument, by_argument, (2, 2)),
+        (ComparesNine, of_nine_and_eight, (2, 2)),
+        (Plain, with_noise_on_inputs, (1, 3)),
+        (Plain, with_penalty_on_slopes, (1, 3)),
+        (Plain, with_penalty_of_functional_call, (4, 4)),
+        (Grows, plain, (4, 0)),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_calls_of_which_some_are_split_train_as_on_one_worker(trained, make, steps, counts):
+    split, unsplit, lines = trained(make, steps)
+    assert (split, unsplit) == counts, lines
+
+
+def test_fewer_samples_than_workers_are_unsplit(trained):
+    *_, lines = trained(Plain, of_two_samples, 3)
+    assert reasons_of(lines) == [FEWER]
+
+
+def test_a_later_call_of_another_size_is_checked_again(trained):
+    split, _, lines = trained(LossInside, of_one_sample_first)
+    assert split == 3
+    assert reasons_of(lines) == [FEWER]
+
+
+def with_zeros_in_the_last_layer():
+    """Return losses of a model that compares samples, which the first outputs do not show."""
+    model = weighted(HidesBehindZeros())
+    nn.init.zeros_(model.two.weight)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for number in range(4):
+        optimizer.zero_grad()
+        loss = plain(model, number)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_a_comparison_of_samples_is_found_behind_weights_of_zero(run):
+    found, split, *_ = run(2, with_zeros_in_the_last_layer)
+    assert found == pytest.approx(with_zeros_in_the_last_layer(), rel=0, abs=1e-12)
+    assert not split
+
+
+def checks_in(make):
+    """Train, and return the number of checks on this process."""
+    checked, check = [], EquivalenceCheck.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EquivalenceCheck, "run", lambda one: checked.append(one) or check(one))
+        train(make, plain)
+    return len(checked)
+
+
+@pytest.mark.parametrize(("make", "checks"), [(Plain, 1), (StartsWithFirstBatch, 2)])
+def test_a_call_is_checked_again_if_the_first_one_changes_more_than_counters_of_batch_norm(run, make, checks):
+    found, _, unsplit, _ = run(2, checks_in, make)
+    assert found == checks
+    assert not unsplit
+
+
+def evaluated():
+    """Return the outputs of calls without gradients."""
+    model = weighted(LossInside()).eval()
+    with torch.no_grad():
+        return [model(drawn(7, 5, seed=number)).scores.tolist() for number in range(3)]
+
+
+def test_evaluation_is_split_with_the_outputs_of_one_worker(run):
+    found, split, *_ = run(2, evaluated)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(evaluated()), rtol=0, atol=1e-6)
+    assert split == 3
+
+
+class ComparesFlipped(Plain):
+    def forward(self, x):
+        return super().forward(x - x.flip(0))
+
+
+def called_from_two_lines():
+    model = weighted(ComparesFlipped())
+    for _ in range(2):
+        model(drawn(6, 5))
+    model(drawn(6, 5))
+
+
+def test_calls_of_one_signature_from_several_lines_have_the_same_reason(run):
+    """A signature is checked once, and other lines that call it have the reason too."""
+    *_, lines = run(2, called_from_two_lines)
+    one, other = reasons_of(lines)
+    assert one == other
+
+
+class Raises(nn.Linear):
+    def forward(self, x=None):
+        if x is None:
+            return self.weight.sum()
+        if self.training:
+            raise ValueError
+        return super().forward(x)
+
+
+def calls_that_raise():
+    model = weighted(Raises(5, 4))
+    for _ in range(2):
+        with pytest.raises(ValueError):  # noqa: PT011 - the script's own
+            model(drawn(6, 5))
+    model()
+
+
+def test_calls_after_an_error_and_without_tensors_have_a_reason(run):
+    *_, lines = run(2, calls_that_raise)
+    assert len(reasons_of(lines)) == 2
+
+
+class SlowSplit(ShortCalls):
+    """Measures 9 ms for each split call, and 1 ms for each unsplit one."""
+
+    def end(self, kind, module):
+        kind.began = -9e-3 if not kind.is_unsplit else -1e-3
+        super().end(kind, module)
+
+
+class Field(Net):
+    def forward(self, y):
+        return self.two(torch.tanh(self.norm(self.one(y))))[:, :1].expand_as(y)
+
+
+def integrated(model, number):
+    """Return the loss of an Euler integration with 36 calls."""
+    state, loss = drawn(7, 5, seed=number), torch.zeros(())
+    for _ in range(36):
+        state = state + 0.1 * model(state)
+        loss = loss + state.square().mean() / 36
+    return loss
+
+
+def with_slow_splits(make, steps):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main_calls, "ShortCalls", partial(SlowSplit, clock=lambda: 0.0))
+        return train(make, steps)
+
+
+@pytest.mark.parametrize("short_calls", ["auto", "split"])
+def test_a_training_with_short_calls_has_the_serial_result(trained, short_calls):
+    options = Options(short_calls=short_calls)
+    split, unsplit, lines = trained(Field, integrated, work=with_slow_splits, options=options)
+    assert unsplit == (0 if short_calls == "split" else 144 - FIRST - 2 * TIMED)
+    assert split == 144 - unsplit
+    assert all(one.startswith(LONGER_SPLIT) for one in reasons_of(lines))
