@@ -6,6 +6,7 @@ from samestep.autopilot.helpers.helper_processes import HelperProcesses
 
 
 def _started() -> list[HelperProcesses]:
+    gc.collect()  # those of an earlier test
     return [one for one in gc.get_objects() if isinstance(one, HelperProcesses)]
 
 

@@ -37,6 +37,7 @@ ON_HOST = {
     "autopilot/split/guards.py": "reads only tensors whose device is the CPU",
     "autopilot/helpers/messages.py": "copies tensors of the CPU only, into memory that helpers see",
     "autopilot/helpers/mirrors.py": "compares tensors of the CPU only, in training",
+    "parallel/gradients/batch_norm.py": "an error that a device finds is read with the call (`raise_now`)",
     "ranks/collectives/": "the back ends of CPUs carry tensors of the host",
     "ranks/world/": "the back ends of CPUs carry tensors of the host",
     "autopilot/state/sample_reads.py": "the forward of the script reads, through a mode",
