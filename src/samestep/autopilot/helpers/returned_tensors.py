@@ -12,15 +12,18 @@ from typing import Any
 from torch import Tensor
 
 from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.sample_lists import Dims, depth_of_list
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 
 
 class ReturnedTensors:
     """The whole tensors of a call's results, by the tensors that this rank's slice has given."""
 
-    def __init__(self, own: CallArguments, given: CallArguments) -> None:
-        pairs = zip(leaves(own.both), leaves(given.both), strict=True)
-        self._arguments = {id(part): argument for (_, part), (_, argument) in pairs}
+    def __init__(self, own: CallArguments, given: CallArguments, dims: Dims) -> None:
+        arguments, parts = dict(leaves(given.both)), leaves(own.both)
+        self._arguments = {  # a sample in a list is no result
+            id(part): arguments[path] for path, part in parts if depth_of_list(path, dims) is None
+        }
         self._own = own  # an identity is that of a tensor while this exists
         self._returned: dict[int, Tensor] = {}
 

@@ -160,7 +160,7 @@ class RankSlices:
         own = separate.sliced(split, plan.dims)
         if self._copies:
             own = CallArguments(*mapped(own.both, _copied))
-        returned = ReturnedTensors(own, given)
+        returned = ReturnedTensors(own, given, plan.dims)
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = self._own_outputs(plan, forward, module, own, split, before)
