@@ -57,7 +57,7 @@ def _check(study: Study) -> None:
         raise FormatError("study has a verdict and no points")
     for number, point in enumerate(study.points):
         rows = len(point.timeline)
-        if rows not in (0, 1 if point.kind == "once" else point.workers):
+        if rows not in (0, len(point.ranks) or point.workers):  # one rank records a script that runs once
             where = f"study.points[{number}].timeline"
             raise FormatError(f"{where} is of {rows} workers, and the point of {point.workers}")
 
