@@ -9,7 +9,6 @@ import typer
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
-from samestep.base.setting_fields import flag
 from samestep.cli.main import application
 from samestep.cli.options import launch
 from samestep.cli.options.declare import given
