@@ -44,8 +44,6 @@ SCRIPTS = [
     Script("contrastive_loss.py", "NTXent", "forward", after="class NTXent"),
     Script("expert_capacity.py", "moe", "forward", after="class MoE"),
     Script("gather_without_gradient.py", "similarity", "backward", after="class Similarity"),
-    Script("late_mean.py", "Head", "forward", after="class Head"),
-    Script("late_mean_of_gradient.py", "Head", "backward", after="class Head"),
     Script("memory_bank.py", "memory", "forward", after="class MemoryBank"),
     Script(
         "parameter_hook.py", "hidden", "backward", after="class Net", line="self.out(torch.relu(self.hidden("

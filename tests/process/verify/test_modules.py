@@ -5,8 +5,8 @@ import pytest
 from gallery_modules.manifest import SCRIPTS
 from support.tiers import mostly_long, stem
 
-SHORT = ("backward_hook", "batch_mean", "contrastive_loss", "late_mean_of_gradient", "rank_in_forward")
-"""Both phases; a module, a loss, a submodule; the first steps and later ones."""
+SHORT = ("backward_hook", "batch_mean", "contrastive_loss", "rank_in_forward")
+"""Both phases; a module, a loss, a submodule."""
 
 
 @pytest.mark.parametrize("script", mostly_long(SCRIPTS, SHORT, stem))

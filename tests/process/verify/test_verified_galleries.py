@@ -11,15 +11,13 @@ from samestep.base.errors import UsageError
 from support.tiers import mostly_long, stem
 from support.verifier import SHORT_HANG_S
 
-REFUSED = {"forward_by_name.py", "simclr_inside.py"}
-"""Serial scripts that cannot be split."""
 NEEDS_GPU = {"hard_coded_cuda.py"}
 
 SHORT_SERIAL = (
-    *("amp_scaler", "gpt_loss_inside", "iterable_data", "kept_in_objects", "lbfgs", "two_targets"),
-    *("unseeded", "wgan_gp"),
+    *("amp_scaler", "forward_by_name", "gpt_loss_inside", "iterable_data", "kept_in_objects", "lbfgs"),
+    *("two_targets", "unseeded", "wgan_gp"),
 )
-"""Scripts that verification reads in another way each: steps, draws, samples, notes, unsplit calls."""
+"""Scripts that verification reads in another way each: steps, draws, samples, notes, unsplit calls, no calls."""
 
 
 def first_of_each_cause(scripts):
@@ -31,7 +29,7 @@ def causes(report):
     return sorted({finding["code"] for finding in report["findings"]})
 
 
-VERIFIED = [script for script in SERIAL if script.name not in REFUSED | NEEDS_GPU]
+VERIFIED = [script for script in SERIAL if script.name not in NEEDS_GPU]
 
 
 @pytest.mark.parametrize("script", mostly_long(VERIFIED, SHORT_SERIAL, stem))
@@ -39,13 +37,6 @@ def test_a_serial_script_is_the_same_on_two_workers(verifier, script):
     report = verifier.verify(script.path, arguments=script.arguments, steps=5)
     assert (report["verdict"], causes(report)) == ("same", [*script.notes])
     assert report["steps"]
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_script_that_cannot_be_split_is_refused_and_inconclusive(verifier, name):
-    script = next(one for one in SERIAL if one.name == name)
-    report = verifier.verify(script.path, steps=5)
-    assert (report["verdict"], causes(report)) == (INCONCLUSIVE, ["refused"])
 
 
 def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
