@@ -17,7 +17,7 @@ SHORT_SERIAL = (
     *("amp_scaler", "forward_by_name", "gpt_loss_inside", "iterable_data", "kept_in_objects", "lbfgs"),
     *("two_targets", "unseeded", "wgan_gp"),
 )
-"""Scripts that verification reads in another way each: steps, draws, samples, notes, unsplit calls, no calls."""
+"""Scripts that verification reads in different ways: steps, draws, samples, notes, calls unsplit or none."""
 
 
 def first_of_each_cause(scripts):
