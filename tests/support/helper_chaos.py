@@ -91,7 +91,7 @@ class Run:
         self._segments = shared_memory()
         self.process = launch(
             [
-                *("run", "--engine", "once", "-n", str(workers), "--threads", "1"),
+                *("run", "-n", str(workers), "--threads", "1"),
                 *("--hang-timeout", str(HANG_S), "--short-calls", "split", script.__file__),
                 *(kind, str(steps), str(self._progress), str(folder / "weights")),
             ],

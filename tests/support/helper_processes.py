@@ -6,8 +6,8 @@ from samestep.autopilot.helpers.helper_processes import HelperProcesses
 
 
 def _started() -> list[HelperProcesses]:
-    gc.collect()  # those of an earlier test
-    return [one for one in gc.get_objects() if isinstance(one, HelperProcesses)]
+    found = [one for one in gc.get_objects() if isinstance(one, HelperProcesses)]
+    return [one for one in found if one._is_open]  # those of earlier tests are closed
 
 
 def starters_of_this_process() -> list[int]:
