@@ -169,9 +169,8 @@ def become_worker(start: Start, entry: Entry, report_fd: int, inherited: Inherit
         # A process that the program has forked reaches this line as well: it ends like one of any script.
         code = report.ending.exit_code
         pipe.send(report)
-    except KeyboardInterrupt:  # before the program has begun, or after its end
+    except KeyboardInterrupt:  # before the program has begun, or after its end; the launcher reports it
         code = INTERRUPTED
-        sys.__excepthook__(*sys.exc_info())
     except BaseException:  # noqa: BLE001 - a forked copy must never run the launcher's code
         sys.__excepthook__(*sys.exc_info())
     finally:
