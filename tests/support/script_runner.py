@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import re
+import signal
 import sys
 import warnings
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -92,6 +93,8 @@ def restored_process_state():
     found = sys.argv, sys.path[:], sys.modules["__main__"], Path.cwd(), torch.get_default_dtype()
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()
     handlers, level = logging.root.handlers[:], logging.root.level
+    # A handler of SIGTERM that a script leaves would keep the workers of a later script's pool from ending.
+    ends = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     logging.root.handlers[:] = []
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # as in a process of its own
@@ -100,6 +103,8 @@ def restored_process_state():
         finally:
             sys.argv, sys.path[:], sys.modules["__main__"] = found[:3]
             os.chdir(found[3])
+            for number, handler in ends.items():
+                signal.signal(number, handler)
             logging.root.handlers[:] = handlers
             logging.root.setLevel(level)
             torch.set_default_dtype(found[4])

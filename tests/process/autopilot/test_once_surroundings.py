@@ -13,7 +13,7 @@ from support.script_runner import difference, run_script
 from support.tiers import mostly_long, stem
 from support.written_files import files, same_contents
 
-SHORT = ("caches_in_c", "fed_by_a_socket", "named_runs", "signals")
+SHORT = ("caches_in_c", "fed_by_a_socket", "forks", "named_runs", "signals")
 """The scripts that `make test` runs: those whose effects no other test has."""
 OF_ONE_RUN = ("budget.py", "named_runs.py")
 """Scripts whose files differ from run to run by names or lengths; they print whether these are right."""
