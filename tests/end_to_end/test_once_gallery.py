@@ -19,7 +19,7 @@ SHORT = ("housekeeping", "steered", "tracked", "waits_for_children")
 """The scripts that `make test` runs; the others start interpreters that load torch."""
 
 REPLACED = "replaces_itself.py"
-"""Its process is another program in the end, which tells nothing about calls."""
+"""Its process is another program in the end, which reports no calls."""
 
 
 @pytest.mark.parametrize("script", mostly_long([one for one in SCRIPTS if one.has_own_process], SHORT, stem))

@@ -44,7 +44,7 @@ for thread in threads:
 for losses in found:
     print(" ".join("%.10f" % loss for loss in losses))
 
-# All threads the same model, with weights that nobody changes; a hook counts the gradients.
+# All threads the same model, with weights that stay as they are; a hook counts the gradients.
 shared = nn.Sequential(nn.Linear(6, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 2))
 hooked = []
 shared[0].weight.register_hook(lambda gradient: hooked.append(1))

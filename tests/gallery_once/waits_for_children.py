@@ -57,7 +57,7 @@ try:
     print("any", os.waitpid(-1, os.WNOHANG), os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG))
 except ChildProcessError:
     print("no children")
-# Its children are reaped by the system: nobody waits for them.
+# The system reaps its children: the script does not wait for them.
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 if not os.fork():
     os._exit(0)

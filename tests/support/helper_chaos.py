@@ -389,7 +389,7 @@ ENDINGS: Mapping[str, tuple[Callable[[Run], None], tuple[int, ...]]] = {
 
 @dataclass
 class Outcome:
-    """What a run with faults gave."""
+    """The result of a run with faults."""
 
     kind: str
     workers: int

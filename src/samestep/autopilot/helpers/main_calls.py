@@ -88,7 +88,7 @@ class _Attempt:
     streams: RngState
     """The state of the random generators before the call."""
     reach: Reach
-    """What the module reaches before the call."""
+    """The objects that the module reaches before the call."""
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
     mirror: MirroredModule | None = None
