@@ -8,7 +8,7 @@ import mmap
 import struct
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from samestep.autopilot.helpers.pickling import pickled, unpickled
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, mapped_file
 from samestep.ranks.collectives.semaphores import SIZE, Process, Semaphores
 
+T = TypeVar("T")
 _LINE = 64
 """Bytes to which tensors are aligned: a cache line."""
 _LEAST = 1 << 20
@@ -166,9 +167,33 @@ MOST_RELEASED = 32
 class _Repeatable:
     """A message that helpers have kept: repeated, it has other tensors and another number."""
 
-    slot: int
     file: int
     views: Sequence[Tensor]
+
+
+class KeptMessages(Generic[T]):
+    """The last messages that can be repeated: the main rank's record of what its helpers have kept.
+
+    Args:
+        slots: the number of messages; a newer one takes the slot of the oldest.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots, self._count = slots, -1
+        self._by_key: dict[Hashable, tuple[int, T]] = {}
+        self._keys: dict[int, Hashable] = {}
+
+    def keep(self, key: Hashable, record: T) -> int:
+        """Keep the record of a message under its key; return the slot in which helpers keep the message."""
+        slot = self._count = (self._count + 1) % self._slots
+        self._by_key.pop(self._keys.get(slot), None)
+        self._keys[slot] = key
+        self._by_key[key] = slot, record
+        return slot
+
+    def find(self, key: Hashable) -> tuple[int, T] | None:
+        """Return the slot and the record of a message; None if it is not kept."""
+        return self._by_key.get(key)
 
 
 class _Line:
@@ -198,9 +223,7 @@ class MainLine(_Line):
         super().__init__(memory, processes, rank=0)
         self._timeout_s = timeout_s
         self._file = _MessageFile()
-        self._by_key: dict[Hashable, _Repeatable] = {}
-        self._keys: dict[int, Hashable] = {}
-        self._count = -1
+        self._kept: KeptMessages[_Repeatable] = KeptMessages(_SLOTS)
 
     def close(self) -> None:
         """Close the file of messages."""
@@ -211,22 +234,20 @@ class MainLine(_Line):
         begin, end, places = self._file.put(message)
         file, slot = self._file.file, -1
         if key is not None:
-            slot = self._count = (self._count + 1) % _SLOTS
-            self._by_key.pop(self._keys.get(slot), None)
-            self._keys[slot] = key
-            self._by_key[key] = _Repeatable(slot, file.number, self._file.views(places))
+            slot = self._kept.keep(key, _Repeatable(file.number, self._file.views(places)))
         self._signal(file.descriptor, file.size, file.number, begin, end, slot, 0, 0)
 
     def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
         """See `Line.repeat`."""
-        known = self._by_key.get(key)
-        if known is None or known.file != self._file.file.number or len(released) > MOST_RELEASED:
+        found = self._kept.find(key)
+        if found is None or found[1].file != self._file.file.number or len(released) > MOST_RELEASED:
             return False
+        slot, known = found
         self._file.put_again(known.views, tensors)
         if released:
             padded = [*released, *[0] * (MOST_RELEASED - len(released))]
             _RELEASED.pack_into(self._memory, self._releases, *padded)
-        self._signal(0, 0, known.file, 0, 0, known.slot, call, len(released))
+        self._signal(0, 0, known.file, 0, 0, slot, call, len(released))
         return True
 
     def _signal(self, *words: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.autopilot.helpers.messages import Rows, RowsOfTensor, is_plain
+from samestep.autopilot.helpers.messages import KeptMessages, Rows, RowsOfTensor, is_plain
 from samestep.autopilot.helpers.pickling import pickled, unpickled
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
@@ -185,12 +185,6 @@ class _Connection:
         self.socket.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeatable:
-    slot: int
-    forms: Sequence[Form]
-
-
 class NetworkMainLine:
     """The main rank's side: a connection to each helper.
 
@@ -208,9 +202,7 @@ class NetworkMainLine:
         for connection in sockets.values():
             connection.settimeout(None if timeout_s == float("inf") else timeout_s)
         self._helpers = [_Connection(rank, one, key, of_main=True) for rank, one in sorted(sockets.items())]
-        self._by_key: dict[Hashable, _Repeatable] = {}
-        self._keys: dict[int, Hashable] = {}
-        self._count = -1
+        self._kept: KeptMessages[Sequence[Form]] = KeptMessages(_SLOTS)
         # A process that the script forks would keep them open.
         os.register_at_fork(after_in_child=self._forget)
 
@@ -233,20 +225,16 @@ class NetworkMainLine:
 
         content = pickled(message, refer)
         forms = [_form_of(tensor, rows) for tensor in tensors]
-        slot = -1
-        if key is not None:
-            slot = self._count = (self._count + 1) % _SLOTS
-            self._by_key.pop(self._keys.get(slot), None)
-            self._keys[slot] = key
-            self._by_key[key] = _Repeatable(slot, forms)
+        slot = -1 if key is None else self._kept.keep(key, forms)
         self._send(pickle.dumps((slot, content, forms)), tensors, forms)
 
     def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
         """Send a message again; see `MainLine.repeat`."""
-        known = self._by_key.get(key)
-        if known is None or len(known.forms) != len(tensors):
+        found = self._kept.find(key)
+        if found is None or len(found[1]) != len(tensors):
             return False
-        self._send(pickle.dumps((known.slot, call, released)), tensors, known.forms)
+        slot, forms = found
+        self._send(pickle.dumps((slot, call, released)), tensors, forms)
         return True
 
     def _send(self, header: bytes, tensors: Sequence[Tensor], forms: Sequence[Form]) -> None:
