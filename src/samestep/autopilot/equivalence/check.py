@@ -56,6 +56,8 @@ LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
 TRAINS = "it calls backward or steps an optimizer when it is called"
+_ENDS_CHECK = (WRITES_FILES, TRAINS)
+"""Reasons that hold for every way."""
 UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
     "torch.compile draws dropout for a slice differently than for the whole batch; without torch.compile "
@@ -158,26 +160,41 @@ class EquivalenceCheck:
                     return Verdict(None, why=computed)
                 whole = computed
             if not why and whole is not None:
-                found = self._comparison.split(self._run, self._given, dims, whole)
-                guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
-                if isinstance(found, SplitResult) and not isinstance(guards, str):
-                    plan = self._plan(dims, whole, found, guards)
-                    self._trace.add(dims, None, "", None)
-                    return Verdict(plan, found.outputs, printed=whole.printed, trace=self._trace)
-                self.restore()
-                why = found if isinstance(found, str) else str(guards)
-                self._trace.add(dims, None, why, self._comparison.difference)
+                verdict = self._split(dims, whole)
+                if verdict.plan is not None:
+                    return verdict
+                why = verdict.why
             reasons.append(why)
+            if why in _ENDS_CHECK:
+                break
         self.restore()
-        first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
-        likeliest = FEWER
+        return Verdict(None, why=self._likeliest(reasons, ways), trace=self._trace)
+
+    def _split(self, dims: Dims, whole: UnsplitCall) -> Verdict:
+        """Split the call itself in a way that no disturbed call refutes."""
+        found = self._comparison.split(self._run, self._given, dims, whole)
+        guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
+        if isinstance(found, SplitResult) and not isinstance(guards, str):
+            plan = self._plan(dims, whole, found, guards)
+            self._trace.add(dims, None, "", None)
+            return Verdict(plan, found.outputs, printed=whole.printed, trace=self._trace)
+        self.restore()
+        why = found if isinstance(found, str) else str(guards)
+        self._trace.add(dims, None, why, self._comparison.difference)
+        return Verdict(None, why=why)
+
+    def _likeliest(self, reasons: Sequence[str], ways: Sequence[Dims]) -> str:
+        """Return the reason that is the user's, of the reasons for which the ways have failed."""
+        if reasons and reasons[-1] in _ENDS_CHECK:
+            return reasons[-1]
         of_list = next((why for why, way in zip(reasons, ways, strict=True) if LIST in way.values()), None)
         if of_list is not None:
-            likeliest = f"its samples are in a list, and {of_list}"
-        elif reasons and first >= self._world.place.size:
-            # Of the way that splits most inputs, and of these the first: other ways may split time.
-            likeliest = reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
-        return Verdict(None, why=likeliest, trace=self._trace)
+            return f"its samples are in a list, and {of_list}"
+        first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
+        if not reasons or first < self._world.place.size:
+            return FEWER
+        # Of the way that splits most inputs, and of these the first: other ways may split time.
+        return reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
 
     def _uses_of_inputs(self) -> InputUses:
         """Return the uses of the inputs as positions, from the call itself, whose values are in range."""
@@ -237,14 +254,22 @@ class EquivalenceCheck:
         total = self._given.total(dims)
         assert total is not None
         failure = ""
-        for how in disturbance.disturbances(self._world.place.size, total, is_large=self._is_large):
-            began = monotonic()
-            found = self._disturbed(dims, total, how)
-            if isinstance(found, str):
-                self._note(dims, how, found)
-                return found or self._refuted_again(dims, total, how, monotonic() - began)
-            failure = failure or found.why
+        for group in disturbance.disturbances(self._world.place.size, total, is_large=self._is_large):
+            for place, how in enumerate(group):
+                began = monotonic()
+                found = self._disturbed(dims, total, how)
+                if isinstance(found, str):
+                    self._note(dims, how, found)
+                    return found or self._refuted_again(dims, total, how, monotonic() - began)
+                failure = failure or found.why
+                is_hopeless = 0 < place < len(group) - 2 and self._fails(dims, total, group[-1])
+                if is_hopeless:  # shapes do not fit, whatever the values are
+                    break
         return f"it cannot be checked with other weights and samples: {failure}"
+
+    def _fails(self, dims: Dims, total: int, how: disturbance.Disturbance) -> bool:
+        """Return whether a disturbed call fails unsplit."""
+        return isinstance(self._disturbed(dims, total, how), _Failed)
 
     def _refuted_again(self, dims: Dims, total: int, how: disturbance.Disturbance, first_s: float) -> str:
         """Return how a way fails on further disturbed calls; empty if it passes.

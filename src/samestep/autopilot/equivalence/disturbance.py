@@ -79,24 +79,32 @@ class Disturbance:
     skipped_draws: int = 0
 
 
-def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
+def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Sequence[Disturbance]]:
     """Return the disturbances to try, in order, until the model runs under one.
 
-    The first ones have few samples, in slices of unequal size: with a large model, one slice of two samples.
+    Those of a group have one number of samples and one precision, the strongest first: where the last fails,
+    all do. The first groups have few samples, in slices of unequal size: with a large model, one slice of two
+    samples.
     """
     few = size + 1 if is_large else 2 * size + 1
     uneven = total if total % size else None
     return (
-        Disturbance(size, few),
-        Disturbance(size, few, indices=False),
-        Disturbance(size, few, buffers=False),
-        Disturbance(size, few, indices=False, buffers=False),
-        Disturbance(size, few, inputs=False, buffers=False),
-        Disturbance(size, uneven, indices=False, buffers=False),
-        Disturbance(size, uneven, inputs=False, buffers=False),
-        Disturbance(size, few, indices=False, buffers=False, double=False),
-        Disturbance(size, few, inputs=False, buffers=False, double=False),
-        Disturbance(size, uneven, inputs=False, buffers=False, double=False),
+        (
+            Disturbance(size, few),
+            Disturbance(size, few, indices=False),
+            Disturbance(size, few, buffers=False),
+            Disturbance(size, few, indices=False, buffers=False),
+            Disturbance(size, few, inputs=False, buffers=False),
+        ),
+        (
+            Disturbance(size, uneven, indices=False, buffers=False),
+            Disturbance(size, uneven, inputs=False, buffers=False),
+        ),
+        (
+            Disturbance(size, few, indices=False, buffers=False, double=False),
+            Disturbance(size, few, inputs=False, buffers=False, double=False),
+        ),
+        (Disturbance(size, uneven, inputs=False, buffers=False, double=False),),
     )
 
 

@@ -132,7 +132,8 @@ class ModuleRun:
         kept, versions_in = SavedArguments(own), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
         reads, runs_eagerly = SampleReads(), records or trace is not None or not is_compiled(self.module)
-        observed = ResultPrecision() if runs_eagerly else None
+        precision = precise.precision if precise is not None else None
+        observed = ResultPrecision() if runs_eagerly and precision is None else None
         reads.follow(own.samples(self.dims))
         if trace is not None:
             trace.follow(own.tensors())
@@ -157,8 +158,7 @@ class ModuleRun:
             writes = f"it writes to {name}, and what it writes could not be compared"
         kept.restore()
         operands = [*dict(given.tensors()).values(), *module_parts.parameters(self.module)]
-        precision = precise.precision if precise is not None else None
-        if precision is None and observed is not None:
+        if observed is not None:
             precision = observed.coarsest(self._device)
         elif precision is None:
             precision = unobserved_precision(self._device, operands)

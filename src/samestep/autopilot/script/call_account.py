@@ -146,18 +146,20 @@ def library_of(file: str) -> str:
     >>> library_of("/home/ada/venv/lib/python3.11/site-packages/timm/models/vit.py")
     'timm'
     """
+    return _library_of(file, getattr(sys.modules.get("__main__"), "__file__", None))
+
+
+@cache
+def _library_of(file: str, program: str | None) -> str:
     installed = list(_INSTALLED.finditer(file))
-    if (not installed and not file.startswith(_STANDARD)) or _is_of_program(file):
+    if (not installed and not file.startswith(_STANDARD)) or (program and _is_of_program(file, program)):
         return ""
     start = installed[-1].end() if installed else max(len(one) for one in _STANDARD if file.startswith(one))
     return file[start:].split(os.sep, maxsplit=1)[0].removesuffix(".py")
 
 
-def _is_of_program(file: str) -> bool:
+def _is_of_program(file: str, program: str) -> bool:
     """Return whether a file of a library is the program itself, as with ``-m``, or in its package."""
-    program = getattr(sys.modules.get("__main__"), "__file__", None)
-    if program is None:
-        return False
     here = Path(program).absolute()
     folder = f"{here.parent}{os.sep}"
     absolute = str(Path(file).absolute())

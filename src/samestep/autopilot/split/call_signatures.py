@@ -58,9 +58,10 @@ class CallSignatures:
     ) -> Signature:
         """Return the signature of a call, with the values of its guards.
 
-        Beyond `MOST_STATES` values, a new value is treated as an earlier one that could not be split, or else
-        as the last one. It is checked if it lies in another interval between the module's constants than
-        all checked ones, and whenever the number of new values has doubled.
+        Beyond `MOST_STATES` values, or if none of them could be split, a new value is treated as an earlier
+        one that could not be split, or else as the last one. It is checked if it lies in another interval
+        between the module's constants than all checked ones, and whenever the number of new values has
+        doubled.
         """
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
@@ -75,7 +76,9 @@ class CallSignatures:
             numbers = [value for _, value in (*state[0], *plain.items())]
             states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
         place = states.intervals.of(state)
-        is_early = states.new[form] <= MOST_STATES or states.new[form].bit_count() == 1
+        number = states.new[form]
+        has_failed = all(plans.get((form, one)) is None for one in known)
+        is_early = number.bit_count() == 1 or (number <= MOST_STATES and not has_failed)
         if is_early or place not in states.checked[form]:
             states.checked[form].add(place)
             known.append(state)

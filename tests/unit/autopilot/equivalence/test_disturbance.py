@@ -1,5 +1,7 @@
 """Disturbed calls have other valid values, and the model is restored."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ def given():
     )
 
 
-@pytest.mark.parametrize("how", disturbances(2, 8), ids=str)
+@pytest.mark.parametrize("how", [*chain(*disturbances(2, 8))], ids=str)
 def test_disturbed_inputs_are_valid(how):
     x, tokens, lengths, mask, labels = disturbed_inputs(given(), DIMS, 8, how, USES).args
     count = how.samples or 8
