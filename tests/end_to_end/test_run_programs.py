@@ -199,7 +199,7 @@ def test_a_serial_script_has_equal_output_on_one_and_two_workers(script, tmp_pat
     assert serial.out.splitlines()[0].endswith(" []")  # one worker has no rank either
     assert shared.out.endswith("at exit 1 False\n")
     assert (tmp_path / "2").read_text() == "once"
-    assert "Sequential at prog.py:10: 5 calls split" in shared.err
+    assert "Sequential at prog.py:10: 4 calls split" in shared.err
     assert "Sequential" not in serial.err
 
     (temporary := tmp_path / "temporary").mkdir()

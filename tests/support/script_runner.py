@@ -20,18 +20,20 @@ from samestep.autopilot.helpers.serving import serve
 from samestep.autopilot.once_script import script_with_helpers, splitting_between
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
-from samestep.autopilot.script.options import DEFAULTS
+from samestep.autopilot.script.options import Options
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
 from support.strict_device import StrictDevice
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 
+ALL_SPLIT = Options(short_calls="split")
+"""Options by which the same calls are split on a busy machine."""
 READS = "samestep reads its device at"
 """The beginning of a line of the account about a split call on a strict device."""
 
 
-def run_launched_script(world, path, arguments, folder, runs=1, options=DEFAULTS, may_share_memory=True):
+def run_launched_script(world, path, arguments, folder, runs=1, options=ALL_SPLIT, may_share_memory=True):
     """Run a script on rank 0 of `world`, which the others help; return what `run_script` does, or None."""
     if not world.place.is_main:
         for _ in range(runs):
@@ -50,7 +52,7 @@ def run_launched_script(world, path, arguments, folder, runs=1, options=DEFAULTS
 
 
 def run_script(
-    _, path, arguments, folder, runs=1, options=DEFAULTS, is_strict=False, helpers=0, account_of=None
+    _, path, arguments, folder, runs=1, options=ALL_SPLIT, is_strict=False, helpers=0, account_of=None
 ):
     """Run a script in this process, in `folder`.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.autopilot.script.options import DEFAULTS
+from support.script_runner import ALL_SPLIT
 from support.split_check_models import on_workers
 
 
@@ -10,7 +10,7 @@ from support.split_check_models import on_workers
 def run(processes):
     """Runs a loop with helpers; returns its result, the numbers of split and unsplit calls, and the lines."""
 
-    def run(size, work, *args, options=DEFAULTS):
+    def run(size, work, *args, options=ALL_SPLIT):
         (found,) = processes.run(on_workers, 1, size, options, work, *args)
         return found
 

@@ -31,7 +31,11 @@ def with_rows_of_others_as_nan(world, *ran):
 
 
 def compare(processes, script, folder, size, may_share_memory):
-    options, theirs, own = Options(device=script.device), folder / "alone", folder / "team"
+    options, theirs, own = (
+        Options(device=script.device, short_calls="split"),
+        folder / "alone",
+        folder / "team",
+    )
     theirs.mkdir()
     own.mkdir()
     ran = script.path, script.arguments, theirs, script.runs, options

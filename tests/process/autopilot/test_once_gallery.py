@@ -38,7 +38,7 @@ SHORT_STRICT = ("cropped_to_longest", "gan", "labels_as_indices", "rnn_classifie
 
 def run(processes, script, folder, helpers, *, is_strict=False):
     folder.mkdir()
-    options = Options(device=script.device)
+    options = Options(device=script.device, short_calls="split")
     ran = script.path, script.arguments, folder, script.runs, options, is_strict, helpers
     ((printed, account, trace),) = processes.run(run_script, 1, *ran)
     assert not trace, trace

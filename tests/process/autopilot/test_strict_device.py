@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.script.options import DEFAULTS, Options
+from samestep.autopilot.script.options import Options
 from support.careless_runs import run_careless
 from support.script_runner import READS, difference, run_script
 from support.tiers import mostly_long
@@ -77,7 +77,7 @@ def test_a_recomputed_forward_prints_in_no_check(processes, tmp_path):
 def test_a_script_fails_without_the_care_that_a_device_needs(processes, name, how, failure, tmp_path):
     """An H100 has shown these: labels among token ids, no saved statistics, a view of a hidden state."""
     script = next(script for script in SCRIPTS if script.name == name)
-    ran = how, script.path, script.arguments, tmp_path, 1, DEFAULTS, True, 1
+    ran = how, script.path, script.arguments, tmp_path, 1, SPLIT, True, 1
     ((_, account, trace),) = processes.run(run_careless, 1, *ran)
     assert failure in f"{account} {trace}"
 
@@ -103,7 +103,7 @@ Net()(torch.ones(9, 4))
 def test_a_device_that_fails_in_a_check_ends_the_script_in_one_line(processes, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(FAILING)
-    ((_, _, trace),) = processes.run(run_script, 1, path, (), tmp_path, 1, DEFAULTS, False, 1)
+    ((_, _, trace),) = processes.run(run_script, 1, path, (), tmp_path, 1, SPLIT, False, 1)
     (line,) = trace.splitlines()
     assert line.startswith("samestep: error: ")
     assert "train.py:12" in line

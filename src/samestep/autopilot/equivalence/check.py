@@ -12,7 +12,7 @@ A way passes if the split call equals the unsplit call in both. If none passes, 
 unsplit: every rank computes all of them, which is slower and correct.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,10 +90,36 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
     return None
 
 
-class EquivalenceCheck:
-    """The equivalence check of one call.
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The time that a check may take at one call."""
 
-    `expect` gets the seconds that its comparisons may take; `declared` is the way that the script declares.
+    is_over: Callable[[], bool] = lambda: False
+    """Returns whether a later call continues the check."""
+    expect: Callable[[float], object] = lambda _: None
+    """Called with the seconds that the rest of the check may take."""
+
+
+AT_ONCE = Pace()
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """The call that continues a check."""
+
+    module: nn.Module
+    given: CallArguments
+    run: ModuleRun
+    weights: disturbance.DisturbedWeights
+    whole: UnsplitCall | None = None
+    """The results of the unsplit call, if they are known."""
+
+
+class EquivalenceCheck:
+    """The equivalence check of a call, or of several calls of one signature, each of which continues it.
+
+    A long check is continued by later calls, which are computed unsplit: it is then executed beside the
+    training. Between two of its comparisons the module and the generators are as the script left them.
     """
 
     def __init__(
@@ -103,77 +129,121 @@ class EquivalenceCheck:
         given: CallArguments,
         world: World,
         gradient: Callable[..., Any] = torch.autograd.grad,
-        expect: Callable[[float], object] = lambda _: None,
         declared: Dims | None = None,
     ) -> None:
-        self._forward, self._module, self._given, self._world = forward, module, given, world
-        self._gradient, self._expect, self._declared = gradient, expect, declared
-        self._run = ModuleRun(forward, module, world.device)
-        self.restore = self._run.restore
+        """Begin a check.
+
+        Args:
+            forward: calls the module.
+            module: the module.
+            given: the arguments of the first call.
+            world: the ranks, all of which run the check equally.
+            gradient: computes gradients.
+            declared: the way that the script declares; None for all ways that the shapes allow.
+        """
+        self._forward, self._world = forward, world
+        self._gradient, self._declared, self._pace = gradient, declared, AT_ONCE
         self._counters: list[Key] = []
         """The numbers with which the module counts its calls."""
-        self._counting_tensors: list[Tensor] = []
+        self._counting_tensors: list[str] = []
         self._draws = False
         """Whether the module has drawn random numbers."""
         self._has_beside = False
         """Whether another thread has drawn random numbers meanwhile."""
         self._is_large = sum(one.numel() for one in module_parts.parameters(module)) > LARGE
         self._comparison = SplitComparison(forward, module, world)
-        self._weights = disturbance.DisturbedWeights(module)
         self._uses = InputUses()
         self._trace = SplitTrace()
+        self._present: _Call | None = None
+        self.begin_call(module, given)
+        self._ways = [*self._possible_ways(given)]
+        self._comparisons = self._compare()
 
-    def run(self) -> Verdict:
+    @property
+    def _call(self) -> "_Call":
+        assert self._present is not None
+        return self._present
+
+    def restore(self) -> None:
+        """Restore the module and the generators to their state before the call."""
+        self._call.run.restore()
+
+    def may_continue(self, given: CallArguments) -> bool:
+        """Return whether a call of the signature can continue the check: it can be split in the same ways."""
+        return [*self._possible_ways(given)] == self._ways
+
+    def begin_call(self, module: nn.Module, given: CallArguments) -> None:
+        """Let a call of the signature continue the check; the module may be another mirror of the same."""
+        run = ModuleRun(self._forward, module, self._world.device)
+        self._present = _Call(module, given, run, disturbance.DisturbedWeights(module))
+        self._comparison.module = module
+
+    def end_call(self) -> None:
+        """Release what the check has kept of the present call: its arguments, and a copy of its state."""
+        self._present = None
+
+    def run(self, pace: Pace = AT_ONCE) -> Verdict | None:
         """Check all ways; the module and the generators then are as after the split call, or as before.
+
+        Args:
+            pace: says after each comparison whether the rest is left to a later call.
+
+        Returns:
+            None if a later call has to continue the check.
 
         Raises:
             UsageError: another thread of the script draws random numbers meanwhile.
         """
-        if (why := refusal(self._module, self._world.device)) is not None:
+        if (why := refusal(self._call.module, self._world.device)) is not None:
             return Verdict(None, why=why)
+        self._pace, verdict = pace, None
         with disturbance.parametrizations_computed(), training_nothing():
-            verdict = self._verdict()
-        if verdict.plan is None and (self._has_beside or self._run.has_beside):
+            for verdict in self._comparisons:
+                if verdict is None and not self._comparison.agreed(not pace.is_over()):
+                    return None
+        assert verdict is not None
+        if verdict.plan is None and (self._has_beside or self._call.run.has_beside):
             raise UsageError(
                 "another thread of the script draws random numbers of Python or NumPy while "
-                f"{type(self._module).__name__} is called, and no check can distinguish these from its own. "
-                "Give that thread a generator of its own (random.Random(seed), "
+                f"{type(self._call.module).__name__} is called, and no check can distinguish these from its "
+                "own. Give that thread a generator of its own (random.Random(seed), "
                 "numpy.random.default_rng(seed)), or run with -n 1."
             )
         return verdict
 
-    def _verdict(self) -> Verdict:
-        whole: UnsplitCall | None = None
+    def _compare(self) -> Iterator[Verdict | None]:
+        """Yield None after each comparison, when a later call may continue; at last, yield the verdict."""
         reasons: list[str] = []
-        ways = list(self._ways())
-        if ways:
+        if self._ways:
             self._uses = self._uses_of_inputs()
-        for dims in ways:
+        for dims in self._ways:
             began = monotonic()
-            why = self._refuted(dims)
+            why = yield from self._refuted(dims)
             if why and not reasons:
-                self._expect((monotonic() - began) * (len(ways) - 1))
-            if not why and whole is None:
-                self._run.dims = {} if is_compiled(self._module) else dims
-                computed = self._whole()
+                self._pace.expect((monotonic() - began) * (len(self._ways) - 1))
+            if not why and self._call.whole is None:
+                self._call.run.dims = {} if is_compiled(self._call.module) else dims
+                computed = self._computed_whole()
                 if isinstance(computed, str):
-                    return Verdict(None, why=computed)
-                whole = computed
-            if not why and whole is not None:
-                verdict = self._split(dims, whole)
+                    yield Verdict(None, why=computed)
+                    return
+                self._call.whole = computed
+            if not why and self._call.whole is not None:
+                verdict = self._split(dims, self._call.whole)
                 if verdict.plan is not None:
-                    return verdict
+                    yield verdict
+                    return
                 why = verdict.why
             reasons.append(why)
             if why in _ENDS_CHECK:
                 break
         self.restore()
-        return Verdict(None, why=self._likeliest(reasons, ways), trace=self._trace)
+        yield Verdict(None, why=self._likeliest(reasons), trace=self._trace)
 
     def _split(self, dims: Dims, whole: UnsplitCall) -> Verdict:
         """Split the call itself in a way that no disturbed call refutes."""
-        found = self._comparison.split(self._run, self._given, dims, whole)
-        guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
+        found = self._comparison.split(self._call.run, self._call.given, dims, whole)
+        guards = self._comparison.reads.guards(is_compiled=is_compiled(self._call.module))
         if isinstance(found, SplitResult) and not isinstance(guards, str):
             plan = self._plan(dims, whole, found, guards)
             self._trace.add(dims, None, "", None)
@@ -183,27 +253,28 @@ class EquivalenceCheck:
         self._trace.add(dims, None, why, self._comparison.difference)
         return Verdict(None, why=why)
 
-    def _likeliest(self, reasons: Sequence[str], ways: Sequence[Dims]) -> str:
+    def _likeliest(self, reasons: Sequence[str]) -> str:
         """Return the reason that is the user's, of the reasons for which the ways have failed."""
         if reasons and reasons[-1] in _ENDS_CHECK:
             return reasons[-1]
-        of_list = next((why for why, way in zip(reasons, ways, strict=True) if LIST in way.values()), None)
+        tried = [*zip(reasons, self._ways, strict=True)]
+        of_list = next((why for why, way in tried if LIST in way.values()), None)
         if of_list is not None:
             return f"its samples are in a list, and {of_list}"
-        first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
+        first = next((tensor.size(0) for _, tensor in self._call.given.tensors()), 0)
         if not reasons or first < self._world.place.size:
             return FEWER
         # Of the way that splits most inputs, and of these the first: other ways may split time.
-        return reasons[max(range(len(reasons)), key=lambda place: len(ways[place]))]
+        return max(tried, key=lambda one: len(one[1]))[0]
 
     def _uses_of_inputs(self) -> InputUses:
         """Return the uses of the inputs as positions, from the call itself, whose values are in range."""
-        integers = [path for path, tensor in self._given.tensors() if is_integer(tensor)]
+        integers = [path for path, tensor in self._call.given.tensors() if is_integer(tensor)]
         if not integers:
             return InputUses()
         trace = PositionTrace()
         with changing_no_files():
-            _, failure = self._attempted(partial(self._run.unsplit, self._given, trace=trace))
+            _, failure = self._attempted(partial(self._call.run.unsplit, self._call.given, trace=trace))
         return InputUses(unchecked=frozenset(integers)) if failure else trace.uses
 
     def _attempted(self, run: Callable[..., T]) -> tuple[T | None, str]:
@@ -219,13 +290,13 @@ class EquivalenceCheck:
                 break
         return result, failure
 
-    def _whole(self) -> UnsplitCall | str:
+    def _computed_whole(self) -> UnsplitCall | str:
         """Return the results of the unsplit call, or the reason why it is not split."""
-        whole, failure = self._attempted(partial(self._run.recorded, self._given))
+        whole, failure = self._attempted(partial(self._call.run.recorded, self._call.given))
         if failure:
             return failure
         if whole is None:
-            return COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS
+            return COMPILED_DRAWS if is_compiled(self._call.module) else UNLIKE_DRAWS
         return whole.writes or whole
 
     def _plan(
@@ -238,41 +309,43 @@ class EquivalenceCheck:
         )
         return SplitPlan(dims, found.gatherings, whole.sides, found.draws, watches, guards)
 
-    def _ways(self) -> Iterator[Dims]:
+    def _possible_ways(self, given: CallArguments) -> Iterator[Dims]:
         """Yield the way that the script declares, or else all ways that the shapes allow."""
         size = self._world.place.size
         declared = self._declared
         if declared is None:
-            yield from candidates(self._given, size)
-        elif (self._given.total(declared) or 0) >= size:
+            yield from candidates(given, size)
+        elif (given.total(declared) or 0) >= size:
             yield declared
 
-    def _refuted(self, dims: Dims) -> str:
-        """Return how a way fails on disturbed calls; the first disturbance that runs unsplit decides."""
+    def _refuted(self, dims: Dims) -> Generator[None, None, str]:
+        """Return how a way fails on disturbed calls, and yield after each; the first that runs decides."""
         self._comparison.forget()
-        self._weights.forget()
-        total = self._given.total(dims)
-        assert total is not None
+        self._call.weights.forget()
+        total = self._total(dims)
         failure = ""
         for group in disturbance.disturbances(self._world.place.size, total, is_large=self._is_large):
             for place, how in enumerate(group):
                 began = monotonic()
-                found = self._disturbed(dims, total, how)
+                found = self._disturbed(dims, how)
                 if isinstance(found, str):
                     self._note(dims, how, found)
-                    return found or self._refuted_again(dims, total, how, monotonic() - began)
+                    took_s = monotonic() - began
+                    yield
+                    if found:
+                        return found
+                    why = yield from self._refuted_again(dims, how, took_s)
+                    return why
                 failure = failure or found.why
-                is_hopeless = 0 < place < len(group) - 2 and self._fails(dims, total, group[-1])
-                if is_hopeless:  # shapes do not fit, whatever the values are
-                    break
+                yield
+                if 0 < place < len(group) - 2 and isinstance(self._disturbed(dims, group[-1]), _Failed):
+                    break  # shapes do not fit, whatever the values are
         return f"it cannot be checked with other weights and samples: {failure}"
 
-    def _fails(self, dims: Dims, total: int, how: disturbance.Disturbance) -> bool:
-        """Return whether a disturbed call fails unsplit."""
-        return isinstance(self._disturbed(dims, total, how), _Failed)
-
-    def _refuted_again(self, dims: Dims, total: int, how: disturbance.Disturbance, first_s: float) -> str:
-        """Return how a way fails on further disturbed calls; empty if it passes.
+    def _refuted_again(
+        self, dims: Dims, how: disturbance.Disturbance, first_s: float
+    ) -> Generator[None, None, str]:
+        """Return how a way fails on further disturbed calls, and yield after each; empty if it passes.
 
         One batch may agree by chance; a slice may have ignored samples only; a counter may act later; what
         dropout has removed may hide a difference. A call that fails unsplit is repeated with as many samples
@@ -281,42 +354,50 @@ class EquivalenceCheck:
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             others.append(replace(how, samples=2 * how.samples + 1, seed=2))
-        empties = disturbance.emptying(self._given, dims, self._uses)
+        empties = disturbance.emptying(self._call.given, dims, self._uses)
         others += [replace(how, empties=empty) for empty in empties]
         others += [replace(how, scale=scale) for scale in disturbance.SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in disturbance.COUNTERS]
-        self._expect(first_s * len(others))
+        self._pace.expect(first_s * len(others))
         for number, one in enumerate(others, 1):
             other = replace(one, gradients=False, skipped_draws=number)
-            found = self._disturbed(dims, total, other)
+            found = self._disturbed(dims, other)
             if str(found).endswith(NOT_GATHERED) and torch.is_grad_enabled():
                 # The graph shows weights that the operations alone do not show.
-                found = self._disturbed(dims, total, replace(other, gradients=True))
+                found = self._disturbed(dims, replace(other, gradients=True))
             if isinstance(found, _Failed) and other.samples is not None:
-                found = self._disturbed(dims, total, replace(other, samples=None))
+                found = self._disturbed(dims, replace(other, samples=None))
             if found and isinstance(found, str):
                 self._note(dims, other, found)
                 return found
+            yield
         return ""
+
+    def _total(self, dims: Dims) -> int:
+        """Return the number of samples of the call."""
+        total = self._call.given.total(dims)
+        assert total is not None
+        return total
 
     def _note(self, dims: Dims, how: disturbance.Disturbance, why: str) -> None:
         """Keep the first difference of a way."""
         if why:
             self._trace.add(dims, how, why, self._comparison.difference)
 
-    def _disturbed(self, dims: Dims, total: int, how: disturbance.Disturbance) -> "str | _Failed":
+    def _disturbed(self, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; restore the module and the generators."""
         with self._restoring(), ExitStack() as stack:
             stack.enter_context(untuned_kernels(self._world.device))
 
             def disturbed() -> CallArguments:  # double precision may exceed the memory
-                stack.enter_context(self._weights.applied(how))
-                given = disturbance.disturbed_inputs(self._given, dims, total, how, self._uses)
+                stack.enter_context(self._call.weights.applied(how))
+                given = disturbance.disturbed_inputs(
+                    self._call.given, dims, self._total(dims), how, self._uses
+                )
                 if how.counters is not None:
-                    disturbance.set_counters(
-                        self._module, self._counters, self._counting_tensors, how.counters
-                    )
+                    tensors = self._call.run.before.tensors(self._counting_tensors)
+                    disturbance.set_counters(self._call.module, self._counters, tensors, how.counters)
                 return given
 
             given, failure = self._comparison.attempted(disturbed, "another worker's failed")
@@ -338,7 +419,7 @@ class EquivalenceCheck:
         self.restore()
 
     def _compared(self, given: CallArguments, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
-        run = ModuleRun(self._forward, self._module, self._world.device)
+        run = ModuleRun(self._forward, self._call.module, self._world.device)
         run.dims = dims
         precise = disturbance.DoublePrecision() if how.double else CheckedPositions()
         # The graph of a full batch may exceed the memory.
@@ -346,7 +427,7 @@ class EquivalenceCheck:
         failure, whole, expected = "", None, None
         kept: Attributes = {}
         try:
-            with eagerly(self._module, when=True), changing_no_files():
+            with eagerly(self._call.module, when=True), changing_no_files():
                 whole = (
                     run.unsplit(given, grad=grad, records=True, precise=precise)
                     if self._draws
@@ -354,7 +435,7 @@ class EquivalenceCheck:
                 )
                 with precise, quiet():
                     expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
-                kept = changed(run.left, python_state(self._module))
+                kept = changed(run.left, python_state(self._call.module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
             self._has_beside = self._has_beside or run.has_beside
         except (WritesFileError, TrainsError) as error:
@@ -363,7 +444,7 @@ class EquivalenceCheck:
             self._comparison.end_if_device_failed(error)
             failure = in_one_line(error)
         if whole is None or whole.writes:
-            self._weights.forget()
+            self._call.weights.forget()
         if not self._comparison.agreed(not failure):
             for final in WRITES_FILES, TRAINS:
                 if not self._comparison.agreed(failure != final):
@@ -381,7 +462,7 @@ class EquivalenceCheck:
             return found
         with precise, quiet():
             why = self._other_gradients(found, given, whole, expected) if grad else ""
-        name = kept_of_slice(kept, changed(run.left, python_state(self._module)), given.total(dims) or 0)
+        name = kept_of_slice(kept, changed(run.left, python_state(self._call.module)), given.total(dims) or 0)
         if not why and not self._comparison.agreed(not grad or name is None):
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
         return why
@@ -394,7 +475,7 @@ class EquivalenceCheck:
             weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64, device="cpu")
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
-        tensors_in = [*module_parts.parameters(self._module), *(tensor for _, tensor in given.tensors())]
+        tensors_in = [*module_parts.parameters(self._call.module), *(tensor for _, tensor in given.tensors())]
         leaf = [one for one in tensors_in if one.requires_grad]
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
@@ -406,7 +487,7 @@ class EquivalenceCheck:
         self, found: SplitResult, given: CallArguments, unsplit: UnsplitCall, expected: Any
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal."""
-        value = dict(leaves(outcome(self._module, found.outputs, unsplit.sides)))
+        value = dict(leaves(outcome(self._call.module, found.outputs, unsplit.sides)))
         gradients, failure = self._comparison.attempted(
             partial(self._gradients, value, given), "the backward of another worker's slice failed"
         )

@@ -59,7 +59,7 @@ class SplitComparison:
     """Compares split calls of one module with unsplit ones; all ranks get the same result."""
 
     def __init__(self, forward: Forward, module: nn.Module, world: World) -> None:
-        self._forward, self._module, self._world = forward, module, world
+        self._forward, self.module, self._world = forward, module, world
         self._gatherings: dict[Path, Sequence[Gathering]] | None = None
         """The ways to gather outputs that passed earlier comparisons; None for all."""
 
@@ -127,7 +127,7 @@ class SplitComparison:
         precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
         # Compiled code is not observed: the disturbed calls have run it eagerly.
-        is_watched = precise is not None or not is_compiled(self._module)
+        is_watched = precise is not None or not is_compiled(self.module)
         outputs, reads = None, SampleReads()
         checked = CheckedPositions() if is_watched else nullcontext()
         # An output may be a sum or a mean over samples if no dimension holds them.
@@ -137,7 +137,7 @@ class SplitComparison:
             try:
                 with (
                     failing_together(self.agreed_on_each),
-                    eagerly(self._module, when=precise is not None),
+                    eagerly(self.module, when=precise is not None),
                     nullcontext() if precise is None else quiet(),
                     precise or checked,
                     watching or nullcontext(),
@@ -145,7 +145,7 @@ class SplitComparison:
                     own = given.sliced(split, dims)
                     reads.follow(own.samples(dims))
                     watched = reads if is_watched else None
-                    outputs = call_slice(self._forward, self._module, own, split, draws=mode, reads=watched)
+                    outputs = call_slice(self._forward, self.module, own, split, draws=mode, reads=watched)
             except OtherRankFailedError as error:
                 return str(error)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
@@ -165,7 +165,7 @@ class SplitComparison:
     def _compared(
         self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
     ) -> tuple[Mapping[Path, Gathering], Any] | str:
-        value = outcome(self._module, outputs, whole.sides)
+        value = outcome(self.module, outputs, whole.sides)
         parts = dict(leaves(value))
         of_values, of_state = self._differences(run, whole, outputs, parts, split.total, keeps=keeps)
         if of_values:
@@ -184,7 +184,7 @@ class SplitComparison:
         if keeps:
             self._gatherings = left
         result, kept = mapped(value, lambda path, _: together[path])
-        assign_side_outputs(self._module, kept)
+        assign_side_outputs(self.module, kept)
         return gatherings, result
 
     def _differences(
@@ -203,7 +203,7 @@ class SplitComparison:
         """
         alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
-        name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
+        name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"
@@ -265,7 +265,7 @@ class SplitComparison:
         """Raise `DeviceFailed` if an error is that of a device, which computes nothing any more."""
         if is_device_failure(error):
             raise DeviceFailed(
-                f"the device failed while samestep checked if {type(self._module).__name__} can be split: "
+                f"the device failed while samestep checked if {type(self.module).__name__} can be split: "
                 f"{in_one_line(error)}. CUDA_LAUNCH_BLOCKING=1 shows the operation. To leave the check out, "
                 "keep these calls unsplit: samestep.batch_dim(model, dim=None)."
             ) from None

@@ -6,17 +6,28 @@
                |                   ^
                +-------------------+
 
-A signature is checked again for a size of a batch that it has not had; what failed once stays unsplit.
+A long check is continued by the next calls, which are computed unsplit. A signature is checked again for a
+size of a batch that it has not had; what failed once stays unsplit.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
+from time import monotonic
 
 from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.split.call_plans import SplitPlan
+from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CheckedSizes, Signature
 
+CHECKED = "while they are checked"
+"""The reason for calls that are unsplit because their check goes on."""
+AT_ONCE_S = 2.0
+"""The seconds of a check at the call that begins it."""
+PER_CALL_S = 0.2
+"""The seconds of a check at each later call; or as long as an unsplit call takes, if that is longer.
+
+One comparison may take longer. So a check waits while it has taken more than half of the time since it began.
+"""
 LOSES = "its helpers were lost again and again during its calls"
 _MANY_LOSSES, _CALLS_PER_LOSS = 3, 10
 
@@ -43,17 +54,31 @@ class SignatureCalls:
     sizes: CheckedSizes = field(default_factory=CheckedSizes)
     trace: SplitTrace = field(default_factory=SplitTrace)
     """The evidence of the last check."""
+    unsplit_s: float = 0.0
+    """The time of the last unsplit call during the check."""
+    check_began: float = 0.0
+    checked_s: float = 0.0
+    """The time that the check has taken so far."""
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
 
     def begin_check(self, number: int) -> None:
         """Begin a check, whose plan gets a number."""
-        self.state, self.number = State.CHECKING, number
+        self.state, self.number, self.why = State.CHECKING, number, CHECKED
+        self.check_began, self.checked_s = monotonic(), 0.0
 
-    def pass_check(self, plan: SplitPlan) -> None:
-        """Split the calls by a plan from now on."""
+    @property
+    def check_waits(self) -> bool:
+        """Whether the check leaves this call to the training."""
+        return 2 * self.checked_s > monotonic() - self.check_began
+
+    def pass_check(self, plan: SplitPlan, given: CallArguments, ranks: int) -> None:
+        """Split the calls by a plan from now on; the last one of the check has these arguments."""
         self.state, self.plan, self.why = State.SPLIT, plan, ""
+        if not self.sizes.are_known(given):  # the check began with another size
+            self.sizes = CheckedSizes()
+            self.sizes.are_checked(given, given.total(plan.dims), ranks, plan.dims)
 
     def forget(self) -> None:
         """Check the next call: the check of this one was not completed."""
@@ -81,6 +106,6 @@ class ModuleCalls:
         default_factory=lambda: defaultdict(SignatureCalls)
     )
 
-    def plans(self) -> dict[Signature, SplitPlan | None]:
-        """Return the plan of each signature, None for those that stay unsplit."""
-        return {signature: one.plan for signature, one in self.by_signature.items()}
+    def failed(self) -> set[Signature]:
+        """Return the signatures that stay unsplit."""
+        return {signature for signature, one in self.by_signature.items() if one.state is State.UNSPLIT}

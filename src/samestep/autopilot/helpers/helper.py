@@ -68,6 +68,8 @@ class Check(ModuleCall):
 
     declared: Dims | None
     """The way that the script declares; None for all ways that the shapes allow."""
+    begins: bool
+    """Whether the check begins with this call, and does not continue that of an earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,8 @@ class Helper:
                     args, kwargs = mapped(message.given, _copy)
                     given = CallArguments(args, kwargs)
                     self.slices.check(
-                        message.plan, nn.Module.__call__, mirror.module, given, message.declared
+                        *(message.plan, nn.Module.__call__, mirror.module, given, message.declared),
+                        begins=message.begins,
                     )
         except PeerLost:
             raise

@@ -4,10 +4,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -15,14 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import Verdict, refusal
+from samestep.autopilot.equivalence.check import Pace, Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.call_lock import CallLock
-from samestep.autopilot.helpers.call_states import LOSES, ModuleCalls, SignatureCalls, State
+from samestep.autopilot.helpers.call_states import (
+    AT_ONCE_S,
+    LOSES,
+    PER_CALL_S,
+    ModuleCalls,
+    SignatureCalls,
+    State,
+)
 from samestep.autopilot.helpers.fresh_modules import MADE_AGAIN, FreshModules
 from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
-from samestep.autopilot.helpers.messages import Rows
+from samestep.autopilot.helpers.messages import Rows, form_of
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
 from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
 from samestep.autopilot.helpers.own_helpers import Helpers
@@ -36,7 +44,7 @@ from samestep.autopilot.helpers.slices import (
 )
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
+from samestep.autopilot.script.call_account import FEWER, Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
@@ -57,14 +65,12 @@ from samestep.autopilot.split_calls import (
     is_inside,
     is_recomputed,
 )
-from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.parallel.sharding.share import share
-from samestep.ranks.world.solo import SoloWorld
 
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
@@ -103,23 +109,6 @@ def _is_of_signal(error: Exception) -> bool:
     return any(frame.f_code in codes for frame, _ in frames)
 
 
-def form_of(value: Any, tensors: list[Tensor]) -> Any:
-    """Return what arguments have in common with others of the same form; collect their tensors.
-
-    None if they hold objects whose contents are unknown.
-    """
-    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
-        tensors.append(value)
-        return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
-    if isinstance(value, PLAIN):
-        return type(value), value
-    if type(value) in (tuple, list, dict):
-        parts = value.items() if type(value) is dict else enumerate(value)
-        forms = [(key, form_of(part, tensors)) for key, part in parts]
-        return None if any(form is None for _, form in forms) else (type(value), *forms)
-    return None
-
-
 class MainCalls:
     """Splits the model calls of the script, which only the main rank runs."""
 
@@ -133,7 +122,7 @@ class MainCalls:
         self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
         self._signatures, self._fresh = CallSignatures(self.device), FreshModules()
         self._schedule = CheckSchedule(self._size, options.check_every)
-        self._short_calls = ShortCalls(SoloWorld(), account, enabled=options.short_calls == "auto")
+        self._short_calls = ShortCalls(self.device, account, enabled=options.short_calls == "auto")
         self._lock, self._calls, self._plans = CallLock(), 0, 0
         self._plans_sent: set[int] = set()
         self._ended: list[int] = []
@@ -184,24 +173,31 @@ class MainCalls:
         self._recover()
         if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
-        if self._fresh.waits(module):
-            return self._unsplit(call, MADE_AGAIN)
         kind = self._short_calls.begin(module, given)
         if kind.is_unsplit:
-            outputs = self._unsplit(call, LONGER_SPLIT)
+            outputs = self._unsplit(call, kind.why)
             self._short_calls.end(kind, module)
             return outputs
         reach = Reach.of(module)
         plain = {**reach.plain, **reach.of_tensors}
-        signature = self._signatures.signature(module, given, plain, known.plans())
+        signature = self._signatures.signature(module, given, plain, known.failed())
         calls = known.by_signature[signature]
         if calls.lose_helpers:
             return self._unsplit(call, LOSES)
         plan = calls.plan
         total = None if plan is None else given.total(plan.dims) or 0
-        is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
+        if calls.state is State.CHECKING:
+            is_checked = self._may_continue_check(calls, given)
+        else:
+            is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
         if is_checked:
             self._check(call, calls)
+        if calls.state is State.CHECKING:
+            began = monotonic()
+            outputs = self._unsplit(call, calls.why)
+            calls.unsplit_s = monotonic() - began
+            self._leave_out_own_changes(module, plain, signature)
+            return outputs
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
             return self._unsplit(call, calls.sizes.why(given, calls.why))
         is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
@@ -209,8 +205,13 @@ class MainCalls:
         is_compared = (is_new or is_due) and not is_checked
         outputs = self._by_plan(call, calls, kind, reach, is_compared=is_compared)
         if is_checked:
-            self._leave_out_own_changes(call.module, plain, signature)
+            self._leave_out_own_changes(module, plain, signature)
         return outputs
+
+    def _may_continue_check(self, calls: SignatureCalls, given: CallArguments) -> bool:
+        """Return whether a call can continue the check of its signature, or begin it again."""
+        check = self._slices.checks.get(calls.number)
+        return check is None or (not calls.check_waits and check.may_continue(given))
 
     def _leave_out_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> None:
         """Let the calls of a signature have the one without the attributes that the call has changed."""
@@ -232,45 +233,63 @@ class MainCalls:
             return FEWER if given.tensors() else NO_TENSORS
         if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
-        return observer(module, of_weights=False)
+        if (why := observer(module, of_weights=False)) is not None:
+            return why
+        return MADE_AGAIN if self._fresh.waits(module) else None
 
     def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:
-        """Check whether the calls of a signature can be split."""
+        """Check whether the calls of a signature can be split, or continue their check."""
         module, given = call.module, call.given
         bypassed_modules.note_direct_forward(self._account, module)
         if why := refusal(module, self.device):
             calls.stay_unsplit(why)
             return
-        what, note = self._account.place_of(module), self._account.note_check
-        expect = partial(note, what, main=True, stream=sys.stderr)  # a check itself prints nothing
-        self._plans += 1
-        calls.begin_check(self._plans)
+        if calls.state is not State.CHECKING:
+            self._plans += 1
+            calls.begin_check(self._plans)
+        began = monotonic()
         with self._exchange():
-            verdict = self._verdict(call, expect)
+            verdict = self._verdict(call, calls)
+        calls.checked_s += monotonic() - began
         if verdict is None:
-            calls.forget()
-            calls.losses += 1
             return
         calls.trace = verdict.trace
         if self._options.explain:
-            self._account.explain(what, verdict.trace.tried)
+            self._account.explain(self._account.place_of(module), verdict.trace.tried)
         if verdict.plan is None:
             calls.stay_unsplit(verdict.trace.explained(verdict.why))
             calls.sizes.fail(given, calls.why)
         else:
-            calls.pass_check(verdict.plan)
+            calls.pass_check(verdict.plan, given, self._size)
 
-    def _verdict(self, call: ModuleCall, expect: Callable[[float], object]) -> Verdict | None:
-        """Let all ranks check a call; None if a helper was lost meanwhile."""
-        module = call.module
+    def _pace(self, call: ModuleCall, calls: SignatureCalls, *, begins: bool) -> Pace:
+        """Return the pace of a check at this call; a check itself prints nothing."""
+        what, note = self._account.place_of(call.module), self._account.note_check
+        expect = partial(note, what, stream=sys.stderr)
+        if self._options.checks_at_once:
+            return Pace(expect=expect)
+        end = monotonic() + (AT_ONCE_S if begins else max(PER_CALL_S, calls.unsplit_s))
+        return Pace(lambda: monotonic() > end, expect)
+
+    def _verdict(self, call: ModuleCall, calls: SignatureCalls) -> Verdict | None:
+        """Let all ranks check a call; None if the check is not completed, also as a helper was lost."""
+        module, number = call.module, calls.number
+        begins = number not in self._slices.checks
+        pace = self._pace(call, calls, begins=begins)
         try:
             modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
-            message = self._message(call, self._plans, modes, streams)
+            message = self._message(call, number, modes, streams)
             declared = declared_dims(module, call.given)  # which only this process knows
-            self._send(Check(released=self._take_released(), declared=declared, **message))
+            released = self._take_released()
+            self._send(Check(released=released, declared=declared, begins=begins, **message))
+            verdict: Verdict | None
             try:
                 self._helpers.share_cores()
-                verdict = self._slices.check(self._plans, call.forward, module, call.given, declared, expect)
+                verdict = self._slices.check(
+                    *(number, call.forward, module, call.given, declared),
+                    begins=begins,
+                    pace=pace,
+                )
             except (PeerLost, DeviceFailed):
                 raise
             except Exception as error:
@@ -283,8 +302,10 @@ class MainCalls:
             return Verdict(None, why=str(error))
         except PeerLost as error:
             self._restart(error)
+            calls.forget()
+            calls.losses += 1
             return None
-        self._plans_sent.add(self._plans)
+        self._plans_sent.add(number)
         try:
             self._mirrored[module].record(module, MirrorState.now(module))
         except MirrorError as error:
@@ -398,6 +419,7 @@ class MainCalls:
     def _restart(self, error: Exception) -> None:
         """Start the helpers again, after one was lost; what they had is sent again, or computed here."""
         self._slices.graphs.clear()
+        self._slices.checks.clear()
         self._mirrored.clear()
         self._plans_sent.clear()
         self._released.clear()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, mapped_file
+from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.ranks.collectives.semaphores import SIZE, Process, Semaphores
 
 T = TypeVar("T")
@@ -40,6 +41,23 @@ class Rows:
     """By the id of each of these tensors."""
     shares: Sequence[range]
     """The samples of each rank."""
+
+
+def form_of(value: Any, tensors: list[Tensor]) -> Any:
+    """Return what values have in common with others of the same form; collect their tensors.
+
+    None if they hold objects whose contents are unknown.
+    """
+    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
+        tensors.append(value)
+        return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if type(value) in (tuple, list, dict):
+        parts = value.items() if type(value) is dict else enumerate(value)
+        forms = [(key, form_of(part, tensors)) for key, part in parts]
+        return None if any(form is None for _, form in forms) else (type(value), *forms)
+    return None
 
 
 class Line(Protocol):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.check import EquivalenceCheck, Verdict
+from samestep.autopilot.equivalence.check import AT_ONCE, EquivalenceCheck, Pace, Verdict
+from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.equivalence.unsplit_call import quiet
 from samestep.autopilot.helpers.messages import RowsOfTensor
 from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
@@ -77,6 +78,8 @@ class RankSlices:
         self.world, self.gradients, self._copies = world, gradients, copies
         self.plans: dict[int, SplitPlan] = {}
         self.graphs: dict[int, CallGraph] = {}
+        self.checks: dict[int, EquivalenceCheck] = {}
+        """The checks that later calls continue, by the number of their plan."""
 
     def check(
         self,
@@ -85,25 +88,36 @@ class RankSlices:
         module: nn.Module,
         given: CallArguments,
         declared: Dims | None,
-        expect: Callable[[float], object] = lambda _: None,
-    ) -> Verdict:
-        """Check whether a call can be split, keep its plan under a number, and restore the module.
+        *,
+        begins: bool,
+        pace: Pace = AT_ONCE,
+    ) -> Verdict | None:
+        """Begin or continue a check whether calls can be split, and restore the module.
 
         Args:
-            number: the number.
+            number: the number under which the check, and then its plan, is kept.
             forward: calls the module.
             module: the module, or its mirror.
             given: the arguments for the whole batch.
             declared: the way that the script declares; None for all ways that the shapes allow.
-            expect: called with the time that the check may take, in seconds.
+            begins: whether the check begins with this call.
+            pace: the time that the check may take at this call; the main rank's counts.
+
+        Returns:
+            None if a later call has to continue it.
 
         Raises:
             OtherRankFailedError: the ranks have not computed the same: a mirror is not as the module.
         """
+        check = None if begins else self.checks.get(number)
+        self.checks.pop(number, None)
         with _without_graphs(module), quiet() as printed:
-            check = EquivalenceCheck(forward, module, given, self.world, declared=declared, expect=expect)
+            if check is None:
+                check = EquivalenceCheck(forward, module, given, self.world, declared=declared)
+            else:
+                check.begin_call(module, given)
             try:
-                verdict = check.run()
+                verdict = check.run(pace)
             except (OtherRankFailedError, PeerLost):
                 raise
             except Exception:
@@ -112,10 +126,14 @@ class RankSlices:
                 raise
             finally:
                 check.restore()
+                check.end_call()
             self.world.end_check()
-        if printed.any or verdict.printed:
-            return Verdict(None, why=PRINTS, trace=verdict.trace)
-        if verdict.plan is not None:
+        if printed.any or (verdict is not None and verdict.printed):
+            trace = SplitTrace() if verdict is None else verdict.trace
+            return Verdict(None, why=PRINTS, trace=trace)
+        if verdict is None:
+            self.checks[number] = check
+        elif verdict.plan is not None:
             self.plans[number] = verdict.plan
         return verdict
 

@@ -57,6 +57,8 @@ class Account:
     """The number of workers."""
     split: Counter[str] = field(default_factory=Counter)
     """The number of split calls, by the module and the line that calls it."""
+    checked: set[str] = field(default_factory=set)
+    """The modules and lines whose long check was reported."""
     unsplit: Counter[str] = field(default_factory=Counter)
     """The number of unsplit calls, by the module and the line."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -94,9 +96,9 @@ class Account:
         if text not in self.exceptions:
             self.exceptions.append(text)
 
-    def note_longer_split(self, what: str, unsplit_s: float, split_s: float, *, main: bool) -> None:
+    def note_longer_split(self, what: str, unsplit_s: float, split_s: float) -> None:
         """Record that a call takes longer split than unsplit; report it once, at the first such call."""
-        if what not in self.longer_split and main:
+        if what not in self.longer_split:
             sys.stderr.write(
                 f"samestep: note: a call of {what} takes {seconds_text(split_s)} split and "
                 f"{seconds_text(unsplit_s)} unsplit, so such calls are unsplit from now on\n"
@@ -107,10 +109,11 @@ class Account:
         """Keep the evidence of a check of a module's calls: a line for each way that was tried."""
         self.evidence += [f"{what}: {one}" for one in evidence]
 
-    def note_check(self, what: str, seconds: float, *, main: bool, stream: TextIO | None = None) -> None:
-        """Report a check that takes long, while it is executed, on `stream` or else on stderr."""
-        if main and seconds >= _LONG_S:
-            (stream or sys.stderr).write(
+    def note_check(self, what: str, seconds: float, stream: TextIO) -> None:
+        """Report a check that takes long, while it is executed."""
+        if seconds >= _LONG_S and what not in self.checked:
+            self.checked.add(what)
+            stream.write(
                 f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n"
             )
 

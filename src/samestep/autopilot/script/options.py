@@ -29,7 +29,8 @@ class Options:
         names=["--explain"],
     )
     short_calls: Literal["auto", "split"] = _choice(
-        "auto: calls that take longer split than unsplit are not split; split: they are, too.",
+        "auto: calls that take longer split than unsplit are not split, nor the first ones during a long "
+        "check; split: they are, too.",
         *("auto", "split"),
     )
     device: Literal["auto", "cpu"] = _choice(
@@ -53,6 +54,11 @@ class Options:
             raise UsageError(
                 f"--check-every is {self.check_every}; give a number of calls (0 disables the check)."
             )
+
+    @property
+    def checks_at_once(self) -> bool:
+        """Whether a check is completed at its first call: for equal bits in each run, or for a trial run."""
+        return self.explain or self.scratch is not None or self.short_calls == "split"
 
 
 DEFAULTS = Options()

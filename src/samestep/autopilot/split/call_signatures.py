@@ -1,7 +1,7 @@
 """Computes the signatures of calls: calls of one signature are split in the same way."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Container
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -54,7 +54,7 @@ class CallSignatures:
         self._modules: WeakKeyDictionary[nn.Module, _States] = WeakKeyDictionary()
 
     def signature(
-        self, module: nn.Module, given: CallArguments, plain: Attributes, plans: Mapping[Signature, Any]
+        self, module: nn.Module, given: CallArguments, plain: Attributes, failed: Container[Signature]
     ) -> Signature:
         """Return the signature of a call, with the values of its guards.
 
@@ -62,6 +62,12 @@ class CallSignatures:
         one that could not be split, or else as the last one. It is checked if it lies in another interval
         between the module's constants than all checked ones, and whenever the number of new values has
         doubled.
+
+        Args:
+            module: the module.
+            given: the arguments.
+            plain: the attributes that are guards, with their values.
+            failed: the signatures whose calls stay unsplit.
         """
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
@@ -77,13 +83,13 @@ class CallSignatures:
             states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
         place = states.intervals.of(state)
         number = states.new[form]
-        has_failed = all(plans.get((form, one)) is None for one in known)
+        has_failed = bool(known) and all((form, one) in failed for one in known)
         is_early = number.bit_count() == 1 or (number <= MOST_STATES and not has_failed)
         if is_early or place not in states.checked[form]:
             states.checked[form].add(place)
             known.append(state)
         else:
-            state = next((one for one in known if plans.get((form, one)) is None), known[-1])
+            state = next((one for one in known if (form, one) in failed), known[-1])
         return form, state
 
     def without_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> Signature:
@@ -168,6 +174,10 @@ class CheckedSizes:
         checked = total is None or is_first or count <= MOST_SPLIT_SIZES or count.bit_count() == 1
         self._known[sizes] = checked
         return checked
+
+    def are_known(self, given: CallArguments) -> bool:
+        """Return whether there was a call of this size."""
+        return sizes_of(given) in self._known
 
     def fail(self, given: CallArguments, why: str) -> None:
         """Record that a call of this size has failed its check, and why."""

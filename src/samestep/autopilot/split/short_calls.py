@@ -1,16 +1,13 @@
-"""Finds calls that take longer when they are split; every rank then computes them unsplit.
+"""Finds calls that take longer when they are split; they are then computed unsplit.
 
 To split a call costs comparisons, messages and the gathering of outputs. A small network that an integrator
 calls a hundred times in each step takes tens of times as long split as unsplit, and neither way changes the
-results beyond rounding. So calls of one kind are measured from the 64th on, and again each time their number
-has doubled, since other programs may have disturbed a measurement::
+results beyond rounding. So calls of one kind are timed after the first, and again from the 64th on each time
+their number has doubled, since other programs may have disturbed a measurement::
 
-    calls 65 to 72     split; then all ranks agree on the time of one
-    calls 73 to 80     unsplit, unless that time is long; then all ranks agree on the time of one, and decide
-    calls 81 to 128    as decided
-
-Each rank takes the median. The common time of a split call is the shortest of all ranks: the last one to
-arrive waits for no other. That of an unsplit call is the longest.
+    calls 2 to 4     split; the median of their times is that of a split call
+    calls 5 to 7     unsplit, unless that time is long; their median decides
+    calls 8 to 64    as decided
 """
 
 import time
@@ -23,16 +20,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.call_account import LONGER_SPLIT, Account
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.call_signatures import sizes_of
 from samestep.autopilot.state.reachable_state import is_compiled
-from samestep.ranks.world.protocol import World
 
-FIRST = 64
+FIRST = 1
 """Split calls of one kind before the first measurement."""
-TIMED = 8
+AGAIN = 64
+"""Calls before the second one; the others follow when their number has doubled."""
+TIMED = 3
 """Calls of each way in a measurement."""
+MEASURED = "to measure how long it takes unsplit"
+"""The reason for the unsplit calls of a measurement."""
 LONGEST_S = 0.05
 """The longest split call that is compared with an unsplit one, whose activations may exceed the memory."""
 _WITH_BACKWARD, _FORWARD_ALONE = 3.0, 1.5
@@ -57,21 +57,26 @@ class CallKind:
     seconds: list[float] = field(default_factory=list)
     """The times of the calls in the present way, if they are timed."""
     split_s: float = 0.0
-    """The common time of a split call in the present measurement."""
+    """The time of a split call in the present measurement."""
+
+    @property
+    def why(self) -> str:
+        """The reason why the next call is unsplit."""
+        return MEASURED if self.is_timed else LONGER_SPLIT
 
 
 class ShortCalls:
-    """Decides, equally on all ranks, which calls of a script are computed unsplit to save time."""
+    """Decides which calls of a script are computed unsplit to save time."""
 
     def __init__(
         self,
-        world: World,
+        device: torch.device,
         account: Account,
         *,
         enabled: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._world, self._account, self._is_enabled, self._clock = world, account, enabled, clock
+        self._device, self._account, self._is_enabled, self._clock = device, account, enabled, clock
         self._modules: WeakKeyDictionary[nn.Module, dict[Any, CallKind]] = WeakKeyDictionary()
 
     def begin(self, module: nn.Module, given: CallArguments) -> CallKind:
@@ -84,7 +89,7 @@ class ShortCalls:
         return kind
 
     def end(self, kind: CallKind, module: nn.Module) -> None:
-        """Count a call that was split, or is unsplit to save time; all ranks call this equally."""
+        """Count a call that was split, or is unsplit to save time."""
         if not self._is_enabled:
             return
         if kind.is_timed:
@@ -92,30 +97,24 @@ class ShortCalls:
             if len(kind.seconds) == TIMED:
                 self._conclude(kind, module)
         kind.calls += 1
-        if kind.calls >= FIRST and kind.calls.bit_count() == 1:
+        if kind.calls == FIRST or (kind.calls >= AGAIN and kind.calls.bit_count() == 1):
             kind.is_timed, kind.is_unsplit = True, False
 
     def _conclude(self, kind: CallKind, module: nn.Module) -> None:
-        """Agree on the time of a call in the present way; begin to time the other way, or decide."""
-        own, is_main = median(kind.seconds), self._world.place.is_main
+        """Take the time of a call in the present way; begin to time the other way, or decide."""
+        seconds = median(kind.seconds)
         kind.seconds.clear()
         if not kind.is_unsplit:
-            kind.split_s = -self._largest(-own)
+            kind.split_s = seconds
             # Code that is compiled would be compiled again, for the whole batch.
-            kind.is_unsplit = kind.is_timed = kind.split_s <= LONGEST_S and not is_compiled(module)
+            kind.is_unsplit = kind.is_timed = seconds <= LONGEST_S and not is_compiled(module)
             return
-        unsplit_s, least = self._largest(own), _WITH_BACKWARD if kind.grad else _FORWARD_ALONE
-        kind.is_timed, kind.is_unsplit = False, kind.split_s > least * unsplit_s
+        least = _WITH_BACKWARD if kind.grad else _FORWARD_ALONE
+        kind.is_timed, kind.is_unsplit = False, kind.split_s > least * seconds
         if kind.is_unsplit:
-            what = self._account.place_of(module)
-            self._account.note_longer_split(what, unsplit_s, kind.split_s, main=is_main)
-
-    def _largest(self, value: float) -> float:
-        message = torch.tensor([value], dtype=torch.float64, device=self._world.device)
-        self._world.all_reduce(message, op="max")
-        return float(message)
+            self._account.note_longer_split(self._account.place_of(module), seconds, kind.split_s)
 
     def _now(self) -> float:
-        if self._world.device.type != "cpu":
+        if self._device.type != "cpu":
             torch.accelerator.synchronize()
         return self._clock()

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache, partial
 from types import ModuleType
@@ -91,15 +91,19 @@ class SavedState:
                 return name
         return None
 
-    def counting_tensors(self) -> list[Tensor]:
-        """Return the tensors of one element that has changed by an integer, except batch norm's."""
+    def counting_tensors(self) -> list[str]:
+        """Return the names of tensors of one element that has changed by an integer, except batch norm's."""
         return [
-            tensor
+            name
             for name, tensor in self._named.items()
             if tensor.numel() == 1
             and not name.endswith("num_batches_tracked")
             and is_count(float(self._saved[id(tensor)]), float(tensor))
         ]
+
+    def tensors(self, names: Iterable[str]) -> list[Tensor]:
+        """Return the tensors with these names."""
+        return [self._named[name] for name in names if name in self._named]
 
     def left(self) -> dict[SideOutput, Any]:
         """Return the attributes that hold new tensors."""

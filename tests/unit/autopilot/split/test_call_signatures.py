@@ -23,10 +23,9 @@ class Counting(nn.Module):
         self.calls, self.phase = 0, 0
 
 
-def signature_of(signatures, module, call, plans=None):
+def signature_of(signatures, module, call, failed=()):
     plain = plain_attributes(module)
-    plans = {} if plans is None else plans
-    before = signatures.signature(module, BATCH, plain, plans)
+    before = signatures.signature(module, BATCH, plain, failed)
     call(module)
     return signatures.without_own_changes(module, plain, before)
 
@@ -70,14 +69,23 @@ def test_each_call_may_change_another_attribute():
 
 
 def test_a_new_state_beyond_the_checked_ones_is_treated_as_one_that_cannot_be_split():
-    signatures, module, plans = CallSignatures(torch.device("cpu")), Counting(), {}
-    for phase in range(MOST_STATES):
+    signatures, module, found = CallSignatures(torch.device("cpu")), Counting(), []
+    for phase in range(MOST_STATES + 1):
         module.phase = phase
-        plans[signature_of(signatures, module, lambda module: None)] = None if phase == 3 else "split"
-    unsplit = next(one for one, plan in plans.items() if plan is None)
-    module.phase = MOST_STATES
+        found.append(signature_of(signatures, module, lambda module: None, failed=found[3:4]))
 
-    assert signature_of(signatures, module, lambda module: None, plans) == unsplit
+    assert len(set(found)) == MOST_STATES
+    assert found[MOST_STATES] == found[3]
+
+
+def test_states_none_of_which_could_be_split_are_checked_ever_more_rarely():
+    """Each of them costs a check, and fails it."""
+    signatures, module, found = CallSignatures(torch.device("cpu")), Counting(), []
+    for phase in range(20):
+        module.phase = 10 + phase  # beyond the constants of its forward
+        found.append(signature_of(signatures, module, lambda module: None, failed=found))
+
+    assert [number for number in range(20) if found[number] not in found[:number]] == [0, 1, 3, 7, 15]
 
 
 def of(samples):

@@ -31,13 +31,11 @@ def test_numbers_between_the_same_constants_share_an_interval():
 
 
 def test_a_value_beyond_a_constant_has_its_own_signature():
-    signatures, module, plans = CallSignatures(torch.device("cpu")), Scheduled(), {}
+    signatures, module = CallSignatures(torch.device("cpu")), Scheduled()
 
     def signature(temperature):
         module.temperature = temperature
-        found = signatures.signature(module, BATCH, plain_attributes(module), plans)
-        plans[found] = "split"
-        return found
+        return signatures.signature(module, BATCH, plain_attributes(module), failed=())
 
     early = [signature(0.9 - 0.001 * number) for number in range(MOST_STATES + 2)]
 
@@ -51,7 +49,7 @@ def test_a_call_counter_is_compared_when_it_reaches_a_constant():
     found = []
     for call in range(1, 50):
         plain = plain_attributes(module)
-        signature = signatures.signature(module, BATCH, plain, {})
+        signature = signatures.signature(module, BATCH, plain, failed=())
         if call > 1 and signatures.counts_to_new_interval(module, plain):
             found.append(call)
         module(torch.ones(4, 3))

@@ -1,15 +1,12 @@
 """Calls that take longer split are computed unsplit."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 from samestep.autopilot.script.call_account import LONGER_SPLIT, TOO_SHORT, Account
 from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.short_calls import FIRST, LONGEST_S, TIMED, ShortCalls
-from samestep.ranks.world.solo import SoloWorld
+from samestep.autopilot.split.short_calls import AGAIN, FIRST, LONGEST_S, TIMED, ShortCalls
 
 SPLIT, UNSPLIT = False, True
 
@@ -27,7 +24,7 @@ class Clock:
 def ways(calls, seconds, *, grad=True, sizes=(20,), enabled=True):
     """Return the way of each call, given its seconds by number and way."""
     clock, module = Clock(), nn.Linear(2, 2)
-    short = ShortCalls(SoloWorld(), Account(), enabled=enabled, clock=clock)
+    short = ShortCalls(torch.device("cpu"), Account(), enabled=enabled, clock=clock)
     found = []
     with torch.set_grad_enabled(grad):
         for number in range(calls):
@@ -50,15 +47,16 @@ def times(split_s, unsplit_s):
 
 def test_calls_that_take_longer_split_are_unsplit_and_measured_again_once_their_number_has_doubled():
     measured = [SPLIT] * TIMED + [UNSPLIT] * TIMED
-    between = [UNSPLIT] * (FIRST - len(measured))
-    found = ways(2 * FIRST + 2 * TIMED + 1, times(4e-3, 1e-3))
-    assert found == [SPLIT] * FIRST + measured + between + measured + [UNSPLIT]
+    first = [SPLIT] * FIRST + measured
+    between, later = [UNSPLIT] * (AGAIN - len(first)), [UNSPLIT] * (AGAIN - len(measured))
+    found = ways(2 * AGAIN + len(measured) + 1, times(4e-3, 1e-3))
+    assert found == [*first, *between, *measured, *later, *measured, UNSPLIT]
 
 
 def test_a_device_is_waited_for_before_the_clock_is_read_and_only_in_timed_calls(monkeypatch):
     waits, module, given = [], nn.Linear(2, 2), CallArguments((torch.ones(20, 2),))
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(None))
-    short = ShortCalls(SimpleNamespace(device=torch.device("meta")), Account(), clock=Clock())
+    short = ShortCalls(torch.device("meta"), Account(), clock=Clock())
     for _ in range(FIRST):
         short.end(short.begin(module, given), module)
     assert waits == []
@@ -94,10 +92,10 @@ def test_a_few_disturbed_calls_do_not_decide():
 
 def test_the_measurement_after_a_disturbed_one_corrects_it():
     def seconds(number, is_unsplit):
-        return 40e-3 if number < 2 * FIRST and not is_unsplit else 1e-3
+        return 40e-3 if number < AGAIN and not is_unsplit else 1e-3
 
-    assert decided(seconds, 2 * FIRST) == UNSPLIT
-    assert decided(seconds, 3 * FIRST) == SPLIT
+    assert decided(seconds, AGAIN) == UNSPLIT
+    assert decided(seconds, 2 * AGAIN) == SPLIT
 
 
 def test_calls_of_each_size_have_their_own_decision():
@@ -112,7 +110,7 @@ def test_all_calls_are_split_if_the_user_chooses_so():
 def test_the_report_advises_one_worker_if_most_calls_take_longer_split():
     account = Account()
     account.split["Field at ode.py:3"] += 4
-    account.note_longer_split("Field at ode.py:3", 1e-4, 2e-3, main=False)
+    account.note_longer_split("Field at ode.py:3", 1e-4, 2e-3)
     for _ in range(4):
         account.note_unsplit("Field at ode.py:3", LONGER_SPLIT)
     assert TOO_SHORT not in account.lines()
