@@ -2,7 +2,6 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -10,6 +9,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+
+from samestep.hooks.raw_containers import (
+    base_of,
+    elements,
+    fields_of,
+    is_mapping,
+    items,
+    length,
+    stored_fields,
+    with_fields,
+    with_items,
+)
 
 _DEEPEST = 8
 """The depth to which structures are searched: objects may refer to each other."""
@@ -56,40 +67,35 @@ def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a copy of a container with other parts."""
     if not parts:
         return value
-    if isinstance(value, tuple):
-        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
-    if isinstance(value, list):
-        return type(value)(parts.values())
-    changed = copy(value)
-    if isinstance(value, dict | UserDict):
-        for key, part in parts.items():
-            changed[key] = part
-    else:
-        for name, part in parts.items():
-            object.__setattr__(changed, str(name), part)  # frozen ones too
-    return changed
+    if base_of(value) is not None:
+        return with_items(value, parts)
+    if isinstance(value, UserDict):
+        return with_fields(value, {"data": {**value.data, **parts}})
+    return with_fields(value, parts)
 
 
 def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of a container with their keys; nothing for any other value."""
     if type(value) in _ATOMS or isinstance(value, PackedSequence):
         return
-    if isinstance(value, (list, tuple)):
-        yield from enumerate(value)
-    elif isinstance(value, (dict, UserDict)):
-        yield from value.items()
+    base = base_of(value)
+    if base in (list, tuple):
+        yield from enumerate(elements(value))
+    elif is_mapping(value):
+        yield from items(value)
+    elif isinstance(value, UserDict):
+        yield from [*value.data.items()]
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            if hasattr(value, field.name):
-                yield field.name, getattr(value, field.name)
+        stored = fields_of(value)
+        yield from ((one.name, stored[one.name]) for one in fields(value) if one.name in stored)
     else:
         yield from _fields_with_tensors(value).items()
 
 
 def _fields_with_tensors(value: Any, depth: int = 2) -> dict[str, Any]:
     """Return the fields of an object that holds tensors, or lists of objects that do; nothing for others."""
-    fields = getattr(value, "__dict__", None)
-    if not isinstance(fields, dict) or callable(value) or isinstance(value, (type, ModuleType)):
+    fields = stored_fields(value)
+    if fields is None or callable(value) or isinstance(value, (type, ModuleType)):
         return {}
     return fields if any(_holds_tensors(part, depth) for part in fields.values()) else {}
 
@@ -97,14 +103,14 @@ def _fields_with_tensors(value: Any, depth: int = 2) -> dict[str, Any]:
 def _holds_tensors(part: Any, depth: int) -> bool:
     if isinstance(part, Tensor):
         return True
-    first = next(iter(part.values() if isinstance(part, dict) else part), None) if _is_filled(part) else part
+    first = part
+    if is_mapping(part) and length(part):
+        first = items(part)[0][1]
+    elif base_of(part) in (list, tuple) and length(part):
+        first = elements(part)[0]
     if isinstance(first, Tensor):
         return True
     return depth > 0 and bool(_fields_with_tensors(first, depth - 1))
-
-
-def _is_filled(part: Any) -> bool:
-    return isinstance(part, (list, tuple, dict)) and bool(part)
 
 
 def data_in(value: Any) -> list[Tensor]:

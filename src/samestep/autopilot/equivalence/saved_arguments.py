@@ -8,9 +8,7 @@ A model may append to a list that it is given, update a cache, or call a method 
     model(x, activations.append)     the list behind a method
 """
 
-from collections import deque
 from collections.abc import Iterator
-from copy import copy
 from enum import Enum
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,10 +17,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.state.reachable_state import PLAIN, cells_of, fields_of
-from samestep.autopilot.state.saved_state import refill, restore_record
+from samestep.autopilot.state.reachable_state import PLAIN, cells_of
+from samestep.hooks.raw_containers import base_of, contents_of, elements, fields_of, refill, restore_fields
 
-_CONTAINERS = (list, dict, set, deque)
 _NO_OBJECTS = (*PLAIN, Tensor, nn.Module, np.ndarray, Enum, type, ModuleType)
 _MOST = 1000
 """The number of containers and objects that are saved."""
@@ -58,12 +55,12 @@ class SavedArguments:
             if contents is not None:
                 refill(value, contents)
             if fields:
-                restore_record(value, fields)
+                restore_fields(value, fields)
 
 
 def _contents(value: Any) -> tuple[Any, dict[str, Any]]:
     """Return a copy of a container, or None, and the fields of an object."""
-    contents = copy(value) if isinstance(value, _CONTAINERS) else None
+    contents = contents_of(value) if base_of(value) not in (None, tuple, frozenset) else None
     has_fields = not isinstance(value, (FunctionType, MethodType, BuiltinMethodType))
     return contents, fields_of(value) if has_fields else {}
 
@@ -74,7 +71,7 @@ def _parts(value: Any, contents: Any, fields: dict[str, Any]) -> list[Any]:
         return [kept for *_, kept in cells_of(value)]
     if isinstance(value, (MethodType, BuiltinMethodType)):
         return [value.__self__]
-    own = value if isinstance(value, tuple) else contents
+    own = tuple(elements(value)) if base_of(value) is tuple else contents
     return [*_elements(own), *fields.values()]
 
 

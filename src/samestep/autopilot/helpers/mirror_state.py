@@ -5,7 +5,6 @@ stays unsplit.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -28,12 +27,12 @@ from samestep.autopilot.state.reachable_state import (
 )
 from samestep.autopilot.state.saved_state import generator_state, is_generator
 from samestep.base.errors import Error
+from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
 
 _DEPTH = 8
 """The depth to which containers and objects are followed."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each."""
-_CONTAINERS = (list, tuple, deque, set, frozenset, dict)
 
 
 class MirrorError(Error):
@@ -86,7 +85,7 @@ def _add_reached(key: Key, value: Any, found: dict[Key, Any]) -> None:
             found[key] = value
     elif is_generator(value):
         found[key] = repr(generator_state(value))
-    elif isinstance(value, _CONTAINERS) and len(value) > _FEW:
+    elif base_of(value) is not None and length(value) > _FEW:
         found[key] = tuple(map(id, _flat_elements(value)))
     elif isinstance(value, np.ndarray):
         found[key] = _digest(value)
@@ -132,10 +131,10 @@ def _flat_elements(values: Any) -> list[Any]:
     Raises:
         MirrorError: they have parts of their own, which may change.
     """
-    elements = [*values, *values.values()] if isinstance(values, dict) else [*values]
-    if any(isinstance(one, (*_CONTAINERS, np.ndarray, Tensor)) or is_record(one) for one in elements):
-        raise MirrorError(f"it reads a {type(values).__name__} with {len(values)} parts that may change")
-    return elements
+    found = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
+    if any(base_of(one) or isinstance(one, (np.ndarray, Tensor)) or is_record(one) for one in found):
+        raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
+    return found
 
 
 def _digest(values: Any) -> str:

@@ -7,6 +7,7 @@ import importlib
 import marshal
 import pickle
 import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,9 +20,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.hooks.raw_containers import (
+    base_of,
+    contents_of,
+    empty,
+    fields_of,
+    refill,
+    restore_fields,
+    setting_of,
+)
 
 Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""
+_FILLED = (OrderedDict, dict, list, deque, set)
+"""Containers whose subclasses are filled without their methods, which may refuse or change what they get."""
 _CACHED: Any = type(lru_cache(len))
 """The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
 
@@ -47,9 +59,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif isinstance(value, ModuleType) and type(value) is not ModuleType:  # such as torch.ops
             if sys.modules.get(value.__name__) is value:
                 return importlib.import_module, (value.__name__,)
+        elif base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
+            state = contents_of(value), fields_of(value)
+            return empty, (type(value), setting_of(value)), state, None, None, _fill
         elif isinstance(value, nn.Module) and parametrize.is_parametrized(value):
             return _parametrized, (type(value).__mro__[1], vars(value))
         return super().reducer_override(value)
+
+
+def _is_stored_as_base(kind: type) -> bool:
+    """Return whether a class leaves it to the class that stores its items how it is pickled."""
+    own = [owner for owner in kind.__mro__ if owner not in (object, *_FILLED, defaultdict)]
+    return not any({"__reduce__", "__reduce_ex__", "__getstate__"} & vars(owner).keys() for owner in own)
+
+
+def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:
+    contents, fields = state
+    refill(container, contents)
+    restore_fields(container, fields)
 
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:

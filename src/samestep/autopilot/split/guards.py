@@ -29,6 +29,7 @@ from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, is_record, modules_of, reached, walked
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks import module_parts
+from samestep.hooks.raw_containers import base_of, elements, is_mapping, length
 from samestep.hooks.tensor_tree import Path, parts_of, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
@@ -147,14 +148,16 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
     """Return the flags, numbers and texts in a short list, set, array or storage; None for others."""
     if isinstance(value, np.ndarray):
         return tuple(value.flat) if value.size <= _MOST_OF_LIST and value.dtype != object else None
-    if not isinstance(value, (*LISTS, set, bytearray, array, torch.UntypedStorage)):
+    base = base_of(value)
+    if base in (*LISTS, set):
+        values = tuple(elements(value)) if length(value) <= _MOST_OF_LIST else None
+    elif isinstance(value, (bytearray, array, torch.UntypedStorage)):
+        values = tuple(value) if len(value) <= _MOST_OF_LIST else None
+    else:
         return None
-    if len(value) > _MOST_OF_LIST:
+    if values is None or not all(isinstance(one, PLAIN) for one in values):
         return None
-    values = tuple(value)  # at once: another thread may change the list or the set
-    if not all(isinstance(one, PLAIN) for one in values):
-        return None
-    return tuple(sorted(values, key=repr)) if isinstance(value, set) else values
+    return tuple(sorted(values, key=repr)) if base is set else values
 
 
 def _forward_id(kind: type) -> int:
@@ -187,12 +190,13 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
     reach = Reach.of(module) if reach is None else reach
     found = dict(reach.plain)
     for key, value in reach.values:
-        if isinstance(value, LISTS):
-            found[key] = (len(value), _end_of(value))
+        base = base_of(value)
+        if base in LISTS:
+            found[key] = (length(value), _end_of(value))
         elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not gathered
             found[key] = ("tensor", id(value))
-        elif isinstance(value, (dict, set)):
-            found[key] = (len(value), None)
+        elif base is set or is_mapping(value):
+            found[key] = (length(value), None)
         elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
             found[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
         elif _is_opaque(value):
@@ -237,10 +241,11 @@ def _is_opaque(value: Any) -> bool:
 
 def _end_of(values: Any) -> Any:
     """Return the last element of a list or a deque; the ids of all elements for a deque of tensors."""
-    known = tuple(values) if isinstance(values, deque) else values[-1:]  # at once, as above
+    is_deque = base_of(values) is deque
+    known = elements(values) if is_deque else list.__getitem__(values, slice(-1, None))
     if not known:
         return None
-    if isinstance(values, deque) and any(isinstance(one, Tensor) for one in known):
+    if is_deque and any(isinstance(one, Tensor) for one in known):
         return tuple(map(id, known))
     return known[-1] if isinstance(known[-1], PLAIN) else None
 

@@ -5,17 +5,24 @@ them.
 """
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
 
 from samestep.autopilot.split.call_plans import ConcatenatedOutput, Gathering
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.autopilot.state.reachable_state import fields_of
-from samestep.autopilot.state.saved_state import SideOutput, refill, restore_record
+from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
 from samestep.hooks import module_parts
+from samestep.hooks.raw_containers import (
+    base_of,
+    fields_of,
+    is_mapping,
+    refill,
+    restore_fields,
+    stored_fields,
+    with_items,
+)
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 
 
@@ -32,7 +39,8 @@ def outcome(
 
 def _copied(value: Any) -> Any:
     copied = mapped(value, lambda _, tensor: tensor)
-    return copy(value) if copied is value and isinstance(value, list | dict) else copied
+    is_refilled = copied is value and (is_mapping(value) or base_of(value) is list)
+    return with_items(value, {}) if is_refilled else copied
 
 
 def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> None:
@@ -40,14 +48,14 @@ def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> No
     for (name, key), value in left.items():
         owner = module_parts.submodule(module, name)
         before = getattr(owner, key, None)
-        if isinstance(before, list | dict) and type(before) is type(value):
+        if type(before) is type(value) and (is_mapping(before) or base_of(before) is list):
             refill(before, value)
         elif (
             type(before) is type(value)
-            and isinstance(getattr(before, "__dict__", None), dict)
+            and stored_fields(before) is not None
             and not isinstance(before, Tensor)
         ):
-            restore_record(before, fields_of(value))
+            restore_fields(before, fields_of(value))
         else:
             setattr(owner, key, value)
 

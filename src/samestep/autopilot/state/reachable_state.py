@@ -39,6 +39,7 @@ from torch.autograd import Function
 
 from samestep.autopilot.script.call_account import is_user_code
 from samestep.base import env
+from samestep.hooks.raw_containers import base_of, elements, fields_of, is_mapping, items, length
 
 Key: TypeAlias = tuple[int, str]
 """The index of a module among the called module's submodules, or -1 for a global; and a name in it."""
@@ -193,10 +194,10 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
             parts += enumerate(one.__defaults__ or ())
         if isinstance(value, partial):
             parts += [*enumerate(value.args), *value.keywords.items()]
-    elif isinstance(value, dict):
-        parts += value.items() if len(value) <= _MOST_KEYS else ()
-    elif isinstance(value, (tuple, *LISTS)):
-        parts += enumerate([*value]) if len(value) <= _MOST_KEYS else ()
+    elif is_mapping(value):
+        parts += items(value) if length(value) <= _MOST_KEYS else ()
+    elif base_of(value) in (tuple, *LISTS):
+        parts += enumerate(elements(value)) if length(value) <= _MOST_KEYS else ()
     elif isinstance(value, (type, ModuleType)):
         parts += shared_fields(value).items()
         if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
@@ -218,13 +219,6 @@ def shared_fields(value: Any) -> dict[str, Any]:
         if not name.startswith("__") and not isinstance(one, own)
     }
     return fields if len(fields) <= _MOST_KEYS else {}
-
-
-def fields_of(record: Any) -> dict[str, Any]:
-    """Return the fields of an object, from its dict and its slots."""
-    slots = [name for owner in type(record).__mro__ for name in getattr(owner, "__slots__", ())]
-    found = {name: getattr(record, name) for name in slots if hasattr(record, name)}
-    return {**found, **getattr(record, "__dict__", {})}
 
 
 def _is_of_script(value: Any) -> bool:

@@ -3,8 +3,7 @@
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -20,7 +19,6 @@ from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
     cells_of,
-    fields_of,
     functions_in,
     globals_of,
     is_record,
@@ -31,6 +29,7 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
+from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
 from samestep.hooks.tensor_tree import leaves
 
 Undo: TypeAlias = Callable[[], object]
@@ -141,7 +140,7 @@ def _saved_names(module: nn.Module, found: Sequence[Any]) -> Iterator[Undo]:
 def _saved(value: Any) -> Iterator[Undo]:
     """Yield functions that restore the contents of a container, an array, a generator, and of an object."""
     if _is_container(value):
-        yield partial(refill, value, _contents(value))
+        yield partial(refill, value, contents_of(value))
     elif isinstance(value, np.ndarray):
         yield partial(_refill_array, value, value.copy())
     elif is_generator(value):
@@ -153,7 +152,7 @@ def _saved(value: Any) -> Iterator[Undo]:
         for fields in vars(value), *optimizer.param_groups:
             yield partial(refill, fields, dict(fields))
     if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
-        yield partial(restore_record, value, fields_of(value))
+        yield partial(restore_fields, value, fields_of(value))
         for one in [*vars(type(value)).values()]:
             if isinstance(one, _CACHED):
                 yield from _saved(one)
@@ -189,41 +188,7 @@ def _refill_array(array: Any, values: Any) -> None:
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, list | dict | set | deque)
-
-
-def _contents(container: Any) -> Any:
-    """Return a copy of a container, read without the methods of a dict's class."""
-    if isinstance(container, OrderedDict):
-        return dict(OrderedDict.items(container))
-    return dict(dict.items(container)) if isinstance(container, dict) else copy(container)
-
-
-def refill(container: Any, contents: Any) -> None:
-    """Replace the contents of a list, a deque, a dict or a set.
-
-    Items of a dict are read and written without the methods of its class: those of the table of activations
-    of Transformers return an instance of the class that is stored.
-    """
-    if contents is container:
-        return
-    container.clear()
-    if isinstance(container, dict) and isinstance(contents, dict):
-        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
-        for key, value in [*dict.items(contents)]:
-            kind.__setitem__(container, key, value)
-    elif isinstance(container, list | deque):
-        container.extend(contents)
-    else:
-        container.update(contents)
-
-
-def restore_record(record: Any, fields: Mapping[str, Any]) -> None:
-    """Restore the fields of an object."""
-    for name in getattr(record, "__dict__", {}).keys() - fields.keys():
-        object.__delattr__(record, name)
-    for name, value in fields.items():
-        object.__setattr__(record, name, value)
+    return base_of(value) in (list, dict, OrderedDict, set, deque)
 
 
 def _own_fields(owner: Any) -> dict[str, Any]:

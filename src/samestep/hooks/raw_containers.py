@@ -1,0 +1,184 @@
+"""Reads, writes and copies containers and objects without the methods of their classes.
+
+A script may derive a class from a dict or a list whose methods compute what they return, count what was
+read, or refuse to be written to. What a call reaches is saved, compared and restored as it is stored::
+
+    class Scaled(OrderedDict):
+        def __getitem__(self, key):
+            return 2 * super().__getitem__(key)     # not called from here
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from copy import copy
+from functools import lru_cache
+from types import MemberDescriptorType
+from typing import Any
+
+_BASES: tuple[Any, ...] = (OrderedDict, dict, list, tuple, deque, set, frozenset)
+
+
+def base_of(value: Any) -> Any:
+    """Return the class of Python that stores the items of a container; None for any other value."""
+    return _base_of(_class_of(value))
+
+
+def _class_of(value: Any) -> Any:
+    return type(value)
+
+
+@lru_cache(maxsize=4096)
+def _base_of(kind: Any) -> Any:
+    return next((one for one in kind.__mro__ if one in _BASES), None)
+
+
+def is_mapping(value: Any) -> bool:
+    """Return whether a value is a dict, by its actual class: a proxy may pretend to be one."""
+    return base_of(value) in (dict, OrderedDict)
+
+
+def length(container: Any) -> int:
+    """Return the number of items."""
+    return int(base_of(container).__len__(container))
+
+
+def items(mapping: Any) -> list[tuple[Any, Any]]:
+    """Return the keys of a dict with their values, at once: another thread may change it."""
+    return [*base_of(mapping).items(mapping)]
+
+
+def elements(container: Any) -> list[Any]:
+    """Return the elements of a container that is no dict, at once."""
+    return [*base_of(container).__iter__(container)]
+
+
+def contents_of(container: Any) -> Any:
+    """Return a copy of the items as a container of the class that stores them."""
+    base = base_of(container)
+    if is_mapping(container):
+        return dict(items(container))
+    return base(elements(container))
+
+
+def refill(container: Any, contents: Any) -> None:
+    """Replace the items of a list, a deque, a dict or a set by those of another container."""
+    if contents is container:
+        return
+    base = base_of(container)
+    if is_mapping(container):
+        pairs = items(contents)
+        base.clear(container)
+        for key, value in pairs:
+            base.__setitem__(container, key, value)
+        return
+    found = elements(contents)
+    base.clear(container)
+    (base.update if base is set else base.extend)(container, found)
+
+
+def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
+    """Return a copy of a container with other items, by key or place, that keeps its class and its fields.
+
+    A field that holds an item, as those of the outputs of Transformers do, holds the new one.
+    """
+    kind: Any = type(container)
+    base = base_of(container)
+    if base in (tuple, frozenset):
+        # Classes in C, such as the results of `torch.max`, refuse to be made by their base.
+        is_own = kind.__new__ is base.__new__ or hasattr(kind, "_fields")
+        made = base.__new__(kind, [*new.values()]) if is_own else kind([*new.values()])
+        return _with_fields(made, container, {})
+    made = empty(kind, setting_of(container))
+    if is_mapping(container):
+        before = dict(items(container))
+        refill(made, {**before, **new})
+        moved = {id(before[key]): (before[key], part) for key, part in new.items() if key in before}
+        return _with_fields(made, container, moved)
+    refill(made, [*new.values()])
+    return _with_fields(made, container, {})
+
+
+def empty(kind: Any, setting: Any = None) -> Any:
+    """Return a container of a class without items; `setting` is that of `setting_of`."""
+    base = _base_of(kind)
+    made = base.__new__(kind)
+    if base is deque:
+        deque.__init__(made, maxlen=setting)
+    elif isinstance(made, defaultdict):
+        made.default_factory = setting
+    return made
+
+
+def setting_of(container: Any) -> Any:
+    """Return the default factory of a defaultdict, the greatest length of a deque; None for others."""
+    if base_of(container) is deque:
+        return container.maxlen
+    return container.default_factory if isinstance(container, defaultdict) else None
+
+
+def _with_fields(made: Any, container: Any, moved: Mapping[int, tuple[Any, Any]]) -> Any:
+    fields = {
+        name: moved[id(value)][1] if id(value) in moved else value
+        for name, value in fields_of(container).items()
+    }
+    if fields:
+        restore_fields(made, fields)
+    return made
+
+
+def with_fields(record: Any, new: Mapping[str, Any]) -> Any:
+    """Return a copy of an object with some other fields."""
+    kind = type(record)
+    try:
+        made = object.__new__(kind)
+    except TypeError:  # a class in C makes its objects itself
+        made = copy(record)
+    restore_fields(made, {**fields_of(record), **new})
+    return made
+
+
+def stored_fields(record: Any) -> dict[str, Any] | None:
+    """Return the dict that stores the fields of an object; None if it has none."""
+    try:
+        found = object.__getattribute__(record, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of an object, from its dict and its slots; properties are not computed."""
+    found = {}
+    for name, slot in _slots_of(_class_of(record)):
+        with suppress(AttributeError):  # it may not be set
+            found[name] = slot.__get__(record)
+    return {**found, **(stored_fields(record) or {})}
+
+
+def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
+    """Replace the fields of an object."""
+    slots = dict(_slots_of(_class_of(record)))
+    for name, slot in slots.items():
+        if name in fields:
+            slot.__set__(record, fields[name])
+        else:
+            with suppress(AttributeError):  # it was not set
+                slot.__delete__(record)
+    stored = stored_fields(record)
+    if stored is not None:
+        refill(stored, {name: value for name, value in fields.items() if name not in slots})
+
+
+@lru_cache(maxsize=4096)
+def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    """Return the slots that the classes of Python code define, by their names."""
+    return tuple(_slots_in(kind))
+
+
+def _slots_in(kind: type) -> Iterator[tuple[str, MemberDescriptorType]]:
+    for owner in kind.__mro__:
+        if "__slots__" in vars(owner):
+            for name, one in vars(owner).items():
+                if isinstance(one, MemberDescriptorType):
+                    yield name, one

@@ -1,0 +1,102 @@
+"""Containers and objects whose classes have methods of their own are read and restored as they are stored."""
+
+import random
+from collections import OrderedDict, defaultdict, deque
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from samestep.hooks.raw_containers import contents_of, fields_of
+from support.tiers import mostly_long
+
+SEEDS = mostly_long(range(120), [*map(str, range(12))])
+CHANGING = ("doubles", "counts", "refuses")
+"""What a method of a class does: it changes what it returns or stores, counts its calls, or raises."""
+MAPPING_METHODS = (
+    *("__getitem__", "__setitem__", "__iter__", "__len__", "__contains__", "__bool__", "__eq__", "keys"),
+    *("values", "items", "get", "update", "clear", "copy", "__copy__", "setdefault"),
+)
+LIST_METHODS = (
+    *("__getitem__", "__setitem__", "__iter__", "__len__", "__contains__", "__bool__", "__eq__"),
+    *("append", "extend", "clear", "copy", "__copy__"),
+)
+OBJECT_METHODS = ("__getattr__", "__setattr__", "__len__", "__bool__", "__eq__", "__copy__", "__dir__")
+
+
+def method_of(base, name, does):
+    """Return a method that calls that of the base class, if there is one, and does something more."""
+    original = getattr(base, name, None)
+
+    def method(self, *args, **kwargs):
+        if does == "refuses" or original is None:
+            raise AttributeError if name == "__getattr__" else RuntimeError(name)
+        type(self).calls += 1
+        result = original(self, *args, **kwargs)
+        return 2 * result if does == "doubles" and type(result) is float else result
+
+    return method
+
+
+def container_of(seed):
+    """Return a container or an object of a random class that holds the number 0.5."""
+    chosen = random.Random(seed)
+    base = chosen.choice([dict, OrderedDict, defaultdict, list, deque, object])
+    is_mapping = issubclass(base, dict)
+    names = MAPPING_METHODS if is_mapping else OBJECT_METHODS if base is object else LIST_METHODS
+    own = {"calls": 0}
+    for name in chosen.sample(names, 4):
+        own[name] = method_of(base, name, chosen.choice(CHANGING))
+    if base is object and chosen.random() < 0.5:
+        own["__slots__"] = ("__gain", "gain")
+    kind = type(f"Own{base.__name__.title()}", (base,), own)
+    made = kind.__new__(kind)
+    if base is object:
+        object.__setattr__(made, "gain", 0.5)
+    elif is_mapping:
+        base.__setitem__(made, "gain", 0.5)
+    else:
+        base.append(made, 0.5)
+    return base, made
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that it reads from a container as it is stored."""
+
+    def __init__(self, base, kept):
+        super().__init__()
+        self.layer, self.base, self.kept = nn.Linear(5, 4), base, kept
+
+    def forward(self, x):
+        if self.base is object:
+            gain = object.__getattribute__(self.kept, "gain")
+        else:
+            gain = self.base.__getitem__(self.kept, "gain" if issubclass(self.base, dict) else 0)
+        return gain * self.layer(x)
+
+
+def train(seed):
+    """Return the losses, what the container stores afterwards, and the calls of its own methods."""
+    torch.manual_seed(seed)
+    base, kept = container_of(seed)
+    model = Scaled(base, kept).double()
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(3):
+        loss = F.cross_entropy(model(torch.randn(7, 5, dtype=torch.float64)), torch.randint(0, 4, (7,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    stored = None if base is object else contents_of(kept)
+    return losses, stored, fields_of(kept), type(kept).calls
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_container_with_methods_of_its_own_is_as_under_python(run, seed):
+    """Only this finds a walker that calls a method of the user's class, which may do anything."""
+    (losses, *rest), *_ = run(2, train, seed)
+    serial, *serial_rest = train(seed)
+
+    assert losses == pytest.approx(serial, rel=0, abs=1e-12)
+    assert rest == serial_rest
