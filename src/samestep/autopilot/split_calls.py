@@ -18,7 +18,7 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, wrapping
+from samestep.hooks.registry import attached_all, named, wrapping
 
 _receivers: list["SplitsCalls"] = []
 """The receivers of the calls of this process."""
@@ -109,7 +109,7 @@ def intercepted_calls() -> Iterator[None]:
         return original(*args, **kwargs)
 
     hooks = {
-        declarations.SPLIT_CALL: make,
+        declarations.SPLIT_CALL: named(make),  # TorchScript reads the signature
         declarations.STATE_READ: wrapping(read_state),
         declarations.TENSOR_HOOK: wrapping(partial(refused, "a hook on a tensor")),
         declarations.RETAINED_GRAD: wrapping(partial(refused, "retain_grad")),

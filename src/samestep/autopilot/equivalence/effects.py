@@ -8,9 +8,14 @@ refuse them. Writes by libraries in C that do not announce them are not seen.
 import os
 import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
+
 from samestep.autopilot.files.paths import is_device
+from samestep.autopilot.script.call_account import is_user_code
 from samestep.hooks.thread_values import ThreadValue
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -22,6 +27,7 @@ _EVENTS = frozenset(
         *("os.kill", "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind"),
     )
 )
+_COMPILER = f"{Path(torch.__file__).parent}{os.sep}_inductor{os.sep}"
 _BYTECODE = f"{os.sep}__pycache__"
 _is_comparing = ThreadValue(default=False)
 _are_watched: list[bool] = []
@@ -52,8 +58,21 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         return
     if any(isinstance(one, str) and _BYTECODE in one for one in args):  # of a module that the call imports
         return
-    if _are_watched[0] or _is_comparing.get():
+    if (_are_watched[0] or _is_comparing.get()) and not _is_compiling():
         raise WritesFileError(f"{event} {str(args)[:200]}")
+
+
+def _is_compiling() -> bool:
+    """Return whether `torch.compile` has this effect: it writes to its cache, and starts a compiler."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - copies no stack
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_COMPILER):
+            return True
+        if is_user_code(file):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _writes(path: Any, mode: Any, flags: int) -> bool:

@@ -308,5 +308,5 @@ def _log(original: Callable[..., None], logger: logging.Logger, record: logging.
     printed = _printed.get()
     if printed is None:
         original(logger, record)
-    else:
+    elif not record.name.startswith("torch."):  # a compiler's records hold nothing of the samples
         printed.any = True

@@ -10,9 +10,11 @@ Classes and functions of the script travel by value, so helpers run no code of t
 """
 
 import mmap
+import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -34,7 +36,7 @@ from samestep.autopilot.helpers.pickling import (
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
 from samestep.autopilot.split.guards import Attributes
-from samestep.autopilot.state.reachable_state import forget_classes, known_files
+from samestep.autopilot.state.reachable_state import forget_classes, functions_of, is_compiled, known_files
 from samestep.autopilot.state.saved_state import carried_by, version_of
 from samestep.base import env
 from samestep.hooks import module_parts
@@ -323,6 +325,19 @@ class Mirror:
         return [tensor for tensor in self.tensors if tensor.requires_grad]
 
 
+def _publish_globals(module: nn.Module) -> None:
+    """Let `torch.compile` find the globals of a mirror's functions, which it looks up by their module's name.
+
+    A helper has none of the script's modules.
+    """
+    for function in functions_of(module):
+        names = function.__globals__
+        name = str(names.get("__name__"))
+        if name in known_files or name == "__main__":
+            found = sys.modules.setdefault(name, ModuleType(name))
+            vars(found).update({key: value for key, value in names.items() if not key.startswith("__")})
+
+
 class MappedWeights:
     """The memory files of the main rank that this helper has mapped, as long as a mirror uses them."""
 
@@ -336,6 +351,8 @@ class MappedWeights:
         tensors = [self._tensor(one) for one in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
         forget_classes()
+        if is_compiled(module):
+            _publish_globals(module)
         states = zip(tensors, message.tensors, strict=True)
         unshared = Groups(tensor for tensor, state in states if not isinstance(state.value, SharedTensor))
         return Mirror(module, tensors, unshared)

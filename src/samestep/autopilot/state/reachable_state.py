@@ -347,6 +347,13 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
     return tuple(found.values())
 
 
+def functions_of(module: nn.Module) -> Iterator[FunctionType]:
+    """Yield the user-defined functions that a call of a module may run."""
+    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    for kind in kinds:
+        yield from _code_of(kind)
+
+
 @lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> tuple[str, ...]:
     """Return the globals that a function's code names, with those of the functions defined in it."""
