@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 
 import pytest
 
+from gallery.manifest import SCRIPTS as EARLIER
 from gallery_once.manifest import SCRIPTS
 from support.commands import finish
 from support.forked_commands import start
@@ -34,10 +35,19 @@ def test_a_command_with_a_helper_does_what_it_does_alone(script, tmp_path, monke
     assert all(map(fnmatch, names, script.files)), names
 
 
+def test_a_helper_compiles_a_model_whose_forward_names_globals(tmp_path, monkeypatch):
+    """Only a command has helpers in which the script's modules never were."""
+    (script,) = (one for one in EARLIER if one.name == "compiled.py")
+    alone, found = (ran(script, workers, tmp_path, monkeypatch) for workers in (1, 2))
+
+    assert difference(alone.out, found.out, leave_out=script.timing_patterns) is None
+    assert re.search(r"40 calls split$", found.err, re.MULTILINE), found.err
+
+
 def ran(script, workers, folder, monkeypatch):
     """Run a script in a new folder, to its end and that of all its processes."""
     reads, folder = folder / "lines.txt", folder / str(workers)
-    reads.write_text(script.reads)
+    reads.write_text(getattr(script, "reads", ""))
     folder.mkdir()
     monkeypatch.chdir(folder)
     flags = "--short-calls", "split", "-n", workers

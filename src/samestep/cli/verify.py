@@ -26,6 +26,7 @@ from samestep.cli.options.serial import SPLIT, Mode, checked_mode
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.programs import Watch, unwatched
+from samestep.launch.source.launcher_variables import is_of_launcher
 from samestep.launchers.compute_threads import thread_variables, threads_per_rank
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task
@@ -183,7 +184,7 @@ def _sizes(text: str, *, least: int) -> list[int]:
 def _kind(program: Program, mode: str | None) -> Any:
     if checked_mode(mode) != "auto":
         return "serial" if mode == "autopilot" else "native"
-    script = recognize_script(program)
+    script = recognize_script(program, is_of_launcher)  # its own data parallelism is verified, if it has any
     refuse_own_workers(program, script, verb="verify")
     return script.kind
 

@@ -5,7 +5,7 @@ The decision is a value, which the banner and ``--dry-run`` describe.
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def decide(
     """
     detected = detect_task(environment, master=master, nodes=job.nodes.count)
     undo_default_binding(environment, detected.launcher)
-    script = _script(job.program, mode)
+    script = _script(job.program, mode, environment)
     job, plan = planned(job, detected, spawns=script is not None and script.has_forkable_workers)
     decision = Decision(
         job=job,
@@ -227,12 +227,14 @@ def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
     return replace(decision, options=replace(decision.options, scratch=scratch.absolute()))
 
 
-def recognize_script(program: Program) -> ScriptKind:
-    """Return the kind of a script or module, from its text."""
+def recognize_script(program: Program, is_set: Callable[[str], bool] = lambda _: False) -> ScriptKind:
+    """Return the kind of a script or module, from its text; see `classify` for `is_set`."""
     if program.kind != "script" and program.target == "samestep":  # its own verbs split their work themselves
         return ScriptKind("native", joins=True)
     file, roots = source_file(program)
-    return ScriptKind("native") if file is None else classify(file, roots=roots, arguments=program.args)
+    if file is None:
+        return ScriptKind("native")
+    return classify(file, roots=roots, arguments=program.args, is_set=is_set)
 
 
 def source_file(program: Program) -> tuple[Path | None, list[Path]]:
@@ -245,13 +247,15 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
     return source_of(program.target, [str(here), *path]), [here, *user_folders(path)]
 
 
-def _script(program: Program, mode: str) -> ScriptKind | None:
+def _script(program: Program, mode: str, environment: Mapping[str, str]) -> ScriptKind | None:
     """Return the kind of script: as detected, or as ``--mode`` sets it."""
     if mode == "autopilot" and program.kind == "executable":
         raise UsageError("--mode autopilot is for Python scripts, and --no-python runs an executable.")
     if mode == "native" or program.kind == "executable":
         return None
-    return ScriptKind("serial") if mode == "autopilot" else recognize_script(program)
+    if mode == "autopilot":
+        return ScriptKind("serial")
+    return recognize_script(program, environment.__contains__)
 
 
 def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:
@@ -384,6 +388,11 @@ def _serial_text(decision: Decision, script: ScriptKind) -> str:
         misplaced = decision.size == 1 and "-n" in decision.job.program.args
         note = " (`-n` after the script name was passed to the script; put it before)" if misplaced else ""
         return f"is a serial script{note}"
+    if script.optional is not None:
+        return (
+            f"runs as on one device, and its models' calls are split across workers; --mode native runs its "
+            f"own data parallelism ({script.optional})"
+        )
     if script.evidence is None:
         return "is a serial script; its models' calls are split across workers"
     return (

@@ -6,16 +6,18 @@ kind     the script, or a module that it imports                      how samest
 spawns   starts its own workers and sets their ranks                  once
 native   sets up `torch.distributed`, or asks a library for several   on every worker
          devices
-serial   neither; a library's Trainer on one device is serial         on every worker, its work split
+serial   neither; a library's Trainer on one device is serial         once, its models' calls split
 ======== ============================================================ ====================================
+
+A script that joins a process group only if a launcher has set its variables is serial where there is none.
 
 Only code that can be called counts: see `samestep.launch.source.names`.
 """
 
 import ast
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,7 +26,16 @@ from samestep.base.regular_files import TEXT_BYTES, read_bytes
 from samestep.launch.source.launcher_variables import VariableRead, reads_of, reads_rank
 from samestep.launch.source.libraries import LIBRARIES, asks_for_several, flag_asking_for_several
 from samestep.launch.source.modules import ImportedModules
-from samestep.launch.source.names import Names, assigned, is_one_of, prefixed, reached_nodes, used_names
+from samestep.launch.source.names import (
+    Module,
+    Names,
+    assigned,
+    is_one_of,
+    prefixed,
+    reached_nodes,
+    used_names,
+)
+from samestep.launch.source.without_launcher import without_launcher
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 MAX_FILES = 300
@@ -111,6 +122,8 @@ class ScriptKind:
     reads: tuple[VariableRead, ...] = ()
     """Lines of a native script that read variables of Slurm or MPI, if it reads none of torchrun's."""
     creates_group: bool = False  # whether a script that starts its own workers creates a process group
+    optional: Evidence | None = None
+    """First call of a serial script's own data parallelism, which it uses only under a launcher."""
 
     @property
     def starts_processes(self) -> bool:
@@ -126,7 +139,13 @@ class ScriptKind:
         return spawns or self.starts_processes
 
 
-def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[str] = ()) -> ScriptKind:
+def classify(
+    script: Path,
+    *,
+    roots: Sequence[Path] = (),
+    arguments: Sequence[str] = (),
+    is_set: Callable[[str], bool] = lambda _: False,
+) -> ScriptKind:
     """Return the kind of `script`, from its source and that of the user's modules that it imports.
 
     In doubt a script is native: if it were classified as one that starts its own workers, it would run on one
@@ -136,19 +155,29 @@ def classify(script: Path, *, roots: Sequence[Path] = (), arguments: Sequence[st
         script: the script.
         roots: folders of the user's code, in which imports are searched; by default the script's folder.
         arguments: the script's command-line arguments, which may ask a library for several devices.
+        is_set: whether a launcher has set a variable, by which some scripts choose what they do.
 
     Raises:
         UsageError: the script is not valid Python.
     """
     try:
         modules = list(user_modules(script, roots or [script.parent]))
-        reached = reached_nodes(modules, main=script)
-        found = _Findings()
-        for file, tree in modules:
-            _search(file, reached[file], Names(tree), found)
+        flag = flag_asking_for_several(arguments)
+        kind = _kind_of(modules, script, flag)
+        if kind.kind == "native":
+            alone = _kind_of(without_launcher(modules, is_set), script, flag)
+            kind = replace(alone, optional=kind.evidence) if alone.kind == "serial" else kind
     except (RecursionError, MemoryError):  # an expression is too long or too deep for Python's parser
         return ScriptKind("native")
-    return found.kind(flag_asking_for_several(arguments))
+    return kind
+
+
+def _kind_of(modules: Sequence[Module], script: Path, flag: str) -> ScriptKind:
+    reached = reached_nodes(modules, main=script)
+    found = _Findings()
+    for file, tree in modules:
+        _search(file, reached[file], Names(tree), found)
+    return found.kind(flag)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,13 @@ from samestep.launchers.registry import BY_NAME
 _PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
 _READERS = ("os.environ.get", "os.getenv")
 VARIABLES_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def is_of_launcher(name: str) -> bool:
+    """Return whether a launcher sets a variable for each of its workers."""
+    return name in (*VARIABLES_OF_TORCHRUN, "LOCAL_WORLD_SIZE", "GROUP_RANK") or name.startswith(_PREFIXES)
+
+
 _LOOPBACK = "127.0.0.1"
 
 _MEANINGS: tuple[tuple[tuple[str, ...], Callable[[Place], object]], ...] = (

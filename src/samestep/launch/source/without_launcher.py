@@ -1,0 +1,206 @@
+"""Finds the code that a script runs where no launcher has set its variables.
+
+Many scripts train on one device, and set up a process group only under torchrun::
+
+    ddp = int(os.environ.get("RANK", -1)) != -1         False
+    if ddp:
+        init_process_group("nccl")                      not run
+"""
+
+import ast
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from types import MappingProxyType
+from typing import Any
+
+from samestep.launch.source.launcher_variables import is_of_launcher
+from samestep.launch.source.names import Module, Names, assigned
+
+_READERS = ("os.environ.get", "os.getenv")
+_GROUPS = ("torch.distributed.is_initialized", "torch.distributed.is_torchelastic_launched")
+"""Functions that return False where there is no launcher, and no group."""
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"int": int, "bool": bool, "str": str})
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Lt: operator.lt,
+        ast.LtE: operator.le,
+        ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+        ast.Is: operator.is_,
+        ast.IsNot: operator.is_not,
+    }
+)
+_MOST_ROUNDS = 4
+"""Rounds in which names get values from those of other names."""
+
+
+_UNKNOWN = object()
+"""The value of an expression that does not follow from the launcher's variables alone."""
+
+
+def without_launcher(modules: Sequence[Module], is_set: Callable[[str], bool]) -> list[Module]:
+    """Return the modules of a script without the branches that it takes only under a launcher.
+
+    Args:
+        modules: the files and trees of the script and of the modules that it imports.
+        is_set: whether a launcher has set a variable; what depends on such a variable is kept.
+    """
+    names = {file: Names(tree) for file, tree in modules}
+    known: dict[str, Any] = {}
+    for _ in range(_MOST_ROUNDS):
+        found = _values(modules, names, known, is_set)
+        if found == known:
+            break
+        known = found
+    return [(file, _Alone(names[file], known, is_set).pruned(tree)) for file, tree in modules]
+
+
+def _values(
+    modules: Iterable[Module],
+    names: Mapping[Any, Names],
+    known: Mapping[str, Any],
+    is_set: Callable[[str], bool],
+) -> dict[str, Any]:
+    """Return the values of the names and attributes that all assignments to them agree on."""
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    unknown: set[str] = set()
+    for file, tree in modules:
+        alone = _Alone(names[file], known, is_set)
+        for node in ast.walk(tree):
+            unknown |= _bound_otherwise(node)
+            for target, value in assigned(node):
+                values[_name_of(target)].append(alone.value_of(value))
+    agreed = {name: found[0] for name, found in values.items() if all(one == found[0] for one in found)}
+    return {
+        name: value
+        for name, value in agreed.items()
+        if name and value is not _UNKNOWN and name not in unknown
+    }
+
+
+def _bound_otherwise(node: ast.AST) -> set[str]:
+    """Return the names that a node binds to values that are not followed."""
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.AugAssign, ast.comprehension)):
+        return {_name_of(one) for one in ast.walk(node.target)}
+    if isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Store):
+        return {_name_of(one) for one in ast.walk(node)}
+    if isinstance(node, ast.withitem) and node.optional_vars is not None:
+        return {_name_of(node.optional_vars)}
+    return set()
+
+
+def _name_of(node: ast.AST) -> str:
+    """Return a name, or ``.name`` for an attribute; empty for another expression."""
+    if isinstance(node, ast.Attribute):
+        return f".{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+class _Alone(ast.NodeTransformer):
+    """Replaces each branch of a module that depends on the launcher's variables by what is taken."""
+
+    def __init__(self, names: Names, known: Mapping[str, Any], is_set: Callable[[str], bool]) -> None:
+        self._names, self._known, self._is_set = names, known, is_set
+
+    def pruned(self, tree: ast.Module) -> ast.Module:
+        """Return a module without the branches that are not taken; the given one is not changed."""
+        pruned: ast.Module = self.visit(deepcopy(tree))
+        return pruned
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Prune the parts of a node, and leave out what follows a return in a block."""
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                ends = (place for place, one in enumerate(block) if isinstance(one, (ast.Return, ast.Raise)))
+                del block[next(ends, len(block)) + 1 :]
+        return node
+
+    def visit_If(self, node: ast.If) -> Any:
+        """Return the statements of the branch that is taken."""
+        value = self.value_of(node.test)
+        if value is _UNKNOWN:
+            return self.generic_visit(node)
+        found: list[ast.stmt] = []
+        for statement in node.body if value else node.orelse:
+            visited = self.visit(statement)
+            found += visited if isinstance(visited, list) else [visited]
+        return found or [ast.copy_location(ast.Pass(), node)]
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        """Return the expression that is computed."""
+        value = self.value_of(node.test)
+        if value is _UNKNOWN:
+            return self.generic_visit(node)
+        return self.visit(node.body if value else node.orelse)
+
+    def value_of(self, node: ast.expr) -> Any:
+        """Return the value of an expression by the launcher's variables, or else `_UNKNOWN`."""
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._known.get(_name_of(node), _UNKNOWN)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            value = self.value_of(node.operand)
+            return value if value is _UNKNOWN else not value
+        if isinstance(node, ast.BoolOp):
+            return self._combined(node)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self._compared(node.left, node.ops[0], node.comparators[0])
+        return self.value_of(node.value) if isinstance(node, ast.NamedExpr) else _UNKNOWN
+
+    def _called(self, node: ast.Call) -> Any:
+        full = [*self._names.full(node.func)]
+        if any(name in _GROUPS for name in full):
+            return False
+        if any(name in _READERS for name in full) and node.args and self._is_missing(node.args[0]):
+            named = [one.value for one in node.keywords if one.arg == "default"]
+            default = next(iter([*node.args[1:], *named]), None)
+            return None if default is None else self._constant_or_value(default)
+        convert = _CONVERSIONS.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        value = self.value_of(node.args[0]) if convert and len(node.args) == 1 else _UNKNOWN
+        if convert is None or value is _UNKNOWN:
+            return _UNKNOWN
+        with suppress(TypeError, ValueError):
+            return convert(value)
+        return _UNKNOWN
+
+    def _combined(self, node: ast.BoolOp) -> Any:
+        """Return the value of ``and`` or ``or``, which one operand may decide."""
+        decides = isinstance(node.op, ast.Or)
+        values = [self.value_of(operand) for operand in node.values]
+        if any(value is not _UNKNOWN and bool(value) is decides for value in values):
+            return decides
+        return _UNKNOWN if any(value is _UNKNOWN for value in values) else not decides
+
+    def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr) -> Any:
+        if isinstance(how, (ast.In, ast.NotIn)):
+            is_environment = any(name == "os.environ" for name in self._names.full(right))
+            return isinstance(how, ast.NotIn) if is_environment and self._is_missing(left) else _UNKNOWN
+        compare = _COMPARISONS.get(type(how))
+        both = [self._constant_or_value(one) for one in (left, right)]
+        is_constant = all(isinstance(one, ast.Constant) for one in (left, right))
+        if compare is None or is_constant or any(one is _UNKNOWN for one in both):
+            return _UNKNOWN
+        with suppress(TypeError):
+            return compare(*both)
+        return _UNKNOWN
+
+    def _constant_or_value(self, node: ast.expr) -> Any:
+        with suppress(ValueError, TypeError):
+            return ast.literal_eval(node)
+        return self.value_of(node)
+
+    def _is_missing(self, node: ast.expr) -> bool:
+        """Return whether an expression is the name of a variable that no launcher has set."""
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            return False
+        return is_of_launcher(node.value) and not self._is_set(node.value)
