@@ -169,15 +169,15 @@ class MainCalls:
 
     def _called(self, call: ModuleCall) -> Any:
         module, given = call.module, call.given
+        kind = self._short_calls.begin(module, given)
+        if kind.is_unsplit:  # first, since these calls are short
+            outputs = self._unsplit(call, kind.why)
+            self._short_calls.end(kind, module)
+            return outputs
         known = self._known.setdefault(module, ModuleCalls())
         self._recover()
         if (why := self._obstacle(call)) is not None:
             return self._unsplit(call, why)
-        kind = self._short_calls.begin(module, given)
-        if kind.is_unsplit:
-            outputs = self._unsplit(call, kind.why)
-            self._short_calls.end(kind, module)
-            return outputs
         reach = Reach.of(module)
         plain = {**reach.plain, **reach.of_tensors}
         signature = self._signatures.signature(module, given, plain, known.failed())
