@@ -213,6 +213,15 @@ def on_workers(_, size, options, work, *args):
     return found, account.split.total(), account.unsplit.total(), account.lines()
 
 
+def step(model, optimizer, x):
+    """Make a step with the mean square of the outputs; return this loss."""
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def batch(number, count=9):
     """Return a batch; the first batches have no ignored labels, and later ones in their first samples."""
     y = labels(count, seed=number)

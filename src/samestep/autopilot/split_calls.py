@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from samestep.autopilot.equivalence.weight_access import calling, reading
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.slice_call import Forward
@@ -105,7 +104,7 @@ def intercepted_calls() -> Iterator[None]:
 
     def refused(what: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if current_slice.get() is not None:
-            raise UsageError(f"{what} within a split call of a model gets a slice. {KEEP_UNSPLIT}")
+            raise UsageError(f"{what} within a split call of a model gets a slice.")
         return original(*args, **kwargs)
 
     hooks = {

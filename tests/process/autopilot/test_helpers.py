@@ -15,6 +15,7 @@ from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
 from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
 from support.helper_processes import helpers_of_this_process
+from support.split_check_models import step
 from support.tiers import long_param
 
 STEPS = 6
@@ -34,14 +35,6 @@ def made():
     torch.manual_seed(3)
     model = Net().double()
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), torch.randn(14, 6).double()
-
-
-def step(model, optimizer, x):
-    loss = model(x).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def average_of_weights():

@@ -18,6 +18,7 @@ from samestep.autopilot.once_script import script_with_helpers
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended
 from support.helper_processes import helpers_of_this_process, starters_of_this_process
+from support.split_check_models import step
 
 STEPS = 4
 
@@ -26,14 +27,6 @@ def made():
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(14, 6).double()
-
-
-def step(model, optimizer, x):
-    loss = model(x).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def undisturbed(steps=STEPS):

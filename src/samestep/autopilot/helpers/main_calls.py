@@ -49,7 +49,6 @@ from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
-from samestep.autopilot.split.cuda_graphs import graph_obstacle
 from samestep.autopilot.split.declared_dimensions import declared_dims
 from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
@@ -227,7 +226,7 @@ class MainCalls:
         module, given = call.module, call.given
         if self._helpers.are_lost:
             return NO_HELPERS
-        if (why := bypassed_modules.obstacle() or graph_obstacle(module)) is not None:
+        if (why := bypassed_modules.obstacle()) is not None:
             return why
         if not given.may_have_samples(self._size):
             return FEWER if given.tensors() else NO_TENSORS

@@ -21,8 +21,6 @@ from samestep.base.units import counted, seconds_text
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
 _LONG_S = 3.0  # the seconds from which a check is reported
-KEEP_UNSPLIT = "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
-"""Advice for a module whose calls cannot be split."""
 FEWER = "fewer samples than workers"
 """The reason for a call that is unsplit because not every rank would get a sample."""
 LONGER_SPLIT = "it takes longer split"

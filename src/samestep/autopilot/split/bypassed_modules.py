@@ -24,6 +24,7 @@ from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import is_transformed
 
+CAPTURED = "a CUDA graph captures it"
 _FILES = 100  # the largest number of user-defined source files that are read
 _is_functional: ContextVar[bool] = ContextVar("samestep_functional", default=False)
 """Whether the calling thread runs `functional_call`."""
@@ -42,11 +43,14 @@ def functional_calls() -> Iterator[None]:
 
 
 def obstacle() -> str | None:
-    """Return why a call of a module within a transform or `functional_call` is unsplit; None elsewhere."""
+    """Return why a call within a transform, a capture or `functional_call` is unsplit; None elsewhere."""
     if _is_functional.get():
         return "functional_call passes its weights; load them into the module and call it"
     if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
+    is_open = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_open and torch.cuda.is_current_stream_capturing():  # a graph cannot contain messages to helpers
+        return CAPTURED
     return None
 
 

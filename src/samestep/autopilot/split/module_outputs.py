@@ -95,6 +95,6 @@ def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: Batc
     if any(path not in gatherings for path, _ in leaves(value)):
         raise UsageError(
             f"{what} returns or keeps other tensors than in its first call of this signature, which "
-            "cannot be gathered. Run this script with -n 1."
+            "cannot be gathered."
         )
     return mapped(value, lambda path, part: gatherings[path].gather(part, split))

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.batch_norms import batch_norm_over_ranks
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.random_draws import GlobalDraws
@@ -54,9 +53,7 @@ def call_slice(
     with as_slice(split, draws), reads or nullcontext():
         outputs = forward(module, *own.args, **own.kwargs)
     if versions_of(own) != versions:
-        raise UsageError(
-            f"{type(module).__name__} {WRITES_INPUT}, and a split call would do so in a slice. {KEEP_UNSPLIT}"
-        )
+        raise UsageError(f"{type(module).__name__} {WRITES_INPUT}, and a split call would do so in a slice.")
     return outputs
 
 
@@ -68,14 +65,14 @@ def check_draws(name: str, draws: GlobalDraws | None, before: RngState | None, d
     if before is not None and not before.same(RngState.now(device)):
         raise OutOfStep(
             f"{name}, or another thread of the script during its call, drew random numbers, and it drew none "
-            f"in its equivalence check: the workers' random streams now differ. {KEEP_UNSPLIT}"
+            f"in its equivalence check: the workers' random streams now differ."
         )
     if draws is not None:
         draws.end()
     if draws is not None and draws.unknown:
         raise OutOfStep(
             f"{name} drew random numbers in another way than in its equivalence check "
-            f"({'; '.join(sorted(draws.unknown))}). {KEEP_UNSPLIT}"
+            f"({'; '.join(sorted(draws.unknown))})."
         )
 
 

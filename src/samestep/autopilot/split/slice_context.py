@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.device_failures import is_device_failure
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.errors import UsageError
@@ -122,7 +121,7 @@ def before_collective() -> None:
     if context is not None and context.split.of_list:
         raise UsageError(
             "a model computes over its whole batch (batch norm, packed sequences or gradients of parameters) "
-            f"within a call whose samples are in a list. {KEEP_UNSPLIT}"
+            "within a call whose samples are in a list."
         )
     _agree_on(is_end=False)
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
@@ -49,4 +48,4 @@ def _check(what: str) -> None:
     if _is_comparing.get():
         raise TrainsError(f"it runs {what} when it is called")
     if current_slice.get() is not None:
-        raise UsageError(f"{what} within a split call of a model trains with a slice. {KEEP_UNSPLIT}")
+        raise UsageError(f"{what} within a split call of a model trains with a slice.")

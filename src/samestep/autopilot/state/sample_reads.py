@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from samestep.autopilot.script.call_account import KEEP_UNSPLIT
 from samestep.base.errors import OutOfStep
 from samestep.base.folders import PACKAGE
 from samestep.hooks.tensor_tree import leaves
@@ -133,7 +132,7 @@ class GuardedReads(TorchFunctionMode):
             if site is not None and site in self._guards and self._guards[site] != result:
                 raise OutOfStep(
                     f"{self._name} branches on its samples ({place_of(site)}), and takes a branch here that "
-                    f"no equivalence check has taken. {KEEP_UNSPLIT}"
+                    f"no equivalence check has taken."
                 )
         return result
 

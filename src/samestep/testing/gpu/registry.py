@@ -97,7 +97,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="autopilot-graphs",
         function="script_checks:graphs",
-        shows="CUDA graphs: losses of one process; refused on two ranks",
+        shows="CUDA graphs: losses of one process, also on two ranks",
         seconds=90,
         types=CUDA,
         on_cpu=False,
