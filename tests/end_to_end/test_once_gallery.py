@@ -35,7 +35,7 @@ def test_a_command_with_a_helper_does_what_it_does_alone(script, tmp_path, monke
     assert all(map(fnmatch, names, script.files)), names
 
 
-def test_a_helper_compiles_a_model_whose_forward_names_globals(tmp_path, monkeypatch):
+def test_a_helper_compiles_a_model_that_uses_functions_of_the_script(tmp_path, monkeypatch):
     """Only a command has helpers in which the script's modules never were."""
     (script,) = (one for one in EARLIER if one.name == "compiled.py")
     alone, found = (ran(script, workers, tmp_path, monkeypatch) for workers in (1, 2))
