@@ -190,11 +190,17 @@ ACTIVATION_CHECKPOINT = Hook(
     arguments=("function",),
 )
 PADDED_SEQUENCE = Hook(
-    "torch.nn.utils.rnn",
-    "pad_packed_sequence",
+    "torch._VF",
+    "_pad_packed_sequence",
     _SPLIT,
     "a slice is padded to the longest sequence of the batch",
-    arguments=("sequence", "batch_first", "padding_value", "total_length"),
+)
+PACKED_SEQUENCE = Hook(
+    "torch.nn.utils.rnn",
+    "_packed_sequence_init",
+    _SPLIT,
+    "random draws for the rows of packed sequences are those of the whole batch",
+    arguments=("data", "batch_sizes", "sorted_indices", "unsorted_indices"),
 )
 AVERAGED_GRAD = Hook(
     "torch.autograd",

@@ -50,7 +50,15 @@ def items(mapping: Any) -> list[tuple[Any, Any]]:
 
 def elements(container: Any) -> list[Any]:
     """Return the elements of a container that is no dict, at once."""
-    return [*base_of(container).__iter__(container)]
+    base = base_of(container)
+    if base in (list, tuple):
+        return [*base.__getitem__(container, slice(None))]
+    if base is set:
+        return [*set.__iter__(set.copy(container))]
+    while type(container) is not deque:
+        with suppress(RuntimeError):  # another thread has changed it
+            return [*base.__iter__(container)]
+    return [*container]
 
 
 def contents_of(container: Any) -> Any:

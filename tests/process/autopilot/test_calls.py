@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.equivalence.check import TRAINS, EquivalenceCheck, Pace
@@ -277,7 +278,29 @@ class CallsBackward(Net):
         return loss.detach()
 
 
+class ReadsText(nn.Module):
+    """Reads sequences of different lengths, with dropout of their rows in all places."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(5, 6, num_layers=3, dropout=0.4, bidirectional=True), nn.Linear(12, 4)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        packed = packed._replace(data=F.dropout(packed.data, 0.3))
+        states, last = self.rnn(packed)
+        padded, _ = pad_packed_sequence(states._replace(data=F.dropout(states.data, 0.3)))
+        return self.out(padded.mean(0) + F.dropout(torch.cat([last[-2], last[-1]], 1), 0.2))
+
+
+def texts(model, number):
+    lengths = 1 + labels(9, classes=6, seed=number)
+    torch.manual_seed(number)
+    return F.cross_entropy(model(drawn(6, 9, 5, seed=number), lengths), labels(9, seed=number))
+
+
 SPLIT = [
+    (ReadsText, texts),
     (Plain, plain),
     (LossInside, loss_inside),
     (TimeFirst, time_first),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.autopilot.split.packed_rows import PackedRows
 from samestep.autopilot.split.sharded_autograd import inverse, memory_order
 
 
@@ -39,11 +40,19 @@ class PlannedDraw:
     record: DrawRecord  # the draw of the unsplit call
     dim: int | None  # its sample dimension; None where the draw does not depend on the samples
     every: int = 1  # the number of positions along `dim` for each sample
+    is_packed: bool = False  # whether dimension 0 has the rows of packed sequences
 
-    def fits(self, draw: DrawType, shape: Sequence[int], samples: int) -> bool:
-        """Return whether a draw of a slice differs from this one in its number of samples only."""
+    def fits(
+        self, draw: DrawType, shape: Sequence[int], samples: int, packings: Sequence[PackedRows] = ()
+    ) -> bool:
+        """Return whether a draw of a slice differs from this one in its number of samples only.
+
+        `packings` are the packed sequences of the slice.
+        """
         expected = list(self.record.shape)
-        if self.dim is not None:
+        if self.is_packed:
+            expected[0] = next((len(one.rows) for one in packings if len(one.rows) == shape[0]), -1)
+        elif self.dim is not None:
             expected[self.dim] = self.every * samples
         return draw == self.record.draw and list(shape) == expected
 
@@ -55,14 +64,16 @@ class DrawPlan:
     draws: tuple[PlannedDraw, ...]  # the draws of the unsplit call, in their order
     inner: bool  # whether samples vary faster than positions, if one dimension combines both
 
-    def repeated(self, draw: DrawType, shape: Sequence[int], samples: int) -> PlannedDraw | None:
+    def repeated(
+        self, draw: DrawType, shape: Sequence[int], samples: int, packings: Sequence[PackedRows] = ()
+    ) -> PlannedDraw | None:
         """Return the planned draw of this shape, whatever its number: a loop may draw more often than before.
 
         None if there is none, or if planned draws of this shape have other sample dimensions.
         """
-        found = [one for one in self.draws if one.fits(draw, shape, samples)]
-        agree = all((one.dim, one.record.order) == (found[0].dim, found[0].record.order) for one in found)
-        return found[0] if found and agree else None
+        found = [one for one in self.draws if one.fits(draw, shape, samples, packings)]
+        agree = len({(one.dim, one.record.order, one.is_packed) for one in found}) == 1
+        return found[0] if agree else None
 
     def at(self, number: int, draw: DrawType) -> PlannedDraw | None:
         """Return the planned draw `number`, if it is of this type; its other sizes may differ."""
@@ -82,14 +93,20 @@ class BatchDraw:
     inner: bool = False  # whether samples vary faster than positions
     # the dimensions of the whole batch's draw, outermost in memory first; None if unknown
     order: tuple[int, ...] | None = None
+    rows: Tensor | None = None  # the rows of this rank, if they are those of packed sequences
 
     def own(self, whole: Tensor) -> Tensor:
         """Return this rank's part."""
+        if self.rows is not None:
+            return whole.index_select(self.dim, self.rows.to(whole.device))
         part = self._part(whole)
         return part.flatten(self.dim, self.dim + 1) if self.inner else part
 
     def set_own(self, whole: Tensor, part: Tensor) -> None:
         """Write this rank's part."""
+        if self.rows is not None:
+            whole.index_copy_(self.dim, self.rows.to(whole.device), part)
+            return
         own = self._part(whole)
         own.copy_(part.reshape(own.shape))
 

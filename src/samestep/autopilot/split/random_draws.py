@@ -26,7 +26,9 @@ from samestep.autopilot.split.draw_plans import (
     PlannedDraw,
     sample_dim,
 )
+from samestep.autopilot.split.packed_rows import PackedRows
 from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
+from samestep.autopilot.split.slice_context import current_slice
 from samestep.hooks.random_draws import RngState
 
 aten = torch.ops.aten
@@ -127,6 +129,12 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
         self._is_numbered = False
         """Whether a draw was found in the plan by its number alone."""
 
+    @property
+    def _packings(self) -> Sequence[PackedRows]:
+        """The packed sequences of the slice, the last one first."""
+        context = current_slice.get()
+        return () if context is None or context.packings is None else context.packings[::-1]
+
     def plan(self) -> DrawPlan | None:
         """Return the sample dimension of each draw; None if it is inferred from the sizes."""
         return self._plan
@@ -138,10 +146,15 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
             place = sample_dim(shape, local)
             return None if place is None else self._wide(shape, *place)
         draw = DrawType.of(func, shape)
-        planned = self._plan.repeated(draw, shape, local)
+        planned = self._plan.repeated(draw, shape, local, self._packings)
         if planned is None:
             planned = self._plan.at(self.number - 1, draw)
             self._is_numbered = True
+        if planned is not None and planned.is_packed:
+            packing = next((one for one in self._packings if len(one.rows) == shape[0]), None)
+            if packing is not None:
+                return _of_packed(shape, packing, planned.record.order)
+            planned = None
         if planned is None or (planned.dim is not None and shape[planned.dim] % local):
             self.unknown.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
             return None
@@ -154,7 +167,7 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
         """Return whether the equivalence check has found draws of this shape to be equal for all slices."""
         if self._plan is None:
             return False
-        planned = self._plan.repeated(DrawType.of(func, shape), shape, self._split.local)
+        planned = self._plan.repeated(DrawType.of(func, shape), shape, self._split.local, self._packings)
         return planned is not None and planned.dim is None
 
     def end(self) -> None:
@@ -188,6 +201,8 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         self._shapes, self._inner = shapes, inner
         self._dims: dict[int, int | None] = {}
         """The sample dimension, by the number of the draw."""
+        self._packed: set[int] = set()
+        """The numbers of the draws for the rows of packed sequences."""
         self.has_flattened = False
         """Whether a dimension combines samples and positions."""
 
@@ -204,6 +219,12 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
             self._dims[number] = None
             return None
         dim = differing[0]
+        sizes = shape[0], known.shape[0]
+        packing = next((one for one in self._packings if (len(one.rows), one.total) == sizes), None)
+        if differing == [0] and packing is not None:
+            self._dims[number] = 0
+            self._packed.add(number)
+            return _of_packed(shape, packing, known.order)
         if len(differing) > 1 or shape[dim] * self._split.total != known.shape[dim] * self._split.local:
             whole = list(known.shape)
             self.unknown.add(f"{draw.operation} of {list(shape)}, and {whole} in the unsplit call")
@@ -223,9 +244,16 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         total = self._split.total
         draws = []
         for number, record in enumerate(self._shapes):
-            dim = self._dims.get(number)
-            draws.append(PlannedDraw(record, dim, 1 if dim is None else record.shape[dim] // total))
+            dim, is_packed = self._dims.get(number), number in self._packed
+            every = 1 if dim is None or is_packed else record.shape[dim] // total
+            draws.append(PlannedDraw(record, dim, every, is_packed))
         return DrawPlan(tuple(draws), self._inner)
+
+
+def _of_packed(shape: Sequence[int], packing: PackedRows, order: tuple[int, ...]) -> BatchDraw:
+    """Return the draw for the packed sequences of the whole batch, given the shape of that for a slice."""
+    whole = packing.total, *shape[1:]
+    return BatchDraw(whole, 0, 0, shape[0], order=order, rows=packing.rows)
 
 
 def _first(result: Any) -> Any:

@@ -1,6 +1,6 @@
 """Runs a module on this rank's slice of a batch, with the statistics and draws of the whole batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from samestep.autopilot.split.batch_norms import batch_norm_over_ranks
 from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.packed_rows import PackedRows
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_context import SliceContext, current_slice
@@ -23,16 +24,23 @@ WRITES_INPUT = "writes into what it is given"
 
 
 @contextmanager
-def as_slice(split: BatchSplit, draws: GlobalDraws | None) -> Iterator[None]:
-    """Normalize and draw random numbers as for the whole batch, of which this rank computes a slice."""
+def as_slice(
+    split: BatchSplit, draws: GlobalDraws | None, packings: Sequence[PackedRows] = ()
+) -> Iterator[None]:
+    """Normalize and draw random numbers as for the whole batch, of which this rank computes a slice.
+
+    `packings` are the packed sequences of the call so far, if a part of it is computed again.
+    """
+    rows = None if draws is None else [*packings]
 
     def again(number: int) -> Any:
         if draws is None:
             return as_slice(split, None)
-        return as_slice(split, GlobalDraws(split, draws.plan(), number))
+        return as_slice(split, GlobalDraws(split, draws.plan(), number), rows or ())
 
+    context = SliceContext(split, again, lambda: 0 if draws is None else draws.number, rows)
     with (
-        bound(current_slice, SliceContext(split, again, lambda: 0 if draws is None else draws.number)),
+        bound(current_slice, context),
         batch_norm_over_ranks(split.world),
         draws or nullcontext(),
     ):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from samestep.autopilot.split.device_failures import is_device_failure
+from samestep.autopilot.split.packed_rows import PackedRows, packed_rows
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
@@ -32,6 +33,8 @@ class SliceContext:
     # returns the context that recomputes a part of the slice, given the draws before that part
     again: Callable[[int], AbstractContextManager[Any]]
     draws: Callable[[], int]  # returns how many random draws the call has made so far
+    # the rows of each packed sequence so far; None if the call draws no random numbers
+    packings: list[PackedRows] | None = None
 
 
 current_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", default=None)
@@ -40,7 +43,7 @@ current_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", de
 
 @contextmanager
 def slice_aware_functions() -> Iterator[None]:
-    """Let activation checkpoints recompute their slice, and pad packed sequences as in the whole batch.
+    """Let activation checkpoints recompute their slice, and pack and pad sequences as in the whole batch.
 
     A packed sequence is padded to the longest sequence of the batch: otherwise a mean over time, or an output
     with a time dimension, would depend on the samples of the slice.
@@ -62,27 +65,37 @@ def slice_aware_functions() -> Iterator[None]:
 
         return original(of_slice, *args, **kwargs)
 
-    def pad_packed_sequence(
+    # Both functions are looked up in each call of torch's, which a script may have imported before.
+    def pad(
         original: Callable[..., Any],
-        sequence: Any,
-        batch_first: bool = False,  # noqa: FBT001, FBT002 - as torch has it
-        padding_value: float = 0.0,
-        total_length: int | None = None,
+        data: Any,
+        batch_sizes: Any,
+        batch_first: bool,  # noqa: FBT001 - as torch has it
+        padding_value: float,
+        length: int,
     ) -> Any:
         context = current_slice.get()
-        if context is not None and total_length is None:
-            world = context.split.world
+        if context is not None:
             # The host has the lengths, and the ranks of a script exchange tensors of the host, too. A device
             # would have to finish its work first.
-            longest = torch.tensor([len(sequence.batch_sizes)], device="cpu")
+            longest = torch.tensor([length], device="cpu")
             before_collective()
-            world.all_reduce(longest, op="max")
-            total_length = int(longest)
-        return original(sequence, batch_first, padding_value, total_length)
+            context.split.world.all_reduce(longest, op="max")
+            length = int(longest)
+        return original(data, batch_sizes, batch_first, padding_value, length)
+
+    def pack(original: Callable[..., Any], data: Any, batch_sizes: Any, order: Any = None, *args: Any) -> Any:
+        context = current_slice.get()
+        if context is not None and context.packings is not None:
+            before_collective()
+            own_order = None if order is None else order.to("cpu")
+            context.packings.append(packed_rows(batch_sizes, own_order, context.split))
+        return original(data, batch_sizes, order, *args)
 
     hooks = {
         declarations.ACTIVATION_CHECKPOINT: wrapping(checkpoint),
-        declarations.PADDED_SEQUENCE: wrapping(pad_packed_sequence),
+        declarations.PADDED_SEQUENCE: wrapping(pad),
+        declarations.PACKED_SEQUENCE: wrapping(pack),
     }
     with attached_all(hooks):
         yield

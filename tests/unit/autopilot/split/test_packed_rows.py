@@ -1,0 +1,43 @@
+"""The rows of packed sequences of a slice are those of its samples in the whole batch."""
+
+from types import SimpleNamespace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from samestep.autopilot.split.packed_rows import packed_rows
+from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.base.place import Place
+
+
+def of_rank(rank, size, lengths):
+    """Return rank's part of a batch whose other lengths are known without communication."""
+
+    def all_reduce(tensor):
+        tensor.copy_(lengths)
+
+    return BatchSplit(SimpleNamespace(place=Place(rank=rank, size=size), all_reduce=all_reduce), len(lengths))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=3, max_size=12),
+    size=st.integers(2, 3),
+    is_sorted=st.booleans(),
+)
+def test_rows_of_slices_are_those_that_torch_packs(lengths, size, is_sorted):
+    lengths = torch.tensor(sorted(lengths, reverse=True) if is_sorted else lengths)
+    numbered = torch.arange(len(lengths) * 6).view(len(lengths), 6)
+
+    def packed(part):
+        return pack_padded_sequence(numbered[part], lengths[part], batch_first=True, enforce_sorted=is_sorted)
+
+    whole = packed(slice(None)).data
+    for rank in range(size):
+        split = of_rank(rank, size, lengths)
+        own = slice(split.start, split.start + split.local)
+        part = packed(own)
+        found = packed_rows(part.batch_sizes, part.sorted_indices, split)
+        assert found.total == len(whole)
+        assert torch.equal(whole[found.rows], part.data)
