@@ -18,6 +18,8 @@ from samestep.studies.verify.verdict import Finding
 
 _OF_VALUES = ("gradient", "gradient-norm", "loss", "update", "parameters")
 """Causes that rounding can have, when it grows by more than the disturbed run shows."""
+_OF_PRINTS = ("printed", "printed-text", "local-metric")
+"""Causes that rounding can have, when it moves a sample across a decision: an accuracy, an early stop."""
 _SINGLE = (1e-10, 1e-5)  # bounds of the machine epsilon of single precision
 _SAME_IN_DOUBLE = 1e-9
 """Largest relative deviation in double precision in the disputed step, if rounding is all that there is."""
@@ -31,7 +33,7 @@ def may_be_rounding(comparison: Comparison, found: Sequence[Finding]) -> bool:
     faults = [one for one in found if one.kind == "fault"]
     least, most = _SINGLE
     is_single = least < comparison.reference.facts.epsilon < most
-    return is_single and bool(faults) and all(one.cause in _OF_VALUES for one in faults)
+    return is_single and bool(faults) and all(one.cause in (*_OF_VALUES, *_OF_PRINTS) for one in faults)
 
 
 def decided_in_double(found: Sequence[Finding], double: Comparison | None) -> list[Finding]:
@@ -42,15 +44,21 @@ def decided_in_double(found: Sequence[Finding], double: Comparison | None) -> li
             for one in found
         ]
     fault = next(one for one in found if one.kind == "fault")
-    disputed = [one.value for one in double.deviations if one.step <= (fault.step or 0)]
+    last = double.steps if fault.step is None else fault.step
+    disputed = [one.value for one in double.deviations if one.step <= last]
     worst = max(disputed, default=np.inf)
     if causes(double) or not worst <= _SAME_IN_DOUBLE:
         return list(found)
+    deviation = f"deviates by {fault.max_relative_deviation or 0:.1e} in single precision"
     statement = Finding(
         cause="single-precision",
-        message=f"the {fault.cause} of step {fault.step} deviates by {fault.max_relative_deviation or 0:.1e} "
-        f"in single precision, but in double precision by at most {worst:.1e} up to there: only the rounding "
-        "of single precision makes the steps differ, and it decides those of one worker as well.",
+        message=f"a number that is printed {deviation}. In double precision the prints are the same, and the "
+        f"steps deviate by at most {worst:.1e}: only the rounding of single precision makes them differ, as "
+        "where a sample is close to a decision."
+        if fault.cause in _OF_PRINTS
+        else f"the {fault.cause} of step {fault.step} {deviation}, but in double precision by at most "
+        f"{worst:.1e} up to there: only the rounding of single precision makes the steps differ, and it "
+        "decides those of one worker as well.",
         workers=fault.workers,
         step=fault.step,
         max_relative_deviation=float(worst),

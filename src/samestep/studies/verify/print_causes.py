@@ -39,7 +39,7 @@ def printed_number(comparison: Comparison) -> Finding | None:
     if id(worst) in own:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.runs_once:
-        cause, why = "printed", f"a single rank computed it. {FAULT_OF_SAMESTEP}"
+        cause, why = "printed", FAULT_OF_SAMESTEP
     elif worst.is_combined:
         cause, why = "local-metric", _SUM_OF_MEANS if worst.is_multiple else _MEAN_OF_MEANS
     elif any(comparison.run.combined()) and not comparison.reference.combined():
