@@ -299,6 +299,29 @@ def texts(model, number):
     return F.cross_entropy(model(drawn(6, 9, 5, seed=number), lengths), labels(9, seed=number))
 
 
+class ReadsTwoTexts(nn.Module):
+    """Drops rows of the first of two packed sequences; both may have equally many rows in one slice."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(5, 4)
+
+    def forward(self, x, lengths, other_lengths):
+        one, two = (
+            pack_padded_sequence(self.out(x), of, enforce_sorted=False) for of in (lengths, other_lengths)
+        )
+        both = [pad_packed_sequence(each._replace(data=F.dropout(each.data, 0.5)))[0] for each in (one, two)]
+        return both[0].sum(0) + 2 * both[1].sum(0)
+
+
+def two_texts(model, number):
+    lengths = torch.tensor([5, 2, 3, 1])
+    other_lengths = torch.tensor([[1, 4, 2, 2], [2, 5, 1, 3]][number // 2])  # equally many in the last slice
+    torch.manual_seed(number)
+    found = model(drawn(5, 4, 5, seed=number), lengths, other_lengths)
+    return F.cross_entropy(found, labels(4, seed=number))
+
+
 SPLIT = [
     (ReadsText, texts),
     (Plain, plain),
@@ -454,6 +477,11 @@ def reasons_of(lines):
     """Return the reasons of unsplit calls."""
     found = (re.search(r" calls? unsplit \((.*)\)$", line) for line in lines)
     return [one[1] for one in found if one]
+
+
+def test_packed_sequences_of_equal_sizes_are_not_confused(trained):
+    split, unsplit, _ = trained(ReadsTwoTexts, two_texts)
+    assert split + unsplit == 4
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -40,7 +40,8 @@ class PlannedDraw:
     record: DrawRecord  # the draw of the unsplit call
     dim: int | None  # its sample dimension; None where the draw does not depend on the samples
     every: int = 1  # the number of positions along `dim` for each sample
-    is_packed: bool = False  # whether dimension 0 has the rows of packed sequences
+    # the packed sequences whose rows dimension 0 may have, by their number in the call; none for other draws
+    packings: tuple[int, ...] = ()
 
     def fits(
         self, draw: DrawType, shape: Sequence[int], samples: int, packings: Sequence[PackedRows] = ()
@@ -50,11 +51,18 @@ class PlannedDraw:
         `packings` are the packed sequences of the slice.
         """
         expected = list(self.record.shape)
-        if self.is_packed:
-            expected[0] = next((len(one.rows) for one in packings if len(one.rows) == shape[0]), -1)
+        if self.packings:
+            packing = self.packing_of(packings)
+            expected[0] = -1 if packing is None else len(packing.rows)
         elif self.dim is not None:
             expected[self.dim] = self.every * samples
         return draw == self.record.draw and list(shape) == expected
+
+    def packing_of(self, packings: Sequence[PackedRows]) -> PackedRows | None:
+        """Return the packed sequences of the draw; None if it is unknown which they are."""
+        found = [packings[place] for place in self.packings if place < len(packings)]
+        is_known = found and all(torch.equal(one.rows, found[0].rows) for one in found)
+        return found[0] if is_known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ class DrawPlan:
         None if there is none, or if planned draws of this shape have other sample dimensions.
         """
         found = [one for one in self.draws if one.fits(draw, shape, samples, packings)]
-        agree = len({(one.dim, one.record.order, one.is_packed) for one in found}) == 1
+        agree = len({(one.dim, one.record.order, one.packings) for one in found}) == 1
         return found[0] if agree else None
 
     def at(self, number: int, draw: DrawType) -> PlannedDraw | None:

@@ -131,9 +131,9 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
 
     @property
     def _packings(self) -> Sequence[PackedRows]:
-        """The packed sequences of the slice, the last one first."""
+        """The packed sequences of the slice so far."""
         context = current_slice.get()
-        return () if context is None or context.packings is None else context.packings[::-1]
+        return () if context is None or context.packings is None else context.packings
 
     def plan(self) -> DrawPlan | None:
         """Return the sample dimension of each draw; None if it is inferred from the sizes."""
@@ -150,9 +150,9 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
         if planned is None:
             planned = self._plan.at(self.number - 1, draw)
             self._is_numbered = True
-        if planned is not None and planned.is_packed:
-            packing = next((one for one in self._packings if len(one.rows) == shape[0]), None)
-            if packing is not None:
+        if planned is not None and planned.packings:
+            packing = planned.packing_of(self._packings)
+            if packing is not None and planned.fits(draw, shape, local, self._packings):
                 return _of_packed(shape, packing, planned.record.order)
             planned = None
         if planned is None or (planned.dim is not None and shape[planned.dim] % local):
@@ -201,8 +201,8 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         self._shapes, self._inner = shapes, inner
         self._dims: dict[int, int | None] = {}
         """The sample dimension, by the number of the draw."""
-        self._packed: set[int] = set()
-        """The numbers of the draws for the rows of packed sequences."""
+        self._packed: dict[int, tuple[int, ...]] = {}
+        """The packed sequences for whose rows numbers may be drawn, by the number of the draw."""
         self.has_flattened = False
         """Whether a dimension combines samples and positions."""
 
@@ -220,11 +220,16 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
             return None
         dim = differing[0]
         sizes = shape[0], known.shape[0]
-        packing = next((one for one in self._packings if (len(one.rows), one.total) == sizes), None)
-        if differing == [0] and packing is not None:
-            self._dims[number] = 0
-            self._packed.add(number)
-            return _of_packed(shape, packing, known.order)
+        places = tuple(
+            place for place, one in enumerate(self._packings) if (len(one.rows), one.total) == sizes
+        )
+        if differing == [0] and places:
+            self._dims[number], self._packed[number] = 0, places
+            packing = PlannedDraw(known, 0, packings=places).packing_of(self._packings)
+            if packing is not None:
+                return _of_packed(shape, packing, known.order)
+            self.unknown.add(f"{draw.operation} for one of several packed sequences of equal sizes")
+            return None
         if len(differing) > 1 or shape[dim] * self._split.total != known.shape[dim] * self._split.local:
             whole = list(known.shape)
             self.unknown.add(f"{draw.operation} of {list(shape)}, and {whole} in the unsplit call")
@@ -244,9 +249,9 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         total = self._split.total
         draws = []
         for number, record in enumerate(self._shapes):
-            dim, is_packed = self._dims.get(number), number in self._packed
-            every = 1 if dim is None or is_packed else record.shape[dim] // total
-            draws.append(PlannedDraw(record, dim, every, is_packed))
+            dim, packings = self._dims.get(number), self._packed.get(number, ())
+            every = 1 if dim is None or packings else record.shape[dim] // total
+            draws.append(PlannedDraw(record, dim, every, packings))
         return DrawPlan(tuple(draws), self._inner)
 
 

@@ -33,10 +33,10 @@ def as_slice(
     """
     rows = None if draws is None else [*packings]
 
-    def again(number: int) -> Any:
+    def again(number: int, packed: int) -> Any:
         if draws is None:
             return as_slice(split, None)
-        return as_slice(split, GlobalDraws(split, draws.plan(), number), rows or ())
+        return as_slice(split, GlobalDraws(split, draws.plan(), number), (rows or [])[:packed])
 
     context = SliceContext(split, again, lambda: 0 if draws is None else draws.number, rows)
     with (

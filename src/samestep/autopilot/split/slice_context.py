@@ -30,8 +30,8 @@ class SliceContext:
     """The slice that is being computed."""
 
     split: BatchSplit  # how the batch is sharded
-    # returns the context that recomputes a part of the slice, given the draws before that part
-    again: Callable[[int], AbstractContextManager[Any]]
+    # returns the context that recomputes a part of the slice, given the draws and packings before that part
+    again: Callable[[int, int], AbstractContextManager[Any]]
     draws: Callable[[], int]  # returns how many random draws the call has made so far
     # the rows of each packed sequence so far; None if the call draws no random numbers
     packings: list[PackedRows] | None = None
@@ -55,12 +55,12 @@ def slice_aware_functions() -> Iterator[None]:
         context = current_slice.get()
         if context is None:
             return original(function, *args, **kwargs)
-        draws_before = context.draws()
+        before = context.draws(), len(context.packings or ())
 
         def of_slice(*own: Any, **named: Any) -> Any:
             if current_slice.get() is not None:
                 return function(*own, **named)
-            with context.again(draws_before):
+            with context.again(*before):
                 return function(*own, **named)
 
         return original(of_slice, *args, **kwargs)
