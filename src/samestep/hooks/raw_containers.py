@@ -21,7 +21,11 @@ _BASES: tuple[Any, ...] = (OrderedDict, dict, list, tuple, deque, set, frozenset
 
 def base_of(value: Any) -> Any:
     """Return the class of Python that stores the items of a container; None for any other value."""
-    return _base_of(_class_of(value))
+    kind = _class_of(value)
+    try:
+        return _base_of(kind)
+    except TypeError:  # its metaclass has no hash
+        return _base_of.__wrapped__(kind)
 
 
 def _class_of(value: Any) -> Any:
@@ -88,23 +92,31 @@ def refill(container: Any, contents: Any) -> None:
 def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
     """Return a copy of a container with other items, by key or place, that keeps its class and its fields.
 
-    A field that holds an item, as those of the outputs of Transformers do, holds the new one.
+    A field that holds an item, as those of the outputs of Transformers do, holds the new one. A key ``.name``
+    is that of another field.
     """
     kind: Any = type(container)
     base = base_of(container)
+    before = dict(items(container)) if is_mapping(container) else {}
+    fields = {
+        key[1:]: part
+        for key, part in new.items()
+        if isinstance(key, str) and key[:1] == "." and key not in before
+    }
+    own = {key: part for key, part in new.items() if not (isinstance(key, str) and key[1:] in fields)}
     if base in (tuple, frozenset):
-        # Classes in C, such as the results of `torch.max`, refuse to be made by their base.
-        is_own = kind.__new__ is base.__new__ or hasattr(kind, "_fields")
-        made = base.__new__(kind, [*new.values()]) if is_own else kind([*new.values()])
-        return _with_fields(made, container, {})
+        try:
+            made = base.__new__(kind, [*own.values()])
+        except TypeError:  # a class in C, such as that of the results of `torch.max`
+            made = kind([*own.values()])
+        return _with_fields(made, container, {}, fields)
     made = empty(kind, setting_of(container))
     if is_mapping(container):
-        before = dict(items(container))
-        refill(made, {**before, **new})
-        moved = {id(before[key]): (before[key], part) for key, part in new.items() if key in before}
-        return _with_fields(made, container, moved)
-    refill(made, [*new.values()])
-    return _with_fields(made, container, {})
+        refill(made, {**before, **own})
+        moved = {id(before[key]): (before[key], part) for key, part in own.items() if key in before}
+        return _with_fields(made, container, moved, fields)
+    refill(made, [*own.values()])
+    return _with_fields(made, container, {}, fields)
 
 
 def empty(kind: Any, setting: Any = None) -> Any:
@@ -125,13 +137,15 @@ def setting_of(container: Any) -> Any:
     return container.default_factory if isinstance(container, defaultdict) else None
 
 
-def _with_fields(made: Any, container: Any, moved: Mapping[int, tuple[Any, Any]]) -> Any:
+def _with_fields(
+    made: Any, container: Any, moved: Mapping[int, tuple[Any, Any]], new: Mapping[str, Any]
+) -> Any:
     fields = {
         name: moved[id(value)][1] if id(value) in moved else value
         for name, value in fields_of(container).items()
     }
     if fields:
-        restore_fields(made, fields)
+        restore_fields(made, {**fields, **new})
     return made
 
 
@@ -178,9 +192,16 @@ def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
         refill(stored, {name: value for name, value in fields.items() if name not in slots})
 
 
-@lru_cache(maxsize=4096)
 def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
     """Return the slots that the classes of Python code define, by their names."""
+    try:
+        return _known_slots_of(kind)
+    except TypeError:  # as above
+        return tuple(_slots_in(kind))
+
+
+@lru_cache(maxsize=4096)
+def _known_slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
     return tuple(_slots_in(kind))
 
 

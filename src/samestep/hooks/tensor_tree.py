@@ -1,7 +1,7 @@
 """Finds and replaces the tensors in a module's inputs and outputs: in tuples, dicts, dataclasses, objects."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -42,7 +42,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
         for key, part in parts_of(value):
             if isinstance(part, Tensor):
                 yield (*path, key), part
-            elif type(part) not in _ATOMS:
+            elif not _is_atom(part):
                 yield from leaves(part, (*path, key))
 
 
@@ -70,26 +70,54 @@ def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     if base_of(value) is not None:
         return with_items(value, parts)
     if isinstance(value, UserDict):
-        return with_fields(value, {"data": {**value.data, **parts}})
+        beside = {key[1:]: part for key, part in parts.items() if key not in value.data}
+        own = {key: part for key, part in parts.items() if key in value.data}
+        return with_fields(value, {**beside, "data": {**value.data, **own}})
     return with_fields(value, parts)
 
 
 def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the parts of a container with their keys; nothing for any other value."""
-    if type(value) in _ATOMS or isinstance(value, PackedSequence):
+    """Yield the parts of a container with their keys; nothing for any other value.
+
+    A field of a container that holds tensors beside its items has the key ``.name``.
+    """
+    if _is_atom(value) or isinstance(value, PackedSequence):
         return
     base = base_of(value)
     if base in (list, tuple):
-        yield from enumerate(elements(value))
+        own = [*enumerate(elements(value))]
     elif is_mapping(value):
-        yield from items(value)
+        own = items(value)
     elif isinstance(value, UserDict):
-        yield from [*value.data.items()]
+        own = [*value.data.items()]
     elif is_dataclass(value) and not isinstance(value, type):
         stored = fields_of(value)
-        yield from ((one.name, stored[one.name]) for one in fields(value) if one.name in stored)
+        names = [one.name for one in fields(value) if one.name in stored]
+        yield from ((name, stored[name]) for name in names)
+        beside = _fields_beside(value, [(name, stored[name]) for name in names])
+        yield from ((name, part) for name, part in beside if name not in names)
+        return
     else:
         yield from _fields_with_tensors(value).items()
+        return
+    yield from own
+    if type(value) is not base:
+        yield from ((f".{name}", part) for name, part in _fields_beside(value, own) if name != "data")
+
+
+def _is_atom(value: Any) -> bool:
+    try:
+        return type(value) in _ATOMS
+    except TypeError:  # its metaclass has no hash
+        return False
+
+
+def _fields_beside(value: Any, own: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that hold tensors and are no parts, such as what `__post_init__` has computed."""
+    known = {id(part) for _, part in own}
+    for name, part in fields_of(value).items():
+        if id(part) not in known and _holds_tensors(part, 2):
+            yield name, part
 
 
 def _fields_with_tensors(value: Any, depth: int = 2) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from samestep.launchers.compute_threads import (
     threads_per_rank,
     without_default_threads,
 )
-from samestep.launchers.detect import Detected
+from samestep.launchers.detect import UNLAUNCHED, Detected
 from samestep.launchers.lost_environment import detect_task
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
@@ -144,7 +144,7 @@ def decide(
     """
     detected = detect_task(environment, master=master, nodes=job.nodes.count)
     undo_default_binding(environment, detected.launcher)
-    script = _script(job.program, mode, environment)
+    script = _script(job.program, mode, is_launched=detected.launcher != UNLAUNCHED)
     job, plan = planned(job, detected, spawns=script is not None and script.has_forkable_workers)
     decision = Decision(
         job=job,
@@ -247,7 +247,7 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
     return source_of(program.target, [str(here), *path]), [here, *user_folders(path)]
 
 
-def _script(program: Program, mode: str, environment: Mapping[str, str]) -> ScriptKind | None:
+def _script(program: Program, mode: str, *, is_launched: bool) -> ScriptKind | None:
     """Return the kind of script: as detected, or as ``--mode`` sets it."""
     if mode == "autopilot" and program.kind == "executable":
         raise UsageError("--mode autopilot is for Python scripts, and --no-python runs an executable.")
@@ -255,7 +255,8 @@ def _script(program: Program, mode: str, environment: Mapping[str, str]) -> Scri
         return None
     if mode == "autopilot":
         return ScriptKind("serial")
-    return recognize_script(program, environment.__contains__)
+    # Under any launcher samestep sets the variables of torchrun, too.
+    return recognize_script(program, lambda _: is_launched)
 
 
 def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samestep.autopilot.equivalence.check import TRAINS, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
 from samestep.autopilot.helpers import main_calls
-from samestep.autopilot.helpers.call_states import CHECKED, SignatureCalls
+from samestep.autopilot.helpers.call_states import CHECKED, Checking
 from samestep.autopilot.helpers.main_calls import MainCalls
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT
 from samestep.autopilot.script.options import Options
@@ -594,13 +594,13 @@ def of_other_sizes(model, number):
 
 
 def in_pauses(make, steps):
-    """Train for 40 steps with checks of two comparisons at each second call."""
+    """Train for 80 steps with checks of two comparisons at each second call."""
     comparisons = count(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MainCalls, "_pace", lambda *_, begins: Pace(lambda: next(comparisons) % 2 == 0))
-        patch.setattr(SignatureCalls, "check_waits", property(lambda _: next(comparisons) % 2 == 0))
+        patch.setattr(Checking, "waits", property(lambda _: next(comparisons) % 2 == 0))
         torch.manual_seed(0)
-        return train(make, steps, 40)
+        return train(make, steps, 80)
 
 
 @pytest.mark.parametrize("steps", [plain, of_other_sizes], ids=lambda one: one.__name__)
@@ -613,13 +613,73 @@ def test_a_check_in_pauses_of_the_training_ends_with_calls_split(trained, make, 
     assert reasons_of(lines) == [CHECKED]
 
 
+class CentresThirteen(Plain):
+    """Compares samples in batches of one size, which comes seldom."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        return found - found.mean(0) if len(x) == 13 else found
+
+
+def seldom_thirteen(model, number):
+    size = 13 if number % 20 == 19 else 8
+    return F.cross_entropy(model(drawn(size, 5, seed=number)), labels(size, seed=number))
+
+
+class LargestOfBatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - 0.001 * gradient.abs().max(0, keepdim=True).values
+
+
+class WarmsUp(Plain):
+    """Compares samples in its backward from the second call on."""
+
+    is_warm = False
+
+    def forward(self, x):
+        found = super().forward(x)
+        found = LargestOfBatch.apply(found) if self.is_warm else found
+        self.is_warm = True
+        return found
+
+
+class MeanOverTime(Net):
+    def forward(self, x, mask):
+        return (self.two(self.one(x)) * mask[..., None]).mean(1)
+
+
+def first_as_long_as_wide(model, number):
+    length = 8 if number == 0 else 9 + number % 3
+    found = model(drawn(8, length, 5, seed=number), torch.ones(8, length, dtype=torch.float64))
+    return F.cross_entropy(found, labels(8, seed=number))
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "has_split"),
+    [
+        (CentresThirteen, seldom_thirteen, True),
+        (WarmsUp, plain, False),
+        (MeanOverTime, first_as_long_as_wide, True),
+    ],
+)
+def test_a_check_in_pauses_is_of_what_is_split(trained, make, steps, has_split):
+    """Its calls may have other sizes, another state, or other ways to be split than the first one."""
+    split, *_ = trained(make, steps, work=in_pauses)
+    assert bool(split) == has_split
+
+
 def compares_samples_in_pauses():
     return in_pauses(HidesBehindZeros, plain)
 
 
 def test_a_check_in_pauses_finds_a_comparison_of_samples(run):
     _, split, unsplit, lines = run(2, compares_samples_in_pauses)
-    assert (split, unsplit) == (0, 40)
+    assert (split, unsplit) == (0, 80)
     assert any(NOT_GATHERED in one for one in reasons_of(lines))
 
 

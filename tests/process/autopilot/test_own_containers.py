@@ -2,6 +2,7 @@
 
 import random
 from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -100,3 +101,67 @@ def test_a_container_with_methods_of_its_own_is_as_under_python(run, seed):
 
     assert losses == pytest.approx(serial, rel=0, abs=1e-12)
     assert rest == serial_rest
+
+
+@dataclass
+class Scores:
+    """An output whose constructor computes a further tensor."""
+
+    logits: torch.Tensor
+
+    def __post_init__(self):
+        self.chances = self.logits.softmax(-1)
+
+
+class Named(dict):
+    """An output with a field beside its items."""
+
+
+class Unhashed(type):
+    def __eq__(cls, other):
+        return cls is other
+
+
+class Kept(metaclass=Unhashed):
+    gain = 0.5
+
+
+def scores(x):
+    return Scores(x)
+
+
+def named(x):
+    found = Named(logits=x)
+    found.chances = x.softmax(-1)
+    return found
+
+
+class Computes(nn.Module):
+    """Returns an output with tensors beside its parts, and keeps it."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.layer, self.make, self.kept = nn.Linear(5, 4), make, Kept()
+
+    def forward(self, x):
+        self.last = self.make(self.kept.gain * self.layer(x))
+        return self.last
+
+
+def outputs_of(make):
+    """Return a loss of what an output holds beside its parts, and the shapes of what the model keeps."""
+    torch.manual_seed(0)
+    model, found = Computes(make).double(), []
+    for _ in range(3):
+        model.zero_grad()
+        outputs = model(torch.randn(7, 5, dtype=torch.float64))
+        loss = outputs.chances.square().sum()
+        loss.backward()
+        found += [loss.item(), model.layer.weight.grad.sum().item(), *model.last.chances.shape]
+    return found
+
+
+@pytest.mark.parametrize("make", [scores, named])
+def test_tensors_beside_the_parts_of_an_output_are_those_of_the_batch(run, make):
+    found, *_ = run(2, outputs_of, make)
+    assert found == pytest.approx(outputs_of(make), rel=1e-9)

@@ -181,6 +181,7 @@ class EquivalenceCheck:
     def end_call(self) -> None:
         """Release what the check has kept of the present call: its arguments, and a copy of its state."""
         self._present = None
+        del self._comparison.module
 
     def run(self, pace: Pace = AT_ONCE) -> Verdict | None:
         """Check all ways; the module and the generators then are as after the split call, or as before.

@@ -17,7 +17,7 @@ from time import monotonic
 
 from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
-from samestep.autopilot.split.call_signatures import CheckedSizes, Signature
+from samestep.autopilot.split.call_signatures import CheckedSizes, Signature, Sizes, sizes_of
 
 CHECKED = "while they are checked"
 """The reason for calls that are unsplit because their check goes on."""
@@ -28,6 +28,8 @@ PER_CALL_S = 0.2
 
 One comparison may take longer. So a check waits while it has taken more than half of the time since it began.
 """
+MOST_SKIPPED = 8
+"""Calls in a row that cannot continue a check, after which it begins again with the next one."""
 LOSES = "its helpers were lost again and again during its calls"
 _MANY_LOSSES, _CALLS_PER_LOSS = 3, 10
 
@@ -39,6 +41,28 @@ class State(Enum):
     CHECKING = "checking"
     SPLIT = "split"
     UNSPLIT = "unsplit"
+
+
+@dataclass(eq=False, slots=True)
+class Checking:
+    """A check that calls of a signature continue."""
+
+    number: int
+    """The number of the check on all ranks, and then of its plan."""
+    sizes: Sizes
+    """The sizes of the call that began it."""
+    began: float = field(default_factory=monotonic)
+    taken_s: float = 0.0
+    """The time that it has taken so far."""
+    unsplit_s: float = 0.0
+    """The time of the last unsplit call beside it."""
+    skipped: int = 0
+    """The calls in a row that could not continue it."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the check leaves this call to the training."""
+        return 2 * self.taken_s > monotonic() - self.began
 
 
 @dataclass(eq=False, slots=True)
@@ -54,36 +78,42 @@ class SignatureCalls:
     sizes: CheckedSizes = field(default_factory=CheckedSizes)
     trace: SplitTrace = field(default_factory=SplitTrace)
     """The evidence of the last check."""
-    unsplit_s: float = 0.0
-    """The time of the last unsplit call during the check."""
-    check_began: float = 0.0
-    checked_s: float = 0.0
-    """The time that the check has taken so far."""
+    checks: dict[Sizes | None, Checking] = field(default_factory=dict)
+    """The checks that go on: of further sizes while calls are split, or else one of calls of any size."""
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
 
-    def begin_check(self, number: int) -> None:
-        """Begin a check, whose plan gets a number."""
-        self.state, self.number, self.why = State.CHECKING, number, CHECKED
-        self.check_began, self.checked_s = monotonic(), 0.0
+    def begin_check(self, number: int, given: CallArguments) -> Checking:
+        """Begin a check with a call."""
+        sizes = sizes_of(given)
+        if self.plan is None:
+            self.state, self.why = State.CHECKING, CHECKED
+        checking = self.checks[None if self.plan is None else sizes] = Checking(number, sizes)
+        return checking
 
-    @property
-    def check_waits(self) -> bool:
-        """Whether the check leaves this call to the training."""
-        return 2 * self.checked_s > monotonic() - self.check_began
+    def check_of(self, given: CallArguments) -> Checking | None:
+        """Return the check that a call continues, if there is one."""
+        return self.checks.get(None if self.plan is None else sizes_of(given))
 
-    def pass_check(self, plan: SplitPlan, given: CallArguments, ranks: int) -> None:
+    def pass_check(self, checking: Checking, plan: SplitPlan, given: CallArguments, ranks: int) -> None:
         """Split the calls by a plan from now on; the last one of the check has these arguments."""
-        self.state, self.plan, self.why = State.SPLIT, plan, ""
-        if not self.sizes.are_known(given):  # the check began with another size
+        self._end(checking)
+        self.state, self.number, self.plan, self.why = State.SPLIT, checking.number, plan, ""
+        if checking.sizes != sizes_of(given):
             self.sizes = CheckedSizes()
             self.sizes.are_checked(given, given.total(plan.dims), ranks, plan.dims)
 
+    def fail_check(self, checking: Checking, why: str, given: CallArguments) -> None:
+        """Leave the calls unsplit from now on; the last one of the check has these arguments."""
+        self.stay_unsplit(why)
+        for sizes in (checking.sizes, sizes_of(given)):
+            self.sizes.fail(sizes, why)
+
     def forget(self) -> None:
         """Check the next call: the check of this one was not completed."""
-        self.state, self.plan, self.sizes = State.NEW, None, CheckedSizes()
-        self.why = "its check was not completed"
+        self.stay_unsplit("its check was not completed")
+        self.state, self.sizes = State.NEW, CheckedSizes()
 
     @property
     def lose_helpers(self) -> bool:
@@ -96,6 +126,11 @@ class SignatureCalls:
     def stay_unsplit(self, why: str) -> None:
         """Leave the calls unsplit from now on."""
         self.state, self.plan, self.why = State.UNSPLIT, None, why
+        self.checks.clear()
+
+    def _end(self, checking: Checking) -> None:
+        for sizes in [sizes for sizes, one in self.checks.items() if one is checking]:
+            del self.checks[sizes]
 
 
 @dataclass(eq=False, slots=True)

@@ -70,6 +70,8 @@ class Check(ModuleCall):
     """The way that the script declares; None for all ways that the shapes allow."""
     begins: bool
     """Whether the check begins with this call, and does not continue that of an earlier one."""
+    dropped: Sequence[int]
+    """The checks that are no longer continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,8 @@ class Helper:
             elif isinstance(message, NewPlan):
                 self.slices.plans[message.number] = message.plan
             elif isinstance(message, Check):
+                for number in message.dropped:
+                    self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
                     args, kwargs = mapped(message.given, _copy)
                     given = CallArguments(args, kwargs)

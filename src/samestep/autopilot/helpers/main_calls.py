@@ -4,9 +4,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -19,11 +18,15 @@ from torch.nn.parameter import is_lazy
 from samestep.autopilot.equivalence.check import Pace, Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
+from samestep.autopilot.helpers.attempts import Attempt, NodeCall
 from samestep.autopilot.helpers.call_lock import CallLock
 from samestep.autopilot.helpers.call_states import (
     AT_ONCE_S,
+    CHECKED,
     LOSES,
+    MOST_SKIPPED,
     PER_CALL_S,
+    Checking,
     ModuleCalls,
     SignatureCalls,
     State,
@@ -64,40 +67,18 @@ from samestep.autopilot.split_calls import (
     is_inside,
     is_recomputed,
 )
-from samestep.autopilot.state.saved_state import SavedState, SideOutput, carried_by, version_of
+from samestep.autopilot.state.saved_state import SavedState, carried_by
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.tensor_tree import leaves, mapped
+from samestep.hooks.tensor_tree import mapped
 from samestep.parallel.sharding.share import share
 
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
-CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
-MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A call that is about to be split."""
-
-    call: ModuleCall
-    carried: tuple[SideOutput, ...]
-    """The attributes of the module that hold tensors with a graph."""
-    state: Mapping[SideOutput, Any]
-    """These, and the other attributes that the call assigns, before the call."""
-    surroundings: Surroundings
-    streams: RngState
-    """The state of the random generators before the call."""
-    reach: Reach
-    """The objects that the module reaches before the call."""
-    number: int = 0
-    """The number under which all ranks keep the graph of the call."""
-    mirror: MirroredModule | None = None
-    """The mirrors of the module when the call was sent; a loss of helpers forgets all mirrors."""
 
 
 def _is_of_signal(error: Exception) -> bool:
@@ -126,6 +107,8 @@ class MainCalls:
         self._plans_sent: set[int] = set()
         self._ended: list[int] = []
         """The mirrors of modules that no longer exist."""
+        self._dropped: list[int] = []
+        """The checks that no call continues any more, or whose modules no longer exist."""
         self._is_interrupted = False
         """Whether an exchange with the helpers was interrupted, or goes on."""
         self.gradients = self._slices.gradients
@@ -175,27 +158,28 @@ class MainCalls:
             return outputs
         known = self._known.setdefault(module, ModuleCalls())
         self._recover()
-        if (why := self._obstacle(call)) is not None:
-            return self._unsplit(call, why)
-        reach = Reach.of(module)
-        plain = {**reach.plain, **reach.of_tensors}
-        signature = self._signatures.signature(module, given, plain, known.failed())
+        state = self._obstacle(call) or self._state_of(call, known)
+        if isinstance(state, str):
+            return self._unsplit(call, state)
+        reach, plain, signature = state
         calls = known.by_signature[signature]
         if calls.lose_helpers:
             return self._unsplit(call, LOSES)
         plan = calls.plan
         total = None if plan is None else given.total(plan.dims) or 0
-        if calls.state is State.CHECKING:
-            is_checked = self._may_continue_check(calls, given)
+        checking = calls.check_of(given)
+        if checking is not None:
+            is_checked = self._continues(checking, given)
         else:
             is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
         if is_checked:
             self._check(call, calls)
-        if calls.state is State.CHECKING:
+        if (checking := calls.check_of(given)) is not None:
             began = monotonic()
-            outputs = self._unsplit(call, calls.why)
-            calls.unsplit_s = monotonic() - began
-            self._leave_out_own_changes(module, plain, signature)
+            outputs = self._unsplit(call, CHECKED)
+            checking.unsplit_s = monotonic() - began
+            if self._leave_out_own_changes(module, plain, signature):
+                self._drop_check(checking.number)  # the next call may do something else
             return outputs
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
             return self._unsplit(call, calls.sizes.why(given, calls.why))
@@ -207,20 +191,48 @@ class MainCalls:
             self._leave_out_own_changes(module, plain, signature)
         return outputs
 
-    def _may_continue_check(self, calls: SignatureCalls, given: CallArguments) -> bool:
-        """Return whether a call can continue the check of its signature, or begin it again."""
-        check = self._slices.checks.get(calls.number)
-        return check is None or (not calls.check_waits and check.may_continue(given))
+    def _state_of(self, call: ModuleCall, known: ModuleCalls) -> tuple[Reach, Attributes, Signature] | str:
+        """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
+        try:
+            reach = Reach.of(call.module)
+            plain = {**reach.plain, **reach.of_tensors}
+            return reach, plain, self._signatures.signature(call.module, call.given, plain, known.failed())
+        except Exception as error:  # noqa: BLE001 - of any object of the script
+            return f"its state cannot be read ({type(error).__name__}: {error})"
 
-    def _leave_out_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> None:
-        """Let the calls of a signature have the one without the attributes that the call has changed."""
+    def _continues(self, checking: Checking, given: CallArguments) -> bool:
+        """Return whether a call continues a check, or begins it again."""
+        check = self._slices.checks.get(checking.number)
+        if check is None:
+            return True
+        if checking.waits:
+            return False
+        can_continue = check.may_continue(given)
+        checking.skipped = 0 if can_continue else checking.skipped + 1
+        if checking.skipped == MOST_SKIPPED:
+            self._drop_check(checking.number)
+        return can_continue
+
+    def _drop_check(self, number: int) -> None:
+        """Let no call continue a check; helpers drop it with the next one."""
+        self._slices.checks.pop(number, None)
+        self._dropped.append(number)
+
+    def _leave_out_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> bool:
+        """Let the calls of a signature have the one without the attributes that the call has changed.
+
+        Returns:
+            whether these are others than counters of batch norm, and were not known to change.
+        """
         of_module = self._known[module].by_signature
         calls, without = of_module[signature], self._signatures.without_own_changes(module, plain, signature)
         if without == signature:
-            return
+            return False
         of_module[without] = calls
-        if not self._signatures.counts_batches_only(module):
-            calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
+        if self._signatures.counts_batches_only(module):
+            return False
+        calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
+        return True
 
     def _obstacle(self, call: ModuleCall) -> str | None:
         module, given = call.module, call.given
@@ -243,44 +255,50 @@ class MainCalls:
         if why := refusal(module, self.device):
             calls.stay_unsplit(why)
             return
-        if calls.state is not State.CHECKING:
+        checking = calls.check_of(given)
+        if checking is None:
             self._plans += 1
-            calls.begin_check(self._plans)
+            checking = calls.begin_check(self._plans, given)
+            finalize(module, self._dropped.append, checking.number)
         began = monotonic()
         with self._exchange():
-            verdict = self._verdict(call, calls)
-        calls.checked_s += monotonic() - began
+            verdict = self._verdict(call, calls, checking)
+        checking.taken_s += monotonic() - began
         if verdict is None:
             return
         calls.trace = verdict.trace
         if self._options.explain:
             self._account.explain(self._account.place_of(module), verdict.trace.tried)
         if verdict.plan is None:
-            calls.stay_unsplit(verdict.trace.explained(verdict.why))
-            calls.sizes.fail(given, calls.why)
+            self._drop_check(checking.number)
+            calls.fail_check(checking, verdict.trace.explained(verdict.why), given)
         else:
-            calls.pass_check(verdict.plan, given, self._size)
+            calls.pass_check(checking, verdict.plan, given, self._size)
 
-    def _pace(self, call: ModuleCall, calls: SignatureCalls, *, begins: bool) -> Pace:
+    def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
         what, note = self._account.place_of(call.module), self._account.note_check
         expect = partial(note, what, stream=sys.stderr)
         if self._options.checks_at_once:
             return Pace(expect=expect)
-        end = monotonic() + (AT_ONCE_S if begins else max(PER_CALL_S, calls.unsplit_s))
+        end = monotonic() + (AT_ONCE_S if begins else max(PER_CALL_S, checking.unsplit_s))
         return Pace(lambda: monotonic() > end, expect)
 
-    def _verdict(self, call: ModuleCall, calls: SignatureCalls) -> Verdict | None:
+    def _verdict(self, call: ModuleCall, calls: SignatureCalls, checking: Checking) -> Verdict | None:
         """Let all ranks check a call; None if the check is not completed, also as a helper was lost."""
-        module, number = call.module, calls.number
+        module, number = call.module, checking.number
         begins = number not in self._slices.checks
-        pace = self._pace(call, calls, begins=begins)
+        pace = self._pace(call, checking, begins=begins)
         try:
             modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
             message = self._message(call, number, modes, streams)
             declared = declared_dims(module, call.given)  # which only this process knows
-            released = self._take_released()
-            self._send(Check(released=released, declared=declared, begins=begins, **message))
+            released, dropped = self._take_released(), [*self._dropped]
+            del self._dropped[: len(dropped)]
+            for one in set(dropped) - {number}:
+                self._slices.checks.pop(one, None)
+            check = Check(released=released, declared=declared, begins=begins, dropped=dropped, **message)
+            self._send(check)
             verdict: Verdict | None
             try:
                 self._helpers.share_cores()
@@ -358,7 +376,7 @@ class MainCalls:
             "plan": plan,
         }
 
-    def _send_call(self, attempt: _Attempt, number: int, plan: SplitPlan) -> int:
+    def _send_call(self, attempt: Attempt, number: int, plan: SplitPlan) -> int:
         """Let the helpers begin a split call; return its number.
 
         Raises:
@@ -419,6 +437,7 @@ class MainCalls:
         """Start the helpers again, after one was lost; what they had is sent again, or computed here."""
         self._slices.graphs.clear()
         self._slices.checks.clear()
+        self._dropped.clear()
         self._mirrored.clear()
         self._plans_sent.clear()
         self._released.clear()
@@ -443,7 +462,7 @@ class MainCalls:
         carried = carried_by(module)
         _, state = module_outputs.outcome(module, None, {*carried, *plan.sides})
         modes = Surroundings.now(module, self.device)
-        attempt = _Attempt(call, carried, state, modes, RngState.now(self.device), reach)
+        attempt = Attempt(call, carried, state, modes, RngState.now(self.device), reach)
         changes = plan.sides or self._signatures.are_changed_by_calls(module)
         saved = SavedState(module) if attempt.carried or changes else None
         comparison = None
@@ -472,7 +491,7 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
-    def _undo(self, attempt: "_Attempt", saved: SavedState | None) -> None:
+    def _undo(self, attempt: Attempt, saved: SavedState | None) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
         if attempt.mirror is not None:
             attempt.mirror.restore_values()
@@ -480,7 +499,7 @@ class MainCalls:
             saved.restore()
         attempt.streams.restore()
 
-    def _attempted(self, attempt: "_Attempt", calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
+    def _attempted(self, attempt: Attempt, calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
         """Return the results of a split call, or why there are none.
 
         Raises:
@@ -527,12 +546,12 @@ class MainCalls:
         except MirrorError:  # the next call finds it, too
             del self._mirrored[module]
 
-    def _outputs(self, attempt: "_Attempt", calls: SignatureCalls, found: CallResult) -> Any:
+    def _outputs(self, attempt: Attempt, calls: SignatureCalls, found: CallResult) -> Any:
         """Return the outputs of a split call in the script's graph; assign its side outputs."""
         whole, sides = found.outputs, found.sides
         if found.graph is not None:
             self._slices.graphs[attempt.number] = found.graph
-            node = _NodeCall(self, attempt, calls, found)
+            node = NodeCall(self, attempt, calls, found)
             by_id = dict(zip(map(id, found.graph.outputs), as_node(node, found.sources), strict=True))
             whole, sides = mapped((whole, sides), lambda _, one: by_id.get(id(one), one))
         assign_side_outputs(attempt.call.module, sides)
@@ -609,74 +628,3 @@ class MainCalls:
         """Release the graph of a call, here now and on helpers with the next message."""
         self._slices.graphs.pop(number, None)
         self._released.append(number)
-
-
-class _NodeCall:
-    """A split call in the script's graph."""
-
-    def __init__(
-        self, calls: MainCalls, attempt: "_Attempt", signature: SignatureCalls, found: CallResult
-    ) -> None:
-        assert found.graph is not None
-        self._calls, self._signature, self._plan = calls, signature, signature.plan
-        self._attempt: _Attempt | None = attempt
-        self._number = attempt.number
-        self._versions = [version_of(source) for source in found.sources]
-        self.outputs: Sequence[Tensor] = found.graph.outputs
-
-    def backward(
-        self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
-    ) -> Sequence[Tensor | None]:
-        """See `DifferentiableCall.backward`."""
-        creates_graph = torch.is_grad_enabled()
-        is_modified = [version_of(source) for source in sources] != self._versions
-        if creates_graph:
-            self._signature.stay_unsplit(CREATES_GRAPH)
-        else:
-            found = self._calls.backward(self._number, gradients, self._signature, retain=retain)
-            if found is not None:
-                if is_modified:
-                    self._signature.stay_unsplit(MODIFIED)
-                return found
-        if is_modified:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                "operation after the call of the model, which has to be computed again here"
-            )
-        with torch.enable_grad():
-            outputs = self._computed_again()
-        pairs = [(out, grad) for out, grad in zip(outputs, gradients, strict=True) if grad is not None]
-        wanted = [source for source in sources if source.requires_grad]
-        of_wanted = iter(
-            torch.autograd.grad(
-                *([out for out, _ in pairs], wanted, [grad for _, grad in pairs]),
-                create_graph=creates_graph,
-                allow_unused=True,
-            )
-        )
-        return [next(of_wanted) if source.requires_grad else None for source in sources]
-
-    def _computed_again(self) -> list[Tensor]:
-        """Return the outputs that have gradients, with a graph of the whole call on this rank."""
-        attempt, device = self._attempt, self._calls.device
-        assert attempt is not None
-        assert self._plan is not None
-        call, module = attempt.call, attempt.call.module
-        saved, now, modes = SavedState(module), RngState.now(device), Surroundings.now(module, device)
-        inside = is_inside.set(True)
-        try:
-            attempt.streams.restore()
-            assign_side_outputs(module, attempt.state)
-            with attempt.surroundings.entered(module):
-                value = module_outputs.outcome(module, call.unsplit(), self._plan.sides)
-            return [one for _, one in leaves(value) if one.requires_grad]
-        finally:
-            is_inside.reset(inside)
-            saved.restore()
-            now.restore()
-            modes.set(module)
-
-    def release(self) -> None:
-        """See `DifferentiableCall.release`."""
-        self._attempt, self.outputs = None, []
-        self._calls.release(self._number)

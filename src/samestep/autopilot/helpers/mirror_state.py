@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import is_
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from torch import Tensor, nn
@@ -99,12 +100,16 @@ class LayerSettings:
 
     def __init__(self, module: nn.Module) -> None:
         layers = (one for one in modules_of(module) if type(one).__module__.startswith("torch."))
-        self._layers = [(one, dict(vars(one))) for one in layers]
+        # The module may be one of them, and ends when the script holds it no more.
+        self._layers = [(ref(one), dict(vars(one))) for one in layers]
 
     def are_as_before(self) -> bool:
         """Return whether all layers have the settings that they had."""
         for place, (layer, before) in enumerate(self._layers):
-            now = vars(layer)
+            alive = layer()
+            if alive is None:
+                return False
+            now = vars(alive)
             if len(now) == len(before) and all(map(is_, now.values(), before.values())):
                 continue
             if dict(_settings_in(now)) != dict(_settings_in(before)):

@@ -112,21 +112,22 @@ class RankSlices:
         check = None if begins else self.checks.get(number)
         self.checks.pop(number, None)
         with _without_graphs(module), quiet() as printed:
-            if check is None:
-                check = EquivalenceCheck(forward, module, given, self.world, declared=declared)
-            else:
-                check.begin_call(module, given)
             try:
-                verdict = check.run(pace)
+                if check is None:
+                    check = EquivalenceCheck(forward, module, given, self.world, declared=declared)
+                else:
+                    check.begin_call(module, given)
+                try:
+                    verdict = check.run(pace)
+                finally:
+                    check.restore()
+                    check.end_call()
             except (OtherRankFailedError, PeerLost):
                 raise
             except Exception:
                 with suppress(OtherRankFailedError):
                     self.world.fail()
                 raise
-            finally:
-                check.restore()
-                check.end_call()
             self.world.end_check()
         if printed.any or (verdict is not None and verdict.printed):
             trace = SplitTrace() if verdict is None else verdict.trace

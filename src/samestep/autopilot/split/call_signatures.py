@@ -18,6 +18,8 @@ from samestep.autopilot.state.reachable_state import Key, constants_of
 
 Signature: TypeAlias = tuple[Any, ...]
 """Modes and shapes of a call, and the values of its guards."""
+Sizes: TypeAlias = tuple[torch.Size, ...]
+"""The shapes of the tensors among the arguments of a call."""
 
 _BATCHES = "num_batches_tracked"  # the counter of a batch norm
 MOST_STATES = 8
@@ -175,13 +177,8 @@ class CheckedSizes:
         self._known[sizes] = checked
         return checked
 
-    def are_known(self, given: CallArguments) -> bool:
-        """Return whether there was a call of this size."""
-        return sizes_of(given) in self._known
-
-    def fail(self, given: CallArguments, why: str) -> None:
-        """Record that a call of this size has failed its check, and why."""
-        sizes = sizes_of(given)
+    def fail(self, sizes: Sizes, why: str) -> None:
+        """Record that calls of these sizes have failed their check, and why."""
         self._known[sizes], self._failed[sizes] = False, why
 
     def may_be_split(self, given: CallArguments) -> bool:
@@ -194,6 +191,6 @@ class CheckedSizes:
         return own or of_signature or next(reversed(self._failed.values()), "")
 
 
-def sizes_of(given: CallArguments) -> tuple[torch.Size, ...]:
+def sizes_of(given: CallArguments) -> Sizes:
     """Return the shapes of the tensors among the arguments."""
     return tuple(tensor.shape for _, tensor in given.tensors())

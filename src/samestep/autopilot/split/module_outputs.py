@@ -50,6 +50,8 @@ def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> No
         before = getattr(owner, key, None)
         if type(before) is type(value) and (is_mapping(before) or base_of(before) is list):
             refill(before, value)
+            if fields := fields_of(value):
+                restore_fields(before, fields)
         elif (
             type(before) is type(value)
             and stored_fields(before) is not None

@@ -17,6 +17,7 @@ Only code that can be called counts: see `samestep.launch.source.names`.
 import ast
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -35,17 +36,11 @@ from samestep.launch.source.names import (
     reached_nodes,
     used_names,
 )
-from samestep.launch.source.without_launcher import without_launcher
+from samestep.launch.source.without_launcher import INIT_PROCESS_GROUP, without_launcher
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 MAX_FILES = 300
 """Maximum number of modules that are read."""
-
-INIT_PROCESS_GROUP = (
-    "torch.distributed.init_process_group",
-    "torch.distributed.distributed_c10d.init_process_group",
-)
-
 
 # Names below an entry match as well.
 LAUNCHES = (
@@ -164,11 +159,12 @@ def classify(
         modules = list(user_modules(script, roots or [script.parent]))
         flag = flag_asking_for_several(arguments)
         kind = _kind_of(modules, script, flag)
-        if kind.kind == "native":
-            alone = _kind_of(without_launcher(modules, is_set), script, flag)
-            kind = replace(alone, optional=kind.evidence) if alone.kind == "serial" else kind
     except (RecursionError, MemoryError):  # an expression is too long or too deep for Python's parser
         return ScriptKind("native")
+    if kind.kind == "native":
+        with suppress(RecursionError):  # as above, of a copy
+            alone = _kind_of(without_launcher(modules, is_set), script, flag)
+            kind = replace(alone, optional=kind.evidence) if alone.kind == "serial" else kind
     return kind
 
 

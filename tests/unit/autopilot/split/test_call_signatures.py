@@ -10,6 +10,7 @@ from samestep.autopilot.split.call_signatures import (
     MOST_STATES,
     CallSignatures,
     CheckedSizes,
+    sizes_of,
 )
 from samestep.autopilot.split.guards import plain_attributes
 from samestep.autopilot.split.sample_lists import LIST
@@ -124,7 +125,7 @@ def test_the_first_size_with_a_slice_of_one_sample_is_checked_however_late():
 def test_a_size_that_failed_stays_unsplit_after_another_has_passed():
     sizes = CheckedSizes()
     sizes.are_checked(of(5), None, 3)
-    sizes.fail(of(5), "too small")
+    sizes.fail(sizes_of(of(5)), "too small")
     sizes.are_checked(of(3), None, 3)
 
     assert sizes.may_be_split(of(3))
@@ -135,8 +136,8 @@ def test_a_size_that_failed_stays_unsplit_after_another_has_passed():
 def test_each_size_that_failed_keeps_its_reason():
     """Catches the reason of another size, and an empty one after a later size has passed its check."""
     sizes = CheckedSizes()
-    sizes.fail(of(5), "first")
-    sizes.fail(of(6), "second")
+    sizes.fail(sizes_of(of(5)), "first")
+    sizes.fail(sizes_of(of(6)), "second")
 
     assert [sizes.why(of(count), "") for count in (5, 6, 7)] == ["first", "second", "second"]
     assert sizes.why(of(7), "of the signature") == "of the signature"

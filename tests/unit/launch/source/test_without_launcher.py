@@ -76,6 +76,61 @@ REQUIRED = {
         if ddp:
             dist.init_process_group()
         """,
+    "without it an error": """
+        if "LOCAL_RANK" not in os.environ:
+            raise RuntimeError("start it with torchrun")
+        dist.init_process_group()
+        """,
+    "without it an end": """
+        import sys
+        if int(os.environ.get("WORLD_SIZE", 1)) < 2:
+            print("start it with torchrun")
+            sys.exit(1)
+        dist.init_process_group()
+        """,
+    "an option of this name": """
+        class Other:
+            def __init__(self):
+                self.distributed = "RANK" in os.environ
+        parser.add_argument("--distributed", action="store_true")
+        args = parser.parse_args()
+        if args.distributed:
+            dist.init_process_group()
+        """,
+    "set by itself": """
+        os.environ.setdefault("RANK", "0")
+        if "RANK" in os.environ:
+            dist.init_process_group()
+        """,
+    "set from another": """
+        os.environ["RANK"] = os.environ.get("TASK", "0")
+        if int(os.environ.get("RANK", -1)) >= 0:
+            dist.init_process_group()
+        """,
+    "imported": """
+        try:
+            from settings import ddp
+        except ImportError:
+            ddp = "RANK" in os.environ
+        if ddp:
+            dist.init_process_group()
+        """,
+    "a number or another": """
+        size = int(os.environ.get("WORLD_SIZE", 0)) or int(os.environ.get("SLURM_NTASKS", 2))
+        if size > 1:
+            dist.init_process_group()
+        """,
+    "a group of a library": """
+        import library
+        library.start()
+        if dist.is_initialized():
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        """,
+    "infinite": """
+        size = int(os.environ.get("WORLD_SIZE", 1e999))
+        if size > 1:
+            dist.init_process_group()
+        """,
     "a parameter": """
         ddp = "RANK" in os.environ
         def main(ddp):
