@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from shutil import get_terminal_size
+from typing import TextIO
 
 from samestep.base import env
 
@@ -81,11 +82,15 @@ def is_quiet() -> bool:
     return env.snapshot().get("SAMESTEP_QUIET") == "1"
 
 
-def write_stderr(text: str) -> None:
-    """Write to stderr; nothing where the program has closed it, or put a broken stream in its place."""
+def write_stderr(text: str, stream: TextIO | None = None) -> None:
+    """Write to stderr; nothing where the program has closed it, or put a broken stream in its place.
+
+    Another `stream` is what stderr was before it was redirected.
+    """
     with suppress(Exception):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        stream = stream or sys.stderr
+        stream.write(text)
+        stream.flush()
 
 
 @contextmanager

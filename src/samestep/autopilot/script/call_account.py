@@ -15,6 +15,7 @@ from typing import TextIO
 import torch
 from torch import nn
 
+from samestep.base.console import write_stderr
 from samestep.base.folders import PACKAGE
 from samestep.base.units import counted, seconds_text
 
@@ -97,7 +98,7 @@ class Account:
     def note_longer_split(self, what: str, unsplit_s: float, split_s: float) -> None:
         """Record that a call takes longer split than unsplit; report it once, at the first such call."""
         if what not in self.longer_split:
-            sys.stderr.write(
+            write_stderr(
                 f"samestep: note: a call of {what} takes {seconds_text(split_s)} split and "
                 f"{seconds_text(unsplit_s)} unsplit, so such calls are unsplit from now on\n"
             )
@@ -111,8 +112,9 @@ class Account:
         """Report a check that takes long, while it is executed."""
         if seconds >= _LONG_S and what not in self.checked:
             self.checked.add(what)
-            stream.write(
-                f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n"
+            write_stderr(
+                f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n",
+                stream,
             )
 
     def lines(self) -> list[str]:

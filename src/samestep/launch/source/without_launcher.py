@@ -77,7 +77,7 @@ def without_launcher(modules: Sequence[Module], is_set: Callable[[str], bool]) -
 
 @dataclass(slots=True)
 class _Facts:
-    """What is known of a script."""
+    """The names and variables of a script whose values are known."""
 
     known: Mapping[str, Any]
     """The values of names, and of attributes as ``.name``."""
