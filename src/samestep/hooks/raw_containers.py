@@ -9,30 +9,36 @@ read, or refuse to be written to. What a call reaches is saved, compared and res
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, tuple, deque, set, frozenset)
 
 
 def base_of(value: Any) -> Any:
     """Return the class of Python that stores the items of a container; None for any other value."""
-    kind = _class_of(value)
-    try:
-        return _base_of(kind)
-    except TypeError:  # its metaclass has no hash
-        return _base_of.__wrapped__(kind)
+    return _base_of(type(value))
 
 
-def _class_of(value: Any) -> Any:
-    return type(value)
+def _cached(compute: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Keep what a function returns for a class."""
+    known = lru_cache(maxsize=4096)(compute)
+
+    def found(kind: Any) -> T:
+        try:
+            return known(kind)
+        except TypeError:  # its metaclass has no hash
+            return compute(kind)
+
+    return found
 
 
-@lru_cache(maxsize=4096)
+@_cached
 def _base_of(kind: Any) -> Any:
     return next((one for one in kind.__mro__ if one in _BASES), None)
 
@@ -98,12 +104,9 @@ def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
     kind: Any = type(container)
     base = base_of(container)
     before = dict(items(container)) if is_mapping(container) else {}
-    fields = {
-        key[1:]: part
-        for key, part in new.items()
-        if isinstance(key, str) and key[:1] == "." and key not in before
-    }
-    own = {key: part for key, part in new.items() if not (isinstance(key, str) and key[1:] in fields)}
+    of_fields = {key for key in new if isinstance(key, str) and key[:1] == "." and key not in before}
+    fields = {key[1:]: new[key] for key in of_fields}
+    own = {key: part for key, part in new.items() if key not in of_fields}
     if base in (tuple, frozenset):
         try:
             made = base.__new__(kind, [*own.values()])
@@ -172,7 +175,7 @@ def stored_fields(record: Any) -> dict[str, Any] | None:
 def fields_of(record: Any) -> dict[str, Any]:
     """Return the fields of an object, from its dict and its slots; properties are not computed."""
     found = {}
-    for name, slot in _slots_of(_class_of(record)):
+    for name, slot in _slots_of(type(record)):
         with suppress(AttributeError):  # it may not be set
             found[name] = slot.__get__(record)
     return {**found, **(stored_fields(record) or {})}
@@ -180,7 +183,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 
 def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
     """Replace the fields of an object."""
-    slots = dict(_slots_of(_class_of(record)))
+    slots = dict(_slots_of(type(record)))
     for name, slot in slots.items():
         if name in fields:
             slot.__set__(record, fields[name])
@@ -192,22 +195,13 @@ def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
         refill(stored, {name: value for name, value in fields.items() if name not in slots})
 
 
+@_cached
 def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
     """Return the slots that the classes of Python code define, by their names."""
-    try:
-        return _known_slots_of(kind)
-    except TypeError:  # as above
-        return tuple(_slots_in(kind))
-
-
-@lru_cache(maxsize=4096)
-def _known_slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    return tuple(_slots_in(kind))
-
-
-def _slots_in(kind: type) -> Iterator[tuple[str, MemberDescriptorType]]:
-    for owner in kind.__mro__:
-        if "__slots__" in vars(owner):
-            for name, one in vars(owner).items():
-                if isinstance(one, MemberDescriptorType):
-                    yield name, one
+    return tuple(
+        (name, one)
+        for owner in kind.__mro__
+        if "__slots__" in vars(owner)
+        for name, one in vars(owner).items()
+        if isinstance(one, MemberDescriptorType)
+    )

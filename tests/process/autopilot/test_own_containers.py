@@ -14,7 +14,7 @@ from support.tiers import mostly_long
 
 SEEDS = mostly_long(range(120), [*map(str, range(12))])
 CHANGING = ("doubles", "counts", "refuses")
-"""What a method of a class does: it changes what it returns or stores, counts its calls, or raises."""
+"""The effects of a method: it changes the values that it returns or stores, counts its calls, or raises."""
 MAPPING_METHODS = (
     *("__getitem__", "__setitem__", "__iter__", "__len__", "__contains__", "__bool__", "__eq__", "keys"),
     *("values", "items", "get", "update", "clear", "copy", "__copy__", "setdefault"),

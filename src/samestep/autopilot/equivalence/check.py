@@ -9,7 +9,7 @@ shapes allow::
     the call itself                                                outputs, buffers, draws
 
 A way passes if the split call equals the unsplit call in both. If none passes, calls of this signature stay
-unsplit: every rank computes all of them, which is slower and correct.
+unsplit: the main rank computes all of them, which is slower and correct.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What single precision decides is repeated in double precision before a script is accused."""
+"""Differences in single precision are repeated in double precision before a script is accused."""
 
 from types import SimpleNamespace
 
