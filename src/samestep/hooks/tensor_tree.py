@@ -134,8 +134,8 @@ def _holds_tensors(part: Any, depth: int) -> bool:
     first = part
     if is_mapping(part) and length(part):
         first = items(part)[0][1]
-    elif base_of(part) in (list, tuple) and length(part):
-        first = elements(part)[0]
+    elif (base := base_of(part)) in (list, tuple):
+        first = next(base.__iter__(part), part)  # the others need not be copied
     if isinstance(first, Tensor):
         return True
     return depth > 0 and bool(_fields_with_tensors(first, depth - 1))

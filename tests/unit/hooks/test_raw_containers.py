@@ -7,7 +7,7 @@ class Named(dict):
     """A dict with a field beside its items."""
 
 
-def test_an_item_whose_name_ends_as_that_of_a_field_is_replaced_too():
+def test_items_and_fields_of_similar_names_are_both_replaced():
     """Otherwise the item of a slice would stay in the output of the whole batch."""
     before = Named(xpart=1, other=2)
     before.part = 3
