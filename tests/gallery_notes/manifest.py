@@ -43,5 +43,6 @@ SCRIPTS = [
     Script("clipped_scaled.py", "clip-before-unscale", "clip_grad_norm_"),
     Script("softmax_twice.py", "softmax-before-loss", "loss.backward()"),
     Script("broadcast_targets.py", "loss-broadcast", "loss.backward()"),
+    Script("epoch_never_set.py", "same-order-in-epochs", "for x, y in loader", steps=14),
     Script("loader_seeds.py", "loader-workers-draw-same", "def __getitem__"),
 ]

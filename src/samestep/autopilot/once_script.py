@@ -31,6 +31,7 @@ from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
+from samestep.hooks.training_events import optimizer_steps
 from samestep.launch.local.hosting import Ending
 from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.world.join import join
@@ -235,6 +236,7 @@ def splitting_between(
             watched_logging(),
             computing_slices(),
             retained_graphs(),
+            optimizer_steps(account.steps.after_step),
             splitting_calls(calls),
         ):
             yield

@@ -102,6 +102,16 @@ def subscribed(listener: Listener) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def optimizer_steps(after: Callable[[Optimizer], None]) -> Iterator[None]:
+    """Call a function after each step of an optimizer of this process for the duration of a block."""
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups, in order."""
     return [one for group in optimizer.param_groups for one in group["params"]]

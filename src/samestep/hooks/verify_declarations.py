@@ -10,6 +10,7 @@ RECORDED_CALL = Hook(
 )
 PROBED_FETCH = Hook(FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
 SAMPLES_OF_BATCH = Hook(LOADER, "__next__", _VERIFY, "random numbers depend on the last batch's samples")
+EPOCH_END = Hook(LOADER, "__next__", _VERIFY, "the end of a pass over a loader")
 SEEDED_FETCH = Hook(MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
 JOINED = Hook(
     "torch.distributed.algorithms.join:Join", "__exit__", _VERIFY, "steps that a rank without a batch shadows"
@@ -44,12 +45,23 @@ REDUCTIONS = tuple(
     Hook("torch.distributed", name, _VERIFY, "numbers that the ranks combine in an evaluation")
     for name in ("all_reduce", "reduce")
 )
+GATHERS = tuple(
+    Hook("torch.distributed", name, _VERIFY, "whether the ranks gather results in an evaluation")
+    for name in (
+        *("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object"),
+        *("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor"),
+    )
+)
 
 _NOTES = "verify: notes"
 PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")
 MODE_SET = Hook("torch.nn:Module", "train", _NOTES, "where a model was set to evaluation mode")
 BATCH_SOURCE = Hook(LOADER, "__next__", _NOTES, "the data set of each batch")
 DRAWING_FETCH = Hook(MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
+EPOCH_BEGIN = Hook(
+    "torch.utils.data:DataLoader", "__iter__", _NOTES, "the order of the samples of each epoch"
+)
+BATCH_INDICES = Hook(LOADER, "_next_index", _NOTES, "the order of the samples of each epoch")
 SCHEDULE_STEPS = tuple(
     Hook(f"torch.optim.lr_scheduler:{name}", "step", _NOTES, "whether it comes before the optimizer's")
     for name in ("LRScheduler", "SequentialLR", "ChainedScheduler", "CosineAnnealingWarmRestarts")

@@ -47,7 +47,7 @@ from samestep.autopilot.helpers.slices import (
 )
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.script.call_account import FEWER, Account
+from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
@@ -55,7 +55,7 @@ from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSize
 from samestep.autopilot.split.declared_dimensions import declared_dims
 from samestep.autopilot.split.guards import Attributes, Reach, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
-from samestep.autopilot.split.short_calls import CallKind, ShortCalls
+from samestep.autopilot.split.short_calls import MEASURED, CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
@@ -146,7 +146,9 @@ class MainCalls:
 
     def _unsplit(self, call: ModuleCall, why: str) -> Any:
         self._account.note_unsplit(self._account.place_of(call.module), why)
-        self._helpers.note_unsplit()
+        self._helpers.note_unsplit(at_once=why in (CHECKED, MEASURED, LONGER_SPLIT))
+        if torch.is_grad_enabled():
+            self._account.steps.note_call(is_split=False)
         return call.unsplit()
 
     def _called(self, call: ModuleCall) -> Any:
@@ -263,7 +265,9 @@ class MainCalls:
         began = monotonic()
         with self._exchange():
             verdict = self._verdict(call, calls, checking)
-        checking.taken_s += monotonic() - began
+        seconds = monotonic() - began
+        checking.taken_s += seconds
+        self._account.steps.note_check(seconds)
         if verdict is None:
             return
         calls.trace = verdict.trace
@@ -486,6 +490,8 @@ class MainCalls:
             return self._unsplit(call, found)
         self._account.split[self._account.place_of(module)] += 1
         calls.splits += 1
+        if kind.grad:
+            self._account.steps.note_call(is_split=True)
         outputs = self._outputs(attempt, calls, found)
         self._record(module, plan)
         self._short_calls.end(kind, module)

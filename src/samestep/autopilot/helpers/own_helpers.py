@@ -63,11 +63,11 @@ class Helpers:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
-    def note_unsplit(self) -> None:
-        """Compute with all cores after some unsplit calls in a row.
+    def note_unsplit(self, *, at_once: bool) -> None:
+        """Compute with all cores, or only after some unsplit calls in a row.
 
-        Not at once: the threads of a parallel operation wait for the next one, on cores of helpers.
+        Since the threads of a parallel operation wait some time for the next one, on cores of helpers.
         """
-        self._unsplit += 1
+        self._unsplit = _MANY_UNSPLIT if at_once else self._unsplit + 1
         if self._unsplit == _MANY_UNSPLIT:
             torch.set_num_threads(self._all_threads)

@@ -15,6 +15,7 @@ from typing import TextIO
 import torch
 from torch import nn
 
+from samestep.autopilot.script.step_costs import StepCosts
 from samestep.base.console import write_stderr
 from samestep.base.folders import PACKAGE
 from samestep.base.units import counted, seconds_text
@@ -54,6 +55,8 @@ class Account:
 
     size: int = 1
     """The number of workers."""
+    steps: StepCosts = field(init=False)
+    """What the steps of the training take."""
     split: Counter[str] = field(default_factory=Counter)
     """The number of split calls, by the module and the line that calls it."""
     checked: set[str] = field(default_factory=set)
@@ -77,6 +80,9 @@ class Account:
     """Whether a file is user code of this script: a later one of the same process may have other files."""
     sites: dict[Site, str] = field(default_factory=dict)
     """The text of each line that has called a module."""
+
+    def __post_init__(self) -> None:
+        self.steps = StepCosts(self.size)
 
     def place_of(self, module: nn.Module) -> str:
         """Return the class of a module that is being called, and the line that calls it."""
@@ -135,7 +141,9 @@ class Account:
         return f"{why}: {split} instead of {unsplit}"
 
     def _advice(self) -> list[str]:
-        """Return the advice for a script most of whose calls take longer split."""
+        """Return what a step takes; without steps, the advice for a script most of whose calls are short."""
+        if (steps := self.steps.line()) is not None:
+            return [steps]
         short = sum(counts[LONGER_SPLIT] for counts in self.counts.values())
         return [TOO_SHORT] if 2 * short > self.split.total() + self.unsplit.total() else []
 

@@ -8,6 +8,9 @@ their number has doubled, since other programs may have disturbed a measurement:
     calls 2 to 4     split; the median of their times is that of a split call
     calls 5 to 7     unsplit, unless that time is long; their median decides
     calls 8 to 64    as decided
+
+Calls of a training are also unsplit while its steps as a whole take longer with split ones
+(`samestep.autopilot.script.step_costs`).
 """
 
 import time
@@ -33,8 +36,8 @@ TIMED = 3
 """Calls of each way in a measurement."""
 MEASURED = "to measure how long it takes unsplit"
 """The reason for the unsplit calls of a measurement."""
-LONGEST_S = 0.05
-"""The longest split call that is compared with an unsplit one, whose activations may exceed the memory."""
+LONGEST_S = 0.2
+"""The longest split call that is compared with an unsplit one, which delays the training."""
 _WITH_BACKWARD, _FORWARD_ALONE = 3.0, 1.5
 """The ratio of the times of a split and an unsplit forward, above which calls are unsplit.
 
@@ -52,6 +55,8 @@ class CallKind:
     """Whether the next call is computed unsplit."""
     calls: int = 0
     """The number of calls that were split, or that could have been split."""
+    is_short: bool = False
+    """Whether the calls have turned out to take longer split."""
     is_timed: bool = False
     began: float = 0.0
     seconds: list[float] = field(default_factory=list)
@@ -86,6 +91,10 @@ class ShortCalls:
         kind = self._modules.setdefault(module, {}).setdefault(key, CallKind(grad))
         if kind.is_timed:
             kind.began = self._now()
+        elif self._is_enabled:
+            # A device computes steps while the script goes on, so that the time of a few tells little.
+            takes_longer = grad and self._device.type == "cpu" and self._account.steps.is_faster_unsplit
+            kind.is_unsplit = kind.is_short or takes_longer
         return kind
 
     def end(self, kind: CallKind, module: nn.Module) -> None:
@@ -110,8 +119,8 @@ class ShortCalls:
             kind.is_unsplit = kind.is_timed = seconds <= LONGEST_S and not is_compiled(module)
             return
         least = _WITH_BACKWARD if kind.grad else _FORWARD_ALONE
-        kind.is_timed, kind.is_unsplit = False, kind.split_s > least * seconds
-        if kind.is_unsplit:
+        kind.is_timed, kind.is_short = False, kind.split_s > least * seconds
+        if kind.is_short:
             self._account.note_longer_split(self._account.place_of(module), seconds, kind.split_s)
 
     def _now(self) -> float:

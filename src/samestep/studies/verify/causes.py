@@ -55,7 +55,10 @@ def causes(comparison: Comparison) -> list[Finding]:
     of_rates = _of_rates(comparison, of_samples)
     of_values = [] if between_ranks else _of_values(comparison, of_samples, of_rates)
     found = [*between_ranks, *of_values, *of_samples, *of_rates]
-    found += _all(comparison, padded_evaluation)
+    of_evaluation = _all(comparison, padded_evaluation)
+    if of_evaluation and not found and not comparison.run.communicates_in_evaluation():
+        of_evaluation += _all(comparison, printed_number)  # one rank cannot have counted all samples
+    found += of_evaluation
     return found or _all(comparison, fewer_steps) or _all(comparison, loss_only, printed_number, printed_text)
 
 

@@ -30,6 +30,7 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, subscribed
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.tensor_summary import is_own
 
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 _COMPRESSING = ("powerSGD_hook", "quantization_hooks")  # modules of hooks that round or approximate gradients
@@ -39,8 +40,12 @@ aten = torch.ops.aten
 
 
 @contextmanager
-def rank_features_disabled() -> Iterator[None]:
-    """Disable dropout and compression, make random numbers depend on the sample, and batch norm global."""
+def rank_features_disabled(on_own_generator: Callable[[int], None] = lambda _: None) -> Iterator[None]:
+    """Disable dropout and compression, make random numbers depend on the sample, and batch norm global.
+
+    `on_own_generator` is called with a digest of the state of a generator of the script, when noise for the
+    samples of a batch is first drawn from it.
+    """
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         hooks = {
@@ -51,7 +56,7 @@ def rank_features_disabled() -> Iterator[None]:
             verify_declarations.COMMUNICATION_HOOK: wrapping(_without_compression),
         }
         stack.enter_context(attached_all(hooks))
-        stack.enter_context(per_sample_randomness())
+        stack.enter_context(per_sample_randomness(on_own_generator))
         yield
 
 
@@ -137,9 +142,9 @@ class _SeededDataset:
 
 
 @contextmanager
-def per_sample_randomness() -> Iterator[None]:
+def per_sample_randomness(on_own_generator: Callable[[int], None] = lambda _: None) -> Iterator[None]:
     """Make the random numbers of this process depend on the sample that they are drawn for."""
-    batches = _Batches()
+    batches = _Batches(on_own_generator)
     with ExitStack() as stack:
         stack.enter_context(subscribed(batches))
         stack.enter_context(attached(verify_declarations.SAMPLES_OF_BATCH, wrapping(batches.fetch)))
@@ -150,8 +155,8 @@ def per_sample_randomness() -> Iterator[None]:
 class _Batches(Listener):
     """Tracks the current samples: those of the last batch, and within a call those of its inputs."""
 
-    def __init__(self) -> None:
-        self.draws = _SamplesDraws()
+    def __init__(self, on_own_generator: Callable[[int], None]) -> None:
+        self.draws = _SamplesDraws(on_own_generator)
         self._calls = 0
 
     def fetch(self, original: Callable[..., Any], loader: Any) -> Any:
@@ -196,8 +201,9 @@ class _Table(BatchDraw):
 class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     """A dispatch mode that draws random numbers for each sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_own_generator: Callable[[int], None]) -> None:
         super().__init__()
+        self._on_own_generator: Callable[[int], None] | None = on_own_generator
         self.samples: Sequence[int] = ()
         self._number = 0  # number of draws for these samples
         self._device = torch.device("cpu")  # device of the current random operation
@@ -211,11 +217,30 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
+        generator = kwargs.get("generator")
         is_draw = torch.Tag.nondeterministic_seeded in func.tags
-        # A generator that the script made is seeded by the script; leave it alone.
-        if not (is_draw and self.samples) or kwargs.get("generator") is not None:
+        if not (is_draw and self.samples):
             return func(*args, **kwargs)
+        if generator is not None and (is_own(generator) or func.overloadpacket in _OF_INTEGERS):
+            return func(*args, **kwargs)  # whole numbers from a generator of the script choose samples
         self._device = _device(args, kwargs)
+        if generator is None:
+            return self._draw_each(func, types, args, kwargs)[0]
+        before = RngState.now(self._device)
+        # A draw in place has changed its tensor, which the generator of the script would fill again.
+        drawn, is_of_samples = self._draw_each(func, types, args, {**kwargs, "generator": None})
+        if not is_of_samples:
+            before.restore()
+            return func(*args, **kwargs)
+        if self._on_own_generator is not None:
+            self._on_own_generator(crc32(generator.get_state().cpu().numpy()))
+            self._on_own_generator = None
+        return drawn
+
+    def _draw_each(
+        self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, bool]:
+        """Draw from the global generator, and return whether the numbers belong to samples."""
         number, before = self._number, RngState.now(self._device)
         by_values = _BY_VALUES.get(func)
         drawn = (
@@ -225,7 +250,7 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
         )
         if self._number != number:
             before.restore()
-        return drawn
+        return drawn, self._number != number
 
     def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
         """Return the shape of a table that all ranks draw; None if no dimension is that of the samples."""
@@ -260,6 +285,7 @@ def _normal(draws: _SamplesDraws, mean: Any, std: Any = 1.0) -> Tensor:
     return drawn
 
 
+_OF_INTEGERS = (aten.randint, aten.randint_like, aten.random, aten.random_, aten.randperm)
 _BY_VALUES: Mapping[Any, Callable[..., Tensor]] = {
     aten.bernoulli.default: _bernoulli,
     aten.bernoulli_.Tensor: _bernoulli_into,

@@ -25,11 +25,12 @@ from samestep.hooks.tensor_tree import data_in
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.calls_of_training import CallsOfTraining
+from samestep.studies.verify.loss_divisors import loss_divisors
 from samestep.studies.verify.neutral_modules import compresses, normalizes_alone
 from samestep.studies.verify.observers.check import Observer, after, on_first_gradient
 from samestep.studies.verify.run_length import RunLength
 from samestep.studies.verify.tensor_parallel import ranks_of_same_batch
-from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
+from samestep.studies.verify.tensor_summary import norm, own_generator, row_keys, sketch
 from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
 
 Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -70,7 +71,7 @@ class Probe(Listener):
     ) -> None:
         self.facts = Facts(rank=rank)
         self._writer, self._length, self._stop, self._printed = writer, length, stop, printed
-        self._noise = torch.Generator().manual_seed(1) if disturb else None
+        self._noise = own_generator(1) if disturb else None
         self._within = within
         self._observers: Sequence[Observer] = ()
         self.changed_files: Sequence[str] = ()
@@ -88,6 +89,10 @@ class Probe(Listener):
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
         self._epochs: dict[int, set[int]] = {}  # epochs that each sampler has shuffled for training
+        self._passes: Counter[int] = Counter()
+        """Whole passes over each loader, by the id of what gives its indices."""
+        self._passes_before = 0
+        """Those over the loader of the last batch, before this one."""
         self._fetches_drew = mmap.mmap(-1, 1)  # a flag shared with the loaders' forked workers
 
     @contextmanager
@@ -101,10 +106,12 @@ class Probe(Listener):
             hooks = {
                 declarations.NEW_OPTIMIZER: after(self._made.append),
                 verify_declarations.SHUFFLED: wrapping(self._shuffle),
+                verify_declarations.EPOCH_END: wrapping(self._next_batch),
                 verify_declarations.JOINED: wrapping(self._join),
                 verify_declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
                 **dict.fromkeys(verify_declarations.NORM_CLIPS, wrapping(self._clip)),
                 **dict.fromkeys(verify_declarations.REDUCTIONS, wrapping(self._reduce)),
+                **dict.fromkeys(verify_declarations.GATHERS, wrapping(self._gather)),
             }
             stack.enter_context(attached_all(hooks))
             for kind in Fetcher.__subclasses__():
@@ -128,7 +135,8 @@ class Probe(Listener):
         """Write how the script ended."""
         facts = self.facts
         facts.ended, facts.message = ended, message
-        facts.evaluated, facts.combined = self._step.evaluated, self._step.combined
+        step = self._step
+        facts.evaluated, facts.combined, facts.gathered = step.evaluated, step.combined, step.gathered
         facts.printed = self._printed()
         facts.augmented = self._fetches_drew[0] == 1
         facts.frozen = self._calls_of_training.of_untrained_models()
@@ -173,6 +181,7 @@ class Probe(Listener):
             self._writer.write("begun", self._step.index)
             self._has_begun = True
         self._step.samples.extend(keys)
+        self._step.passes = self._passes_before
         if id(module) not in self._modules:
             self._modules[id(module)] = module
             untrained = (*module.buffers(), *(one for one in module.parameters() if not one.requires_grad))
@@ -197,6 +206,7 @@ class Probe(Listener):
         """See `Listener.backward`."""
         if self._fetched is not None:
             self._note_draws(self._fetched)
+        self._step.divisors += loss_divisors(losses)
         yield
         if self._fetched is not None:  # a GAN draws noise between two backwards
             self._fetched = RngState.now(self._device)
@@ -256,6 +266,11 @@ class Probe(Listener):
         if is_small and work is None and self._step.evaluated:
             self._step.combined += tensor.detach().double().flatten().tolist()
         return work
+
+    def _gather(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record that the ranks exchange results in an evaluation."""
+        self._step.gathered |= bool(self._step.evaluated)
+        return original(*args, **kwargs)
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
@@ -345,6 +360,16 @@ class Probe(Listener):
                 is_new = False
             if index is not None:
                 yield index
+
+    def _next_batch(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        loader = id(iterator._index_sampler)  # noqa: SLF001 - the same in all passes over a loader
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            self._passes[loader] += 1
+            raise
+        self._passes_before = self._passes[loader]
+        return batch
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         before = RngState.now()

@@ -32,6 +32,7 @@ from samestep.launch.local.programs import Watch, entry_of
 from samestep.launch.local.supervisor import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+from samestep.studies.verify.fresh_interpreter import in_fresh_interpreters
 from samestep.studies.verify.modules.module_record import read_modules
 from samestep.studies.verify.observers.check import Observer
 from samestep.studies.verify.observers.rank_observers import SavedStates
@@ -73,6 +74,9 @@ class TracedRun:
     double: bool = False  # whether the script computes in double precision, whatever it asks for
     # gives the folders that a distributed script lists another order on each rank
     order: ShuffledListings | None = None
+    own_hashes: bool = (
+        False  # whether each rank is a fresh interpreter, which orders sets of texts its own way
+    )
     modules_of: int | None = None  # step whose module calls are recorded, if any
 
     def run(self) -> RunRecord:
@@ -110,6 +114,8 @@ class TracedRun:
             return run(entry_of(self._filled(), around=self._as_script), local=1, alone=True)
         alone = self._starts_helpers
         entry = entry_of(self.program, around=self._as_worker, watch=self.watch, joins=not alone)
+        if self.own_hashes:
+            entry = in_fresh_interpreters(entry, self.folder)
         return run(entry, local=1 if alone else self.size, alone=alone)
 
     @property
@@ -215,7 +221,7 @@ class TracedRun:
             if self.neutral not in (None, "serial"):
                 from samestep.studies.verify.neutral_modules import rank_features_disabled
 
-                stack.enter_context(rank_features_disabled())
+                stack.enter_context(rank_features_disabled(partial(setattr, probe.facts, "own_stream")))
             if self.double:
                 from samestep.studies.verify.precision import in_double_precision
 

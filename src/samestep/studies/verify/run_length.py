@@ -82,7 +82,7 @@ class UntilEvaluated:
         self._has_evaluated |= bool(step.evaluated)
         if self._epoch is None:
             keys = {round(key, 9) for key in step.samples}
-            if keys & self._known:
+            if step.passes or keys & self._known:  # samples with noise do not repeat
                 self._epoch = step.index
             self._known |= keys
 

@@ -89,6 +89,11 @@ class RunRecord:
         first = self.traces[0]
         return [one for one in (*(step.combined for step in first.steps), first.facts.combined) if one]
 
+    def communicates_in_evaluation(self) -> bool:
+        """Return whether rank 0 has combined numbers with other ranks, or gathered any, in an evaluation."""
+        first = self.traces[0]
+        return any((*(step.gathered for step in first.steps), first.facts.gathered, *self.combined()))
+
     def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
         """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
 
@@ -133,9 +138,14 @@ class RunRecord:
         return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
 
     def first_epoch(self) -> int:
-        """Return the number of steps before any sample repeats; each optimizer may use it once."""
+        """Return the number of steps before the second pass over a loader, or before any sample repeats.
+
+        Each optimizer may use a sample once.
+        """
         known: defaultdict[int, set[float]] = defaultdict(set)
         for step in range(self.steps):
+            if self.at(step).passes:
+                return step
             keys = {round(key, 9) for key in self.samples(step).tolist()}
             of_optimizer = known[self.at(step).optimizer]
             if keys & of_optimizer:
@@ -146,14 +156,17 @@ class RunRecord:
     def epochs(self) -> int:
         """Return how many steps use the average sample, rounded up."""
         of_steps = [{round(key, 9) for key in self.samples(step).tolist()} for step in range(self.steps)]
-        return max(1, -(-sum(map(len, of_steps)) // max(1, len(set().union(*of_steps)))))
+        passes = max((self.at(step).passes for step in range(self.steps)), default=0)
+        return max(1 + passes, -(-sum(map(len, of_steps)) // max(1, len(set().union(*of_steps)))))
 
 
 def _truncated(trace: Trace, step: int) -> Trace:
     if len(trace.steps) <= step:
         return trace
     printed = trace.steps[step - 1].printed if step else 0
-    facts = replace(trace.facts, evaluated=[], combined=[], printed=trace.facts.printed[:printed])
+    facts = replace(
+        trace.facts, evaluated=[], combined=[], gathered=False, printed=trace.facts.printed[:printed]
+    )
     return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
 
 

@@ -152,6 +152,23 @@ def folder_order(comparison: Comparison, folders: Sequence[str]) -> Finding:
     )
 
 
+def hash_order(comparison: Comparison) -> list[Finding]:
+    """Return the exception that ranks with hash seeds of their own use other samples, or fail, if they do."""
+    run = comparison.run
+    if not run.steps:  # it has failed for another reason
+        return []
+    if run.failure is None and samples(comparison) is None and fewer_steps(comparison) is None:
+        return []
+    finding = comparison.finding(
+        "set-order",
+        "the runs differ if each rank is an interpreter of its own, as under torchrun: the order of a set of "
+        "texts, and hash() of a text, differ between interpreters.",
+        advice="Sort a set before its order counts, and use zlib.crc32 in place of hash.",
+        kind="exception",
+    )
+    return [finding]
+
+
 def fewer_steps(comparison: Comparison) -> Finding | None:
     """Find another number of steps than on one worker."""
     here, usual = comparison.run.steps, comparison.reference.steps

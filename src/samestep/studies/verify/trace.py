@@ -18,11 +18,15 @@ class Step:
     optimizer: int = 0  # index of the optimizer, in the order of first steps
     # a key for each sample of training calls since the previous step
     samples: list[float] = field(default_factory=list)
+    # whole passes over the loader of the last batch before that one; 0 without a loader
+    passes: int = 0
     # a key for each sample of other calls since then that are evaluations
     evaluated: list[float] = field(default_factory=list)
     combined: list[float] = field(default_factory=list)  # numbers that the ranks reduced in evaluations
+    gathered: bool = False  # whether the rank gathered something from others in evaluations
     has_rollout: bool = False  # whether calls without gradients since then have produced these samples
     losses: list[float] = field(default_factory=list)  # the losses of the backwards since then
+    divisors: list[float] = field(default_factory=list)  # by what these divide the sums of their parts
     learning_rates: list[float] = field(default_factory=list)  # of the parameter groups
     # 2-norm of the gradients before the step, over all parameters of the optimizer
     gradient_norm: float = 0.0
@@ -64,6 +68,9 @@ class Facts:
     # whether random numbers were drawn in calls of models, or between a batch and its backward
     drew: bool = False
     stream: int = 0  # a digest of the random state at the first of these draws
+    # a digest of the state of a generator of the script at its first draw of noise for samples; 0 without
+    # one, and in runs whose rank-dependent features are not disabled
+    own_stream: int = 0
     augmented: bool = False  # whether data sets drew random numbers in fetching a sample
     # number of training epochs that a `DistributedSampler` shuffled like an earlier one
     repeated_epochs: int = 0
@@ -83,6 +90,7 @@ class Facts:
     # a key for each sample of evaluations after the last step
     evaluated: list[float] = field(default_factory=list)
     combined: list[float] = field(default_factory=list)  # numbers that the ranks reduced in these evaluations
+    gathered: bool = False  # whether the rank gathered something in them
     printed: str = ""  # stdout
     # paths of the files that the rank has written and not removed
     written: list[str] = field(default_factory=list)

@@ -143,14 +143,35 @@ def mean_of_means(comparison: Comparison) -> Finding | None:
         return None
     counts = [run.counts(step) for step in range(first.step + 1)]
     *before, last = counts
-    if len(set(last)) == 1 or any(len(set(one)) != 1 for one in before):
+    if any(len(set(one)) != 1 for one in before):
         return None
+    if len(set(last)) == 1:
+        return _mean_of_label_means(comparison, first.step)
     return comparison.finding(
         "mean-of-means",
         f"step {first.step} is the first with unequal numbers of samples per rank ({last}): the mean of the "
         "ranks' means is not the mean of the samples.",
         first.step,
         advice="Weight each rank's loss by its samples.",
+    )
+
+
+def _mean_of_label_means(comparison: Comparison, step: int) -> Finding | None:
+    """Find ranks that have as many samples, but divide their losses by other numbers of labels or tokens."""
+    of_ranks = [one.divisors for one in comparison.run.of_ranks(step)]
+    if len({len(one) for one in of_ranks}) != 1:
+        return None
+    unequal = next((numbers for numbers in zip(*of_ranks, strict=True) if len(set(numbers)) > 1), None)
+    if unequal is None:
+        return None
+    shown = ", ".join(f"{number:g}" for number in unequal)
+    return comparison.finding(
+        "mean-of-means",
+        f"the ranks divide their losses of step {step} by unequal numbers of labels or elements ([{shown}]): "
+        "the mean of these means is not the mean of all.",
+        step,
+        advice="Sum the losses of each rank, multiply by the number of ranks, and divide by the number of "
+        "labels on all ranks (all-reduce it).",
     )
 
 

@@ -10,12 +10,15 @@ RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silen
 BatchCause: TypeAlias = Literal[
     "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
 ]
-OrderCause: TypeAlias = Literal["other-order", "other-samples", "folder-order", "padded-evaluation"]
+OrderCause: TypeAlias = Literal[
+    "other-order", "other-samples", "folder-order", "set-order", "padded-evaluation"
+]
 RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
     "buffers-differ-at-start",
     "replicas-diverge",
+    "replicas-differ-in-step",
     "never-averaged",
     "accumulation-not-averaged",
     "sum-not-mean",
@@ -36,7 +39,11 @@ ScriptCause: TypeAlias = Literal[
     "unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss", "not-compared"
 ]
 RankCause: TypeAlias = Literal[
-    "batch-norm-local", "random-per-worker", "augmentation-per-worker", "compressed-gradients"
+    "batch-norm-local",
+    "random-per-worker",
+    "random-alike-on-workers",
+    "augmentation-per-worker",
+    "compressed-gradients",
 ]
 Cause: TypeAlias = Literal[
     RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
@@ -59,6 +66,7 @@ ScriptNote: TypeAlias = Literal[
     "softmax-before-loss",
     "loss-broadcast",
     "loader-workers-draw-same",
+    "same-order-in-epochs",
 ]
 RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]

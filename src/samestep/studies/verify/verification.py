@@ -12,7 +12,7 @@ There are six kinds of runs, each stopped after some steps:
 * if only values differ in single precision: reference, control and run again in double precision.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,11 +50,13 @@ from samestep.studies.verify.run_length import (
     UntilEvaluated,
 )
 from samestep.studies.verify.run_record import RunRecord
-from samestep.studies.verify.sample_causes import folder_order
+from samestep.studies.verify.sample_causes import folder_order, hash_order
 from samestep.studies.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
+from samestep.studies.verify.source_traits import makes_generators, uses_hashes
 from samestep.studies.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
 Print = Callable[[str], None]
+_RANDOM = ("random-per-worker", "random-alike-on-workers")
 _NEUTRAL = "rank-dependent features disabled"
 
 
@@ -146,14 +148,15 @@ class Verification:
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
         found, run = causes(comparison), comparison.run
+        if not found and run.failure is None:
+            of_order += self._of_hashes(size, comparison)
         self._missing |= not_compared(comparison)
         if not found and (nothing := nothing_compared(comparison)) is not None:
             found = [nothing]
         differs = any(one.kind == "fault" for one in found)
-        if differs and run.failure is None and (exceptions := _exceptions(comparison)):
-            found = self._without(exceptions, size, found)
-        else:
-            exceptions = []
+        exceptions: list[Finding] = []
+        if differs and run.failure is None:
+            found, exceptions = self._without(_exceptions(comparison), size, found)
         if may_be_rounding(comparison, found):
             found = decided_in_double(found, self._repeated(size, neutral=bool(exceptions), double=True))
         if not exceptions and run.failure is None and any(one.kind == "fault" for one in found):
@@ -184,6 +187,14 @@ class Verification:
             return same, []
         return same, [folder_order(comparison, listed)]
 
+    def _of_hashes(self, size: int, comparison: Comparison) -> list[Finding]:
+        """Return the exception that a run differs if each rank has a hash seed of its own."""
+        if size == 1 or self.script.kind != "native" or not uses_hashes(self.script.program):
+            return []
+        run = self._run(self.script, size, "each rank with its own order of sets", own_hashes=True)
+        other = self._compared(comparison.reference, run, comparison.control)
+        return hash_order(other)
+
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
         """Return the comparison of a run, its parameters in the order of the reference's."""
         try:
@@ -192,15 +203,24 @@ class Verification:
             self._unmatched = True
             return Comparison(*(drop_parameters(one) for one in (reference, run, control)))
 
-    def _without(self, exceptions: list[Finding], size: int, found: list[Finding]) -> list[Finding]:
-        """Return the exceptions, after what remains with them disabled."""
-        repeated = self._repeated(size, neutral=True)
-        if repeated is None:  # only these runs failed, so they prove nothing
-            return found
+    def _without(
+        self, exceptions: list[Finding], size: int, found: list[Finding]
+    ) -> tuple[list[Finding], list[Finding]]:
+        """Return the exceptions after what remains with them disabled, and the exceptions alone."""
+        may_draw = self.script.kind != "serial" and makes_generators(self.script.program)
+        repeated = self._repeated(size, neutral=True) if exceptions or may_draw else None
+        if repeated is None:  # or only these runs failed, so they prove nothing
+            return found, exceptions
+        of_generators = _own_generators(repeated)
+        if of_generators is not None and all(one.cause not in _RANDOM for one in exceptions):
+            exceptions = [*exceptions, of_generators]
+        if not exceptions:
+            return found, []
         still = with_module(causes(repeated), repeated, partial(self._recorded, size, neutral=True))
         remains = any(one.kind == "fault" for one in still)
         result = "the other differences remain without it" if remains else "without it the runs are the same"
-        return [*still, *(replace(one, message=f"{one.message}; {result}.") for one in exceptions)]
+        exceptions = [replace(one, message=f"{one.message}; {result}.") for one in exceptions]
+        return [*still, *exceptions], exceptions
 
     def _repeated(self, size: int, *, neutral: bool, double: bool = False) -> Comparison | None:
         """Return the comparison of runs with rank-dependent features disabled, in double precision, or both.
@@ -287,13 +307,7 @@ def _exceptions(comparison: Comparison) -> list[Finding]:
             "batch norm takes its statistics over each worker's share",
             any(one.batch_norm for one in facts) and is_native,
         ),
-        (
-            "random-per-worker",
-            "all workers draw the same dropout or noise for different samples (seed with seed + rank)"
-            if len({one.stream for one in facts}) == 1
-            else "each worker draws its own dropout or noise",
-            any(one.drew for one in facts) and is_native,
-        ),
+        (*_draws({one.stream for one in facts}), any(one.drew for one in facts) and is_native),
         (
             "augmentation-per-worker",
             "each worker draws its own augmentation",
@@ -316,3 +330,22 @@ def _exceptions(comparison: Comparison) -> list[Finding]:
         for cause, message, applies in possible
         if applies
     ]
+
+
+def _draws(streams: Set[int]) -> tuple[Cause, str]:
+    """Return the exception of random numbers whose generators are in these states on the ranks."""
+    if len(streams) == 1:
+        return (
+            "random-alike-on-workers",
+            "all workers draw the same dropout or noise for different samples (seed with seed + rank)",
+        )
+    return "random-per-worker", "each worker draws its own dropout or noise"
+
+
+def _own_generators(neutral: Comparison) -> Finding | None:
+    """Return the exception that ranks draw noise from generators of the script, if a neutral run found it."""
+    streams = {trace.facts.own_stream for trace in neutral.run.traces}
+    if neutral.run.runs_once or not any(streams):
+        return None
+    cause, message = _draws(streams)
+    return Finding(cause=cause, message=message, workers=neutral.size, kind="exception")

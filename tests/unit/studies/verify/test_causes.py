@@ -413,12 +413,16 @@ def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not
         return [one.cause for one in causes(Comparison(reference, run(2, facts=facts), control))]
 
     def counted(rank):
-        return {**shares(rank), "printed": "accuracy 0.57\n"}
+        return {**shares(rank), "gathered": True, "printed": "accuracy 0.57\n"}
+
+    def counted_on_rank_0(rank):
+        return {**counted(rank), "gathered": False}
 
     def remainder_on_all(rank):  # a sampler that drops the remainder, which every rank then evaluates
         return {"evaluated": [*(float(k) for k in range(6)[rank::2]), 6.0], "printed": "accuracy 0.57\n"}
 
     assert causes_of(counted) == ["padded-evaluation"]
+    assert causes_of(counted_on_rank_0) == ["padded-evaluation", "local-metric"]
     assert causes_of(remainder_on_all) == ["local-metric"]
     assert causes_of(shares) == []  # the repeats change no number
     assert causes_of(all_of_it) == []

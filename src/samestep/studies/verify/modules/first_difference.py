@@ -15,20 +15,22 @@ from samestep.studies.verify.modules.joined_distance import (
     scales_of,
 )
 from samestep.studies.verify.modules.module_record import Call, Key, ModuleRecord, Value
-from samestep.studies.verify.run_record import EQUAL, Vector, relative
+from samestep.studies.verify.run_record import EQUAL, Vector, differ, relative
 from samestep.studies.verify.tensor_summary import BUCKETS
 from samestep.studies.verify.verdict import Finding
 
 Phase: TypeAlias = Literal["forward", "backward"]
 Part: TypeAlias = Literal[
-    "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
+    "parameters", "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
 ]
-"""What differs first: the input of a top-level module; the output of a module; what a module gives to one of
-its parts; the gradient of the output of a top-level module, which the loss gives; the gradient of a module's
-input; the gradient that a module gives to one of its parts; the gradient of a parameter."""
+"""What differs first: the parameters of a top-level module, between the ranks; the input of a top-level
+module; the output of a module; what a module gives to one of its parts; the gradient of the output of a
+top-level module, which the loss gives; the gradient of a module's input; the gradient that a module gives to
+one of its parts; the gradient of a parameter."""
 _OF_VALUES = ("gradient", "gradient-norm", "gradient-scale", "loss", "update", "parameters")
 _BETWEEN_RANKS = ("never-averaged", "accumulation-not-averaged")
 _PARTS: dict[Part, str] = {
+    "parameters": "its parameters",
     "input": "its input",
     "output": "its output",
     "input of part": "the input that it gives to a part",
@@ -63,10 +65,11 @@ class ModuleRecords:
     control: ModuleRecord  # the same, disturbed by rounding
     ranks: Sequence[ModuleRecord]  # the record of each rank
     epsilon: float  # the machine epsilon
+    are_replicas: bool = True  # whether the ranks begin the step with equal parameters
 
     def first_difference(self) -> ModuleDifference | None:
         """Return the first module whose input, output or gradient differs, in the order of execution."""
-        return next(self._forward(), None) or next(self._backward(), None)
+        return next(self._apart(), None) or next(self._forward(), None) or next(self._backward(), None)
 
     @property
     def _sides(self) -> tuple[Sequence[ModuleRecord], Sequence[ModuleRecord]]:
@@ -77,6 +80,16 @@ class ModuleRecords:
     def _first_rank(self) -> ModuleRecord:
         """The record in which a difference is attributed: a script can do other things on one worker."""
         return self.ranks[0]
+
+    def _apart(self) -> Iterator[ModuleDifference]:
+        """Yield the top-level calls whose parameters differ between the ranks, if all ranks make the call."""
+        for calls in zip(*(record.calls for record in self.ranks if self.are_replicas), strict=False):
+            if len({(call.name, call.kind, call.number, len(call.parameters)) for call in calls}) > 1:
+                return
+            first, *others = (np.array(call.parameters) for call in calls)
+            value = max((relative(one, first) for one in others), default=0.0)
+            if value > EQUAL:
+                yield ModuleDifference(calls[0], "forward", "parameters", value, EQUAL)
 
     def _forward(self) -> Iterator[ModuleDifference]:
         for key in self.reference.by_key:
@@ -290,6 +303,10 @@ def with_module(
     difference = None
     if first.cause in _OF_VALUES:
         difference = _of_values(found[0].step, recorded(found[0].step))
+    elif first.cause == "mean-of-means" and len(set(comparison.run.counts(found[0].step))) == 1:
+        difference = _of_values(found[0].step, recorded(found[0].step))
+        if difference is not None and difference.is_outside:  # the loop computes the loss, as the cause says
+            difference = None
     elif first.cause in _BETWEEN_RANKS and differ_between_ranks(comparison, found[0].step):
         difference = _between_ranks(found[0].step, recorded(found[0].step))
     return [first if difference is None else _named(first, difference), *others]
@@ -300,7 +317,8 @@ def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
     if reference is None:
         return None
     (control,), epsilon = again.control.modules, again.reference.facts.epsilon
-    records = ModuleRecords(reference, control, again.run.modules, epsilon)
+    are_replicas = not differ(one.before for one in again.run.of_ranks(step))
+    records = ModuleRecords(reference, control, again.run.modules, epsilon, are_replicas=are_replicas)
     return records.first_difference() or first_from_reference(again, step, reference)
 
 
@@ -321,6 +339,8 @@ def _reference(step: int, again: Comparison) -> ModuleRecord | None:
 
 def _named(finding: Finding, difference: ModuleDifference) -> Finding:
     call = difference.call
+    if difference.part == "parameters":
+        return _apart_within_step(finding, difference)
     name = call.name or call.kind
     part = f"the gradient of {difference.parameter}" if difference.parameter else _PARTS[difference.part]
     file, line = place = call.called if difference.is_outside else call.place
@@ -337,5 +357,24 @@ def _named(finding: Finding, difference: ModuleDifference) -> Finding:
         message=f"{finding.message} {what}",
         place=place,
         module="" if difference.is_outside else name,
+        phase=difference.phase,
+    )
+
+
+def _apart_within_step(finding: Finding, difference: ModuleDifference) -> Finding:
+    """Return the finding that a step begins with equal parameters on all ranks, and a call has others."""
+    file, line = difference.call.called
+    advice = (
+        "Average over the ranks what changes them: a backward under no_sync(), for example, gives each rank "
+        "its own gradient."
+    )
+    return replace(
+        finding,
+        cause="replicas-differ-in-step",
+        message=f"the ranks' parameters differ by {difference.value:.1e} within step {finding.step}, where "
+        f"{difference.call.kind} is called at {file}:{line}: each rank has changed them in its own way. "
+        f"{advice}",
+        advice=advice,
+        place=difference.call.called,
         phase=difference.phase,
     )

@@ -27,6 +27,8 @@ class Call:
     # file and line of the class's forward; those of the call, if the class is of a library
     place: tuple[str, int]
     called: tuple[str, int]  # file and line of the script that called it
+    # sketch of the parameters of a top-level module at the call; empty for other modules
+    parameters: list[float] = field(default_factory=list)
 
 
 class Key(NamedTuple):

@@ -18,7 +18,7 @@ from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.studies.verify.modules.module_record import Call, Gradient, Role, Value
 from samestep.studies.verify.probe import Probe, add_rounding, plain_name
-from samestep.studies.verify.tensor_summary import row_keys, summarize
+from samestep.studies.verify.tensor_summary import own_generator, row_keys, sketch, summarize
 from samestep.studies.verify.trace import Writer
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
@@ -42,7 +42,7 @@ class ModuleRecorder:
 
     def __init__(self, writer: Writer, probe: Probe, *, step: int, with_parts: bool, disturb: bool) -> None:
         self._writer, self._probe, self._step, self._with_parts = writer, probe, step, with_parts
-        self._noise = torch.Generator().manual_seed(2) if disturb else None
+        self._noise = own_generator(2) if disturb else None
         self._process = getpid()
         self._calls = 0
         self._running: list[Call] = []
@@ -112,6 +112,7 @@ class ModuleRecorder:
             number=self._numbers[root, name],
             place=_forward_of(module) or called,
             called=called,
+            parameters=[] if parent else sketch(one for one in module.parameters() if not one.is_meta),
         )
         self._calls += 1
         self._numbers[root, name] += 1

@@ -35,7 +35,7 @@ class LossArguments(Check):
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
         roots = [one.grad_fn for one in losses if one.grad_fn is not None]
-        for operation, before in islice(_edges(roots), _MOST_NODES):
+        for operation, before in islice(edges(roots), _MOST_NODES):
             found = _WRONG.get((operation.name(), before.name()))
             if found is not None:
                 loss, activation, wanted = found
@@ -54,7 +54,7 @@ class LossArguments(Check):
             yield Note(code, f"The loss of the backward{in_words(place)} {text}", place)
 
 
-def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield each operation with each of those that computed its inputs, breadth first, copies left out."""
     waiting, seen = deque(roots), {*roots}
     while waiting:

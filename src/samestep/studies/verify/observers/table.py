@@ -15,6 +15,7 @@ from samestep.studies.verify.observers.loader_generators import LoaderGenerators
 from samestep.studies.verify.observers.loss_arguments import LossArguments
 from samestep.studies.verify.observers.loss_scaling import LossScaling
 from samestep.studies.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
+from samestep.studies.verify.observers.sampler_epochs import SamplerEpochs
 from samestep.studies.verify.observers.schedule_order import ScheduleOrder
 
 CHECKS: Sequence[Callable[[], Check]] = (
@@ -26,6 +27,7 @@ CHECKS: Sequence[Callable[[], Check]] = (
     LossScaling,
     LossArguments,
     LoaderGenerators,
+    SamplerEpochs,
 )
 """Checks of the run on one worker."""
 OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
