@@ -74,4 +74,4 @@ def test_runs_that_measure_the_number_of_workers_leave_no_files(tmp_path, monkey
     steps = "".join(map(str, range(40)))
     assert Path("steps.txt").read_text() == f"old {steps}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "steps.txt", "train.py"]
-    assert ended.err.count("-n auto: ") == 1
+    assert ended.err.count("workers x threads") == 1

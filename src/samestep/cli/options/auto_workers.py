@@ -65,9 +65,11 @@ def choose(
     with tempfile.TemporaryDirectory(prefix="samestep-auto-", ignore_cleanup_errors=True) as folder:
         trials = auto_workers.runs(found, words, Path(folder))
         if dry_run:
-            print("\n".join(in_lines(trials, command)))
+            print("\n".join(in_lines([trial for _, trial in trials], command)))
             raise typer.Exit
-        measured = auto_workers.measure(trials, lambda trial: executed(trial, command(trial)))
+        measured = auto_workers.measure(
+            trials, lambda trial, limit_s: executed(trial, command(trial), limit_s=limit_s), inform
+        )
     inform(auto_workers.in_words(found, measured))
     chosen = auto_workers.fastest(found, measured)
     return replace(job, workers=chosen.workers), chosen.threads

@@ -137,11 +137,16 @@ def prepare(trial: Trial) -> None:
         folder.mkdir(parents=True)
 
 
-def executed(trial: Trial, words: Sequence[str]) -> Outcome:
-    """Execute a run; one that cannot be started, as on a full disk, has failed."""
+def executed(trial: Trial, words: Sequence[str], *, limit_s: float | None = None) -> Outcome:
+    """Execute a run; one that cannot be started, as on a full disk, has failed.
+
+    A run is ended after `limit_s` seconds, if that is given.
+    """
     begun = monotonic()
     try:
-        code = _ended(trial, words)
+        code = _ended(trial, words, limit_s)
+    except subprocess.TimeoutExpired:
+        return Outcome(trial=trial, exit_code=None, error="it took too long", is_late=True)
     except OSError as error:
         return Outcome(trial=trial, exit_code=None, error=f"it could not be started: {error.strerror}")
     took = monotonic() - begun
@@ -152,8 +157,12 @@ def executed(trial: Trial, words: Sequence[str]) -> Outcome:
     return replace(outcome_of(trial, code), seconds=took)
 
 
-def _ended(trial: Trial, words: Sequence[str]) -> int:
-    """Execute a command and return its exit code; no process of it is left in any case."""
+def _ended(trial: Trial, words: Sequence[str], limit_s: float | None) -> int:
+    """Execute a command and return its exit code; no process of it is left in any case.
+
+    Raises:
+        TimeoutExpired: it took longer than `limit_s` seconds.
+    """
     prepare(trial)
     with trial.log.open("wb") as log, held() as signals:
         process = subprocess.Popen(
@@ -166,7 +175,7 @@ def _ended(trial: Trial, words: Sequence[str]) -> int:
         try:
             with interruptible():
                 signals.heed()
-                code = process.wait()
+                code = process.wait(limit_s)
         finally:
             _end(process)  # a second Ctrl-C must not leave it running
             shutil.rmtree(trial.scratch, ignore_errors=True)

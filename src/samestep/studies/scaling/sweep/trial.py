@@ -109,6 +109,7 @@ class Outcome:
     trial: Trial
     exit_code: int | None = 0  # of its launcher; None if it was not started
     error: str = ""  # the reason why it has no result, in one line; empty if it has one
+    is_late: bool = False  # whether it was ended at its limit of time
     samples_per_second: float = 0.0  # the measured rate; 0 if it has no result
     seconds: float | None = None  # its duration, with start and end of its processes; None if unknown
     background: Load | None = None  # the load of other programs before it; None if it was not sampled

@@ -13,7 +13,7 @@ from samestep.base.errors import UsageError
 from samestep.launch.local import orphans
 from samestep.studies.scaling.sweep import local_runs as local
 from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.local_runs import Local, command, prepare
+from samestep.studies.scaling.sweep.local_runs import Local, command, executed, prepare
 from samestep.studies.scaling.sweep.plan import Request, plan, refuse_too_many
 from samestep.studies.scaling.sweep.variants import variants
 from support.commands import await_end_of
@@ -225,3 +225,16 @@ def test_oversubscription_is_refused_with_both_numbers():
     refuse_too_many([1, 2], places=2, what="2 cores")
     with pytest.raises(UsageError, match=r"4 workers .* 2 cores.* -n 1,2, or --oversubscribe"):
         refuse_too_many([1, 2, 4, 8], places=2, what="2 cores")
+
+
+def test_a_run_is_ended_at_its_limit_of_time(tmp_path):
+    """A script that takes long to its first step would take all the time of a measurement, and more."""
+    trial = trials_of(tmp_path)[0]
+    words = running(
+        "import os, sys, time; open(sys.argv[1] + '/pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    outcome = executed(trial, words(trial), limit_s=1.0)
+
+    assert (outcome.is_late, bool(outcome.error), outcome.trial) == (True, True, trial)
+    await_end_of([int((trial.folder / "pid").read_text())])
+    assert not trial.scratch.exists()
