@@ -6,7 +6,7 @@
 Each script runs as plain ``python`` with all cores, also with freed memory kept by the C library, unchanged
 with ``samestep run -n`` the cores, and rewritten by hand for torch DDP. All are alive at once and take turns
 of some seconds; DataLoader, optimizer and communication are part of a step. Printed are medians of the steps,
-and the speedup over ``python`` with its range over the rounds. The defaults take about seven minutes on two
+and the speedup over ``python`` with its range over the rounds. The defaults take about ten minutes on two
 cores.
 
 With ``--nodes 2`` two network namespaces with one core each are the nodes, and ``python`` has one node with
@@ -36,7 +36,15 @@ PATIENT = ("--hang-timeout", "3600")
 """A run that waits for its turn makes no steps, and must not be taken for one that hangs."""
 
 
-STEPS = {"convnet-64": 180, "convnet-256": 45, "resnet18-32": 5, "gpt-16": 40, "slow-loader-64": 60}
+STEPS = {
+    "convnet-64": 180,
+    "convnet-256": 45,
+    "resnet18-32": 5,
+    "gpt-16": 40,
+    "unet-16": 8,
+    "dit-16": 12,
+    "slow-loader-64": 60,
+}
 """The steps of a round of each script of `scripts/problems.py`: about 2.5 s on two cores."""
 
 
