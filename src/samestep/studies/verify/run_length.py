@@ -91,3 +91,24 @@ class UntilEvaluated:
         if self._first_s is None:
             self._first_s = now
         return now - self._first_s
+
+
+@dataclass(slots=True)
+class WithinTime:
+    """A length, or as many steps as fit a time limit: several workers can take longer than one."""
+
+    length: RunLength
+    limit_s: float  # the time limit in seconds, from the first step on
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
+    _first_s: float | None = field(init=False, default=None)
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        now = self.clock()
+        self._first_s = now if self._first_s is None else self._first_s
+        is_late = step.index + 1 >= LEAST_STEPS_OF_SLOW_SCRIPTS and now - self._first_s >= self.limit_s
+        return self.length.is_reached(step, optimizers=optimizers) or is_late
+
+    def total(self, optimizers: int) -> int | None:
+        """See `RunLength`."""
+        return self.length.total(optimizers)

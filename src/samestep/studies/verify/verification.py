@@ -48,6 +48,7 @@ from samestep.studies.verify.run_length import (
     FixedLength,
     RunLength,
     UntilEvaluated,
+    WithinTime,
 )
 from samestep.studies.verify.run_record import RunRecord
 from samestep.studies.verify.sample_causes import folder_order, hash_order
@@ -86,6 +87,7 @@ class Verification:
     # references and controls that are changed alike, by the changes
     _changed: dict[tuple[Any, ...], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
     _length: RunLength = field(init=False)
+    _limit_s: float = field(init=False)  # time limit of a run in seconds, if `steps` is None
     _own: Sequence[Finding] = field(init=False, default=())  # faults and notes of the run on one worker
     # first step whose samples depend on rounding; None if there is none
     _limit: int | None = field(init=False, default=None)
@@ -127,9 +129,9 @@ class Verification:
 
     def __post_init__(self) -> None:
         # The reference, its control, perhaps a third run on one worker, and each number of workers.
-        runs = 3 + len(self.workers)
+        self._limit_s = TOTAL_S / (3 + len(self.workers))
         self._length = (
-            UntilEvaluated(limit_s=TOTAL_S / runs)
+            UntilEvaluated(limit_s=self._limit_s)
             if self.steps is None
             else FixedLength(self.steps, of_each=True)
         )
@@ -197,6 +199,9 @@ class Verification:
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
         """Return the comparison of a run, its parameters in the order of the reference's."""
+        if run.runs_once and run.facts.ended == "steps" and run.steps < reference.steps:  # its time was over
+            reference, control = reference.until(run.steps), control.until(run.steps)
+            self._missing |= not_reached(reference)
         try:
             return Comparison(*align_parameters(reference, run, control))
         except UnmatchedParametersError:
@@ -249,6 +254,12 @@ class Verification:
         reference, control = self._changed[key]
         return reference, self._run(self.script, size, what, **changed), control
 
+    def _length_of_run(self, script: Script, size: int) -> RunLength:
+        """Return the length of a run; rank 0 of a serial script can end one that takes too long."""
+        if self.steps is None and script.kind == "serial" and size > 1:
+            return WithinTime(self._length, self._limit_s)
+        return self._length
+
     def _run(
         self,
         script: Script,
@@ -267,7 +278,9 @@ class Verification:
                 program=script.program,
                 kind=script.kind,
                 size=size,
-                length=self._length if modules_of is None else FixedLength(modules_of + 1),
+                length=self._length_of_run(script, size)
+                if modules_of is None
+                else FixedLength(modules_of + 1),
                 progress=progress,
                 folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
                 options=self.options,

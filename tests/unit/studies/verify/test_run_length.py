@@ -9,6 +9,7 @@ from samestep.studies.verify.run_length import (
     MOST_STEPS,
     FixedLength,
     UntilEvaluated,
+    WithinTime,
 )
 from samestep.studies.verify.trace import Step
 
@@ -52,6 +53,15 @@ def test_a_run_lasts_into_the_second_epoch(script, expected):
 )
 def test_time_limits_a_run(s_per_step, expected):
     assert length(until_evaluated(s_per_step=s_per_step, limit_s=10.0), steps(epoch=10**6)) == expected
+
+
+@pytest.mark.parametrize(
+    ("s_per_step", "expected"), [(0.0, 50), (1.0, 11), (100.0, LEAST_STEPS_OF_SLOW_SCRIPTS)]
+)
+def test_time_limits_a_run_of_as_many_steps_as_another(s_per_step, expected):
+    times = iter(range(10**6))
+    limit = WithinTime(FixedLength(50), 10.0, clock=lambda: next(times) * s_per_step)
+    assert length(limit, steps(epoch=3)) == expected
 
 
 def test_a_given_number_of_steps_limits_a_run():
