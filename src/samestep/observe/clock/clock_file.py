@@ -88,6 +88,7 @@ class ClockFile:
         self.path = clocking.file_of(place.rank).absolute()
         # Read here because it takes 10 to 30 ms, which would otherwise count as part of a step.
         self._machine = machine()
+        self._threads = _own_threads(kind)
         self._header_bytes = 0
         self._failure = ""
         again = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")
@@ -122,7 +123,7 @@ class ClockFile:
             "device": device.type,
             "device_name": device_name(device),
             "device_id": device_id(device),
-            "threads": torch.get_num_threads(),
+            "threads": self._threads or torch.get_num_threads(),
             "processors": here.cpu.usable,
             "node_processors": here.cpu.machine,
             "processor": here.processor,
@@ -198,6 +199,18 @@ class ClockFile:
         }
         self.write([last])
         os.close(self._fd)
+
+
+def _own_threads(kind: Kind) -> int | None:
+    """Return the threads of a worker that shares the cores with its helpers; None for another worker.
+
+    It has all cores in unsplit calls, so its threads change while the script runs.
+    """
+    if kind != "once":
+        return None
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _used(folder: Path, name: str) -> UsageError:
