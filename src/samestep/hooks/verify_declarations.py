@@ -9,8 +9,12 @@ RECORDED_CALL = Hook(
     "torch.nn:Module", "__call__", _VERIFY, "inputs and outputs of all modules in a step that differs"
 )
 PROBED_FETCH = Hook(FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
-SAMPLES_OF_BATCH = Hook(LOADER, "__next__", _VERIFY, "random numbers depend on the last batch's samples")
-EPOCH_END = Hook(LOADER, "__next__", _VERIFY, "the end of a pass over a loader")
+NEXT_BATCH = Hook(
+    LOADER,
+    "__next__",
+    _VERIFY,
+    "the end of a pass over a loader; random numbers depend on the last batch's samples",
+)
 SEEDED_FETCH = Hook(MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
 JOINED = Hook(
     "torch.distributed.algorithms.join:Join", "__exit__", _VERIFY, "steps that a rank without a batch shadows"

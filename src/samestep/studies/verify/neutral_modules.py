@@ -147,7 +147,7 @@ def per_sample_randomness(on_own_generator: Callable[[int], None] = lambda _: No
     batches = _Batches(on_own_generator)
     with ExitStack() as stack:
         stack.enter_context(subscribed(batches))
-        stack.enter_context(attached(verify_declarations.SAMPLES_OF_BATCH, wrapping(batches.fetch)))
+        stack.enter_context(attached(verify_declarations.NEXT_BATCH, wrapping(batches.fetch)))
         stack.enter_context(batches.draws)
         yield
 

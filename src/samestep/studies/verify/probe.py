@@ -106,7 +106,7 @@ class Probe(Listener):
             hooks = {
                 declarations.NEW_OPTIMIZER: after(self._made.append),
                 verify_declarations.SHUFFLED: wrapping(self._shuffle),
-                verify_declarations.EPOCH_END: wrapping(self._next_batch),
+                verify_declarations.NEXT_BATCH: wrapping(self._next_batch),
                 verify_declarations.JOINED: wrapping(self._join),
                 verify_declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
                 **dict.fromkeys(verify_declarations.NORM_CLIPS, wrapping(self._clip)),
