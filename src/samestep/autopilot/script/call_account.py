@@ -56,7 +56,7 @@ class Account:
     size: int = 1
     """The number of workers."""
     steps: StepCosts = field(init=False)
-    """What the steps of the training take."""
+    """The measured times of the training's steps."""
     split: Counter[str] = field(default_factory=Counter)
     """The number of split calls, by the module and the line that calls it."""
     checked: set[str] = field(default_factory=set)

@@ -92,7 +92,7 @@ class ShortCalls:
         if kind.is_timed:
             kind.began = self._now()
         elif self._is_enabled:
-            # A device computes steps while the script goes on, so that the time of a few tells little.
+            # A device computes while the script goes on, so the times of a few steps are no measurement.
             takes_longer = grad and self._device.type == "cpu" and self._account.steps.is_faster_unsplit
             kind.is_unsplit = kind.is_short or takes_longer
         return kind

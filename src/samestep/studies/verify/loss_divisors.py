@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from math import prod
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from samestep.studies.verify.observers.loss_arguments import edges
 
 _MOST_NODES = 32  # operations of a graph that are inspected, those next to the loss first
 _MEAN = 1
@@ -25,13 +27,12 @@ def loss_divisors(losses: Sequence[Tensor]) -> list[float]:
 
 
 def _nodes(roots: Sequence[Any]) -> Iterator[Any]:
-    """Yield the operations of a graph, breadth first."""
-    waiting, seen = [*roots], {*roots}
-    for operation in waiting:
-        yield operation
-        following = [node for node, _ in operation.next_functions if node is not None and node not in seen]
-        waiting += dict.fromkeys(following)
-        seen.update(following)
+    """Yield the operations of a graph, breadth first, each once."""
+    seen = set()
+    for node in chain(roots, (before for _, before in edges(roots))):
+        if node not in seen:
+            seen.add(node)
+            yield node
 
 
 def _divisor(node: Any) -> Iterator[float]:

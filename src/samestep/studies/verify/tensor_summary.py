@@ -26,7 +26,7 @@ Rows = list[list[float]]
 _OWN_SEEDS = range(0x5EED_20021, 0x5EED_20021 + 3)
 """The seeds of `verify`'s own generators, which no script has."""
 _NAN, _INFINITY = 6173.25, 7919.75
-"""What an element that is not finite counts in the key of a sample, so that equal samples have one key."""
+"""The values of elements that are not finite in a sample's key, so that equal samples have one key."""
 
 
 def sketch(tensors: Iterable[Tensor | None]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a step takes with split calls and with unsplit ones."""
+"""The measured times of steps with split calls and with unsplit ones."""
 
 import pytest
 import torch

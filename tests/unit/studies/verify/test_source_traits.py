@@ -1,4 +1,4 @@
-"""What in a script's source makes a further run worth its time."""
+"""The properties of a script's source for which a verification has a further run."""
 
 import pytest
 

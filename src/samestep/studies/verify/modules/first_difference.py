@@ -23,10 +23,10 @@ Phase: TypeAlias = Literal["forward", "backward"]
 Part: TypeAlias = Literal[
     "parameters", "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
 ]
-"""What differs first: the parameters of a top-level module, between the ranks; the input of a top-level
-module; the output of a module; what a module gives to one of its parts; the gradient of the output of a
-top-level module, which the loss gives; the gradient of a module's input; the gradient that a module gives to
-one of its parts; the gradient of a parameter."""
+"""The kinds of the first difference: the parameters of a top-level module, between the ranks; the input of a
+top-level module; the output of a module; what a module gives to one of its parts; the gradient of the output
+of a top-level module, which the loss gives; the gradient of a module's input; the gradient that a module gives
+to one of its parts; the gradient of a parameter."""
 _OF_VALUES = ("gradient", "gradient-norm", "gradient-scale", "loss", "update", "parameters")
 _BETWEEN_RANKS = ("never-averaged", "accumulation-not-averaged")
 _PARTS: dict[Part, str] = {
