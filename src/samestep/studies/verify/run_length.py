@@ -48,14 +48,11 @@ class FixedLength:
 
 @dataclass(slots=True, kw_only=True)
 class UntilEvaluated:
-    """As many steps as contain the first evaluation and the begin of a second epoch, or fit a time limit.
+    """As many steps as contain the first evaluation and the begin of a second epoch.
 
     A script without evaluation is stopped after two epochs and `LEAST_STEPS_UNEVALUATED` steps.
     """
 
-    limit_s: float  # the time limit in seconds, from the first step on
-    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
-    _first_s: float | None = field(init=False, default=None)
     _known: set[float] = field(init=False, default_factory=set)
     """Keys of the samples of the first epoch."""
     _epoch: int | None = field(init=False, default=None)
@@ -65,11 +62,9 @@ class UntilEvaluated:
     def is_reached(self, step: Step, *, optimizers: int) -> bool:
         """See `RunLength`."""
         del optimizers
-        made, elapsed_s = step.index + 1, self._elapsed_s()
+        made = step.index + 1
         self._note(step)
-        if made >= MOST_STEPS or (self._epoch is not None and made >= self._needed(self._epoch)):
-            return True
-        return made >= LEAST_STEPS_OF_SLOW_SCRIPTS and elapsed_s >= self.limit_s
+        return made >= MOST_STEPS or (self._epoch is not None and made >= self._needed(self._epoch))
 
     def total(self, optimizers: int) -> None:
         """See `RunLength`."""
@@ -86,16 +81,10 @@ class UntilEvaluated:
                 self._epoch = step.index
             self._known |= keys
 
-    def _elapsed_s(self) -> float:
-        now = self.clock()
-        if self._first_s is None:
-            self._first_s = now
-        return now - self._first_s
-
 
 @dataclass(slots=True)
 class WithinTime:
-    """A length, or as many steps as fit a time limit: several workers can take longer than one."""
+    """A length, or as many steps as fit a time limit."""
 
     length: RunLength
     limit_s: float  # the time limit in seconds, from the first step on

@@ -131,7 +131,7 @@ class Verification:
         # The reference, its control, perhaps a third run on one worker, and each number of workers.
         self._limit_s = TOTAL_S / (3 + len(self.workers))
         self._length = (
-            UntilEvaluated(limit_s=self._limit_s)
+            WithinTime(UntilEvaluated(), self._limit_s)
             if self.steps is None
             else FixedLength(self.steps, of_each=True)
         )

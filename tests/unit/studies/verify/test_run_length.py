@@ -30,7 +30,7 @@ def length(limit, script):
 
 def until_evaluated(*, s_per_step=0.0, limit_s=10.0):
     times = iter(range(10**6))
-    return UntilEvaluated(limit_s=limit_s, clock=lambda: next(times) * s_per_step)
+    return WithinTime(UntilEvaluated(), limit_s, clock=lambda: next(times) * s_per_step)
 
 
 @pytest.mark.parametrize(

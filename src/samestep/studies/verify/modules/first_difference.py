@@ -25,8 +25,8 @@ Part: TypeAlias = Literal[
 ]
 """The kinds of the first difference: the parameters of a top-level module, between the ranks; the input of a
 top-level module; the output of a module; what a module gives to one of its parts; the gradient of the output
-of a top-level module, which the loss gives; the gradient of a module's input; the gradient that a module gives
-to one of its parts; the gradient of a parameter."""
+of a top-level module, which the loss gives; the gradient of a module's input; the gradient that a module
+gives to one of its parts; the gradient of a parameter."""
 _OF_VALUES = ("gradient", "gradient-norm", "gradient-scale", "loss", "update", "parameters")
 _BETWEEN_RANKS = ("never-averaged", "accumulation-not-averaged")
 _PARTS: dict[Part, str] = {
