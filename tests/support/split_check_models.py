@@ -1,5 +1,6 @@
 """Models whose split calls are correct always, or only on the first batch, and loops that call them."""
 
+import re
 from collections import deque
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 
 from samestep.autopilot.once_script import script_with_helpers
+from samestep.autopilot.script.call_account import IN_PARTS
 from samestep.autopilot.split.declared_dimensions import batch_dim
 
 D = torch.float64
@@ -206,11 +208,22 @@ def on_failing_device():
     DeviceFails()(torch.ones(9, 4))
 
 
+_OF_PART = re.compile(r"\S+ in \S+ at ")
+
+
 def on_workers(_, size, options, work, *args):
-    """Run `work` with helpers; return its result, the numbers of split and unsplit calls, and the report."""
+    """Run `work` with helpers; return its result, the numbers of split and unsplit calls, and the report.
+
+    Calls of parts of a call that is unsplit are left out.
+    """
     with script_with_helpers(size, options, forks=True) as account:
         found = work(*args)
-    return found, account.split.total(), account.unsplit.total(), account.lines()
+    lines = [line.replace(IN_PARTS, "") for line in account.lines() if not _OF_PART.match(line)]
+    return found, _whole(account.split), _whole(account.unsplit), lines
+
+
+def _whole(calls):
+    return sum(number for what, number in calls.items() if not _OF_PART.match(what))
 
 
 def step(model, optimizer, x):

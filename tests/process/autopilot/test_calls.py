@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samestep.autopilot.equivalence.check import TRAINS, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
 from samestep.autopilot.helpers import main_calls
-from samestep.autopilot.helpers.call_states import CHECKED, Checking
+from samestep.autopilot.helpers.call_states import CHECKED, CheckTime
 from samestep.autopilot.helpers.main_calls import MainCalls
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT
 from samestep.autopilot.script.options import Options
@@ -598,7 +598,7 @@ def in_pauses(make, steps):
     comparisons = count(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MainCalls, "_pace", lambda *_, begins: Pace(lambda: next(comparisons) % 2 == 0))
-        patch.setattr(Checking, "waits", property(lambda _: next(comparisons) % 2 == 0))
+        patch.setattr(CheckTime, "is_over", property(lambda _: next(comparisons) % 2 == 0))
         torch.manual_seed(0)
         return train(make, steps, 80)
 

@@ -17,13 +17,15 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
+from samestep.autopilot.script.call_account import IN_PARTS
 from support.process_pool import RankFailed
 from support.random_scripts.scripts import make_script
 from support.script_runner import difference, run_script
 from support.written_files import files, same_contents
 
-CLASSES = "equal", "unsplit", "different", "unstable"
-EQUAL, UNSPLIT, DIFFERENT, UNSTABLE = CLASSES
+CLASSES = "equal", "in parts", "unsplit", "different", "unstable"
+EQUAL, PARTLY, UNSPLIT, DIFFERENT, UNSTABLE = CLASSES
+"""Every call split; parts of an unsplit call split; no such parts; wrong; wrong as rounding is amplified."""
 _LAST_BITS = 4
 """Largest change of an output, in units of its last place."""
 _GRID = 2.0**-42
@@ -144,7 +146,8 @@ def _compared(processes, seed, script, size, serial):
         return Comparison(seed, size, DIFFERENT, (f"files: {', '.join(unlike)}", *account))
     unsplit = [line for line in account if _UNSPLIT.search(line)]
     if unsplit:
-        return Comparison(seed, size, UNSPLIT, tuple(map(_reason, unsplit)))
+        found = PARTLY if any(IN_PARTS in line for line in unsplit) else UNSPLIT
+        return Comparison(seed, size, found, tuple(map(_reason, unsplit)))
     return Comparison(seed, size, EQUAL)
 
 

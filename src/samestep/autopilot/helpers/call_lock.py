@@ -14,8 +14,8 @@ class CallLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._module: nn.Module | None = None
-        """The module whose call has the lock."""
+        self._modules: list[nn.Module] = []
+        """The modules whose calls have the lock: one, and parts of it that it calls."""
 
     def acquire_for(self, module: nn.Module) -> bool:
         """Return whether this thread may split a call now; otherwise it computes the call beside others.
@@ -24,17 +24,17 @@ class CallLock:
         module that is called does not: its forward may have started this thread, and wait for it.
         """
         if not self._lock.acquire(blocking=False):
-            other = self._module
+            other = next(reversed(self._modules), None)
             if other is not None and (not _have_common_weights(module, other) or _is_part(module, other)):
                 return False
             if not self._lock.acquire(timeout=_LONGEST_S):
                 return False
-        self._module = module
+        self._modules.append(module)
         return True
 
     def release(self) -> None:
         """Let another thread split a call."""
-        self._module = None
+        self._modules.pop()
         self._lock.release()
 
     def __enter__(self) -> None:

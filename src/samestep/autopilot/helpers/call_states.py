@@ -11,6 +11,8 @@ size of a batch that it has not had; what failed once stays unsplit.
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
@@ -51,18 +53,39 @@ class Checking:
     """The number of the check on all ranks, and then of its plan."""
     sizes: Sizes
     """The sizes of the call that began it."""
-    began: float = field(default_factory=monotonic)
-    taken_s: float = 0.0
-    """The time that it has taken so far."""
     unsplit_s: float = 0.0
     """The time of the last unsplit call beside it."""
     skipped: int = 0
     """The calls in a row that could not continue it."""
 
+
+@dataclass(eq=False, slots=True)
+class CheckTime:
+    """The time of all checks of a script, at most half of the time since the first one."""
+
+    clock: Callable[[], float] = monotonic
+    taken_s: float = 0.0
+    _began: float | None = None
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Add the time of the block, a check or a part of one."""
+        began = self.clock()
+        self._began = began if self._began is None else self._began
+        try:
+            yield
+        finally:
+            self.taken_s += self.clock() - began
+
     @property
-    def waits(self) -> bool:
-        """Whether the check leaves this call to the training."""
-        return 2 * self.taken_s > monotonic() - self.began
+    def is_over(self) -> bool:
+        """Whether checks leave the present call to the training."""
+        return self._began is not None and 2 * self.taken_s > self.clock() - self._began
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether a new check may take `AT_ONCE_S`: the first ones may, until they have taken as much."""
+        return self.taken_s <= AT_ONCE_S or not self.is_over
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +98,8 @@ class SignatureCalls:
     plan: SplitPlan | None = None
     why: str = ""
     """The reason why they are unsplit."""
+    splits_parts: bool = False
+    """Whether the calls that it makes of its parts are split in its place."""
     sizes: CheckedSizes = field(default_factory=CheckedSizes)
     trace: SplitTrace = field(default_factory=SplitTrace)
     """The evidence of the last check."""
@@ -107,6 +132,7 @@ class SignatureCalls:
     def fail_check(self, checking: Checking, why: str, given: CallArguments) -> None:
         """Leave the calls unsplit from now on; the last one of the check has these arguments."""
         self.stay_unsplit(why)
+        self.splits_parts = True
         for sizes in (checking.sizes, sizes_of(given)):
             self.sizes.fail(sizes, why)
 

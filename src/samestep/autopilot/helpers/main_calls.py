@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -27,6 +27,7 @@ from samestep.autopilot.helpers.call_states import (
     MOST_SKIPPED,
     PER_CALL_S,
     Checking,
+    CheckTime,
     ModuleCalls,
     SignatureCalls,
     State,
@@ -67,7 +68,9 @@ from samestep.autopilot.split_calls import (
     is_inside,
     is_recomputed,
 )
+from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.saved_state import SavedState, carried_by
+from samestep.base.context_values import bound
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
@@ -79,6 +82,17 @@ NO_HELPERS = "there are no helpers any more"
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
+
+
+CallState: TypeAlias = tuple[Reach, Attributes, Signature]
+"""The modules and tensors that a call reaches, the attributes that guard its plan, and its signature."""
+
+
+def may_call_parts(module: nn.Module) -> bool:
+    """Return whether a module has parts with weights whose calls can be found: those of no compiled code."""
+    parts = (part for part in module.children() if next(module_parts.parameters(part), None) is not None)
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    return next(parts, None) is not None and not is_script and not is_compiled(module)
 
 
 def _is_of_signal(error: Exception) -> bool:
@@ -109,6 +123,7 @@ class MainCalls:
         """The mirrors of modules that no longer exist."""
         self._dropped: list[int] = []
         """The checks that no call continues any more, or whose modules no longer exist."""
+        self._check_time = CheckTime()
         self._is_interrupted = False
         """Whether an exchange with the helpers was interrupted, or goes on."""
         self.gradients = self._slices.gradients
@@ -144,12 +159,24 @@ class MainCalls:
             if is_locked:
                 self._lock.release()
 
-    def _unsplit(self, call: ModuleCall, why: str) -> Any:
-        self._account.note_unsplit(self._account.place_of(call.module), why)
+    def _unsplit(self, call: ModuleCall, why: str, *, in_parts: bool = False) -> Any:
+        """Compute a call on this rank; `in_parts`, its calls of other modules may be split."""
+        place = self._account.place_of(call.module)
+        self._account.note_unsplit(place, why)
         self._helpers.note_unsplit(at_once=why in (CHECKED, MEASURED, LONGER_SPLIT))
         if torch.is_grad_enabled():
             self._account.steps.note_call(is_split=False)
-        return call.unsplit()
+        if not in_parts:
+            return call.unsplit()
+        before, now = self._account.split.total(), self._account.in_parts_now
+        now.append(call.module)
+        try:
+            with bound(is_inside, False):  # noqa: FBT003 - the value
+                return call.unsplit()
+        finally:
+            now.pop()
+            if self._account.split.total() > before:
+                self._account.in_parts.add((place, why))
 
     def _called(self, call: ModuleCall) -> Any:
         module, given = call.module, call.given
@@ -163,37 +190,57 @@ class MainCalls:
         state = self._obstacle(call) or self._state_of(call, known)
         if isinstance(state, str):
             return self._unsplit(call, state)
-        reach, plain, signature = state
+        _, plain, signature = state
         calls = known.by_signature[signature]
-        if calls.lose_helpers:
-            return self._unsplit(call, LOSES)
-        plan = calls.plan
-        total = None if plan is None else given.total(plan.dims) or 0
-        checking = calls.check_of(given)
-        if checking is not None:
-            is_checked = self._continues(checking, given)
-        else:
-            is_checked = calls.sizes.are_checked(given, total, self._size, {} if plan is None else plan.dims)
+        if why := self._reason_to_wait(calls):
+            return self._unsplit(call, why)
+        is_checked = self._is_checked(calls, given)
         if is_checked:
             self._check(call, calls)
         if (checking := calls.check_of(given)) is not None:
-            began = monotonic()
-            outputs = self._unsplit(call, CHECKED)
-            checking.unsplit_s = monotonic() - began
-            if self._leave_out_own_changes(module, plain, signature):
-                self._drop_check(checking.number)  # the next call may do something else
-            return outputs
+            return self._unsplit_beside(call, checking, plain, signature)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
-            return self._unsplit(call, calls.sizes.why(given, calls.why))
-        is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
-        is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
-        is_compared = (is_new or is_due) and not is_checked
-        outputs = self._by_plan(call, calls, kind, reach, is_compared=is_compared)
+            why = calls.sizes.why(given, calls.why)
+            return self._unsplit(call, why, in_parts=calls.splits_parts and may_call_parts(module))
+        is_due = self._is_comparison_due(module, plain)
+        outputs = self._by_plan(call, calls, kind, state, is_compared=is_due and not is_checked)
         if is_checked:
             self._leave_out_own_changes(module, plain, signature)
         return outputs
 
-    def _state_of(self, call: ModuleCall, known: ModuleCalls) -> tuple[Reach, Attributes, Signature] | str:
+    def _reason_to_wait(self, calls: SignatureCalls) -> str | None:
+        """Return why a call is unsplit whatever a check of it would find, if it is."""
+        if calls.lose_helpers:
+            return LOSES
+        is_late = calls.state is State.NEW and not self._options.checks_at_once
+        return CHECKED if is_late and not self._check_time.may_begin else None
+
+    def _is_checked(self, calls: SignatureCalls, given: CallArguments) -> bool:
+        """Return whether a call begins a check, or continues one."""
+        if (checking := calls.check_of(given)) is not None:
+            return self._continues(checking, given)
+        dims = {} if calls.plan is None else calls.plan.dims
+        total = None if calls.plan is None else given.total(dims) or 0
+        return calls.sizes.are_checked(given, total, self._size, dims)
+
+    def _is_comparison_due(self, module: nn.Module, plain: Attributes) -> bool:
+        """Return whether samples of a split call are compared with those of an unsplit one."""
+        is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
+        is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
+        return is_new or is_due
+
+    def _unsplit_beside(
+        self, call: ModuleCall, checking: Checking, plain: Attributes, signature: Signature
+    ) -> Any:
+        """Compute a call of a check that later calls continue."""
+        began = monotonic()
+        outputs = self._unsplit(call, CHECKED)
+        checking.unsplit_s = monotonic() - began
+        if self._leave_out_own_changes(call.module, plain, signature):
+            self._drop_check(checking.number)  # the next call may do something else
+        return outputs
+
+    def _state_of(self, call: ModuleCall, known: ModuleCalls) -> CallState | str:
         """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
         try:
             reach = Reach.of(call.module)
@@ -207,7 +254,7 @@ class MainCalls:
         check = self._slices.checks.get(checking.number)
         if check is None:
             return True
-        if checking.waits:
+        if self._check_time.is_over:
             return False
         can_continue = check.may_continue(given)
         checking.skipped = 0 if can_continue else checking.skipped + 1
@@ -262,12 +309,10 @@ class MainCalls:
             self._plans += 1
             checking = calls.begin_check(self._plans, given)
             finalize(module, self._dropped.append, checking.number)
-        began = monotonic()
-        with self._exchange():
+        before = self._check_time.taken_s
+        with self._check_time.taken(), self._exchange():
             verdict = self._verdict(call, calls, checking)
-        seconds = monotonic() - began
-        checking.taken_s += seconds
-        self._account.steps.note_check(seconds)
+        self._account.steps.note_check(self._check_time.taken_s - before)
         if verdict is None:
             return
         calls.trace = verdict.trace
@@ -454,7 +499,7 @@ class MainCalls:
         return released
 
     def _by_plan(
-        self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, reach: Reach, *, is_compared: bool
+        self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, state: CallState, *, is_compared: bool
     ) -> Any:
         module, given, plan = call.module, call.given, calls.plan
         assert plan is not None
@@ -464,9 +509,9 @@ class MainCalls:
         if not module_outputs.can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
         carried = carried_by(module)
-        _, state = module_outputs.outcome(module, None, {*carried, *plan.sides})
+        _, left = module_outputs.outcome(module, None, {*carried, *plan.sides})
         modes = Surroundings.now(module, self.device)
-        attempt = Attempt(call, carried, state, modes, RngState.now(self.device), reach)
+        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0])
         changes = plan.sides or self._signatures.are_changed_by_calls(module)
         saved = SavedState(module) if attempt.carried or changes else None
         comparison = None

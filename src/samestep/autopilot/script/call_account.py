@@ -27,6 +27,8 @@ FEWER = "fewer samples than workers"
 """The reason for a call that is unsplit because not every rank would get a sample."""
 LONGER_SPLIT = "it takes longer split"
 """The reason for a call that could be split, and is not, to save time."""
+IN_PARTS = "; its parts are split"
+"""The end of the reason for an unsplit call of which calls of parts were split."""
 TOO_SHORT = (
     "most calls of its models are too short to be split, so several workers are at best as fast as one: run "
     "it with -n 1, or with larger batches"
@@ -65,6 +67,10 @@ class Account:
     """The number of unsplit calls, by the module and the line."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """The number of unsplit calls for each reason, by the module and the line."""
+    in_parts: set[tuple[str, str]] = field(default_factory=set)
+    """The unsplit calls of which parts were split: the module and the line, and the reason."""
+    in_parts_now: list[nn.Module] = field(default_factory=list)
+    """The modules that are called now and whose parts are split in their place, the innermost last."""
     exceptions: list[str] = field(default_factory=list)
     """Further notes, each once."""
     longer_split: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -85,11 +91,15 @@ class Account:
         self.steps = StepCosts(self.size)
 
     def place_of(self, module: nn.Module) -> str:
-        """Return the class of a module that is being called, and the line that calls it."""
+        """Return the class of a module that is being called, and the line that calls it.
+
+        A part that is split in place of its module has the class of that module, too.
+        """
         site = calling_site(self.is_user)
         if site not in self.sites:
             self.sites[site] = str(site)
-        return f"{type(module).__name__} at {self.sites[site]}"
+        whole = "".join(f" in {type(one).__name__}" for one in self.in_parts_now[-1:])
+        return f"{type(module).__name__}{whole} at {self.sites[site]}"
 
     def note_unsplit(self, what: str, why: str) -> None:
         """Record a call that was not split, and why."""
@@ -135,6 +145,8 @@ class Account:
 
     def _reason(self, what: str, why: str) -> str:
         """Return the reason for unsplit calls, with the measured times of those that take longer split."""
+        if (what, why) in self.in_parts:
+            return f"{why}{IN_PARTS}"
         if why != LONGER_SPLIT or what not in self.longer_split:
             return why
         unsplit, split = map(seconds_text, self.longer_split[what])

@@ -66,6 +66,7 @@ def note_direct_forward(account: Account, module: nn.Module) -> None:
         if (
             owner is not None
             and owner is not module
+            and all(one is not owner for one in account.in_parts_now)
             and any(one is module for one in module_parts.modules(owner))
         ):
             site = _caller(frame)
