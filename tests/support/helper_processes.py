@@ -6,7 +6,7 @@ from samestep.autopilot.helpers.helper_processes import HelperProcesses
 
 
 def _started() -> list[HelperProcesses]:
-    found = [one for one in gc.get_objects() if isinstance(one, HelperProcesses)]
+    found = [one for one in gc.get_objects() if type(one) is HelperProcesses]
     return [one for one in found if one._is_open]  # those of earlier tests are closed
 
 

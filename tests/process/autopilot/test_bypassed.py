@@ -78,15 +78,13 @@ weight = torch.randn(1, 3, requires_grad=True)
 for _ in range(4):
     F.linear(data(), weight).square().mean().backward()
 """
-LISTS = """\
-class Detector(Layers):
-    def forward(self, images):
-        scores = super().forward(torch.stack([one.flatten() for one in images]))
-        return scores - scores.mean(0)
-
-model = Detector()
-for _ in range(4):
-    model([torch.randn(1, 3) for _ in range(8)]).square().mean().backward()
+CHECKPOINTED = """\
+from torch.utils.checkpoint import checkpoint
+model = Layers()
+for use_reentrant in (False, True):
+    loss = checkpoint(model, data().requires_grad_(), use_reentrant=use_reentrant).square().mean()
+    loss.backward()
+    print(f"{loss.item():.5f}", f"{next(model.parameters()).grad.sum().item():.5f}")
 """
 ONE_BY_ONE = """\
 model = Layers()
@@ -135,7 +133,7 @@ def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes
         (FORWARD.format(model="Own"), "model.forward(...) at prog.py:27"),
         (COMPUTED, "functional_call"),
         (PLAIN, "[1, 3]"),
-        (LISTS, "its samples are in a list"),
+        (CHECKPOINTED, "an activation checkpoint"),
         (ONE_BY_ONE, "fewer samples than workers"),
     ],
 )

@@ -149,6 +149,30 @@ class GivesAccuracy(Net):
         return F.cross_entropy(scores, y), (scores.argmax(1) == y + 9).double().mean().item()
 
 
+class Decays(Plain):
+    """Keeps a tensor as an attribute, with a new value after each call; it has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.ones((), dtype=torch.float64)
+
+    def forward(self, x):
+        self.shift = 0.9 * self.shift
+        return super().forward(x) + self.shift * self.one(x).mean(1, keepdim=True)
+
+
+class WritesTable(Net):
+    """Adds to a row of its table in place; its inputs are positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+
+    def forward(self, x):
+        self.table.weight.data[0] += 0.125
+        return self.two(torch.relu(self.one(self.table(x))))
+
+
 class CountsSamples(Net):
     def __init__(self):
         super().__init__()
@@ -205,6 +229,10 @@ def train(make, steps, number_of_steps=4):
 
 def plain(model, number):
     return F.cross_entropy(model(drawn(7, 5, seed=number)), labels(7, seed=number))
+
+
+def of_positions(model, number):
+    return F.cross_entropy(model(labels(8, classes=7, seed=number)), labels(8, seed=number + 1))
 
 
 def loss_inside(model, number):
@@ -323,6 +351,7 @@ def two_texts(model, number):
 
 
 SPLIT = [
+    (Decays, plain),
     (ReadsText, texts),
     (Plain, plain),
     (LossInside, loss_inside),
@@ -337,6 +366,7 @@ UNSPLIT = [
     (WritesInput, plain, WRITES_INPUT),
     (GivesAccuracy, accuracy, r"output\[1\]"),
     (CountsSamples, plain, "seen"),
+    (WritesTable, of_positions, "writes into its parameters"),
     (KeepsLosses, plain, "losses"),
     (ClipsWithin, plain, "hook"),
     (LoopsByValue, plain, "different numbers of times|slice"),

@@ -506,7 +506,7 @@ def evidence(_):
 
 def test_evidence_has_the_ways_tried_and_the_size_of_a_difference(processes):
     ((lines,),) = [processes.run(evidence, 1)]
-    unsplit, first, *_ = lines
+    _, unsplit, first, *_ = lines
     assert "it differs by 0." in unsplit
     assert "[0] along 0" in first
     assert "rounding explains" in first

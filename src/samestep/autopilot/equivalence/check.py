@@ -274,7 +274,7 @@ class EquivalenceCheck:
         if not integers:
             return InputUses()
         trace = PositionTrace()
-        with changing_no_files():
+        with changing_no_files(), disturbance.copied_parameters(self._call.module):
             _, failure = self._attempted(partial(self._call.run.unsplit, self._call.given, trace=trace))
         return InputUses(unchecked=frozenset(integers)) if failure else trace.uses
 

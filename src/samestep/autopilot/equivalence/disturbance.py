@@ -165,6 +165,17 @@ class DisturbedWeights:
 
 
 @contextmanager
+def copied_parameters(module: nn.Module) -> Iterator[None]:
+    """Let a module have copies of its parameters in the block: all ranks may write into them at once."""
+    torch.clear_autocast_cache()
+    try:
+        with _replaced(module, {one: one.data.clone() for one in module_parts.parameters(module)}):
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextmanager
 def _replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     """Let a module and its submodules have other parameters in the block, with these values."""
     others = {id(one): _with_values(one, value) for one, value in values.items()}

@@ -58,6 +58,7 @@ class NodeCall:
         self._number = attempt.number
         self._versions = [version_of(source) for source in found.sources]
         self.outputs: Sequence[Tensor] = found.graph.outputs
+        self._constants = found.constants
 
     def backward(
         self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
@@ -80,7 +81,8 @@ class NodeCall:
             )
         with torch.enable_grad():
             outputs = self._computed_again()
-        pairs = [(out, grad) for out, grad in zip(outputs, gradients, strict=True) if grad is not None]
+        given = [grad for place, grad in enumerate(gradients) if place not in self._constants]
+        pairs = [(out, grad) for out, grad in zip(outputs, given, strict=True) if grad is not None]
         wanted = [source for source in sources if source.requires_grad]
         of_wanted = iter(
             torch.autograd.grad(

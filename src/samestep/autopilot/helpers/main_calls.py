@@ -603,7 +603,9 @@ class MainCalls:
         if found.graph is not None:
             self._slices.graphs[attempt.number] = found.graph
             node = NodeCall(self, attempt, calls, found)
-            by_id = dict(zip(map(id, found.graph.outputs), as_node(node, found.sources), strict=True))
+            results = as_node(node, found.sources)
+            own = (one.detach() if place in found.constants else one for place, one in enumerate(results))
+            by_id = dict(zip(map(id, found.graph.outputs), own, strict=True))
             whole, sides = mapped((whole, sides), lambda _, one: by_id.get(id(one), one))
         assign_side_outputs(attempt.call.module, sides)
         return whole

@@ -69,6 +69,8 @@ class CallResult:
     graph: CallGraph | None
     sources: list[Tensor]
     """The tensors of this process of which the graph's sources are copies."""
+    constants: frozenset[int] = frozenset()
+    """The places of the graph's outputs that have no gradients in the script."""
 
 
 class RankSlices:
@@ -200,7 +202,8 @@ class RankSlices:
         sparse = frozenset(place for place, one in enumerate(weights) if id(one) in rows)
         read = [_rows_of(plan.gatherings.get(path), output, total) for path, output in found]
         graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse, total, read)
-        return CallResult(outputs, sides, graph, [*weights, *inputs.used_by(with_graph)])
+        sources = [*weights, *inputs.used_by(with_graph)]
+        return CallResult(outputs, sides, graph, sources, inputs.constants(with_graph))
 
     def _share_state(
         self, module: nn.Module, states: Sequence[SideOutput], inputs: "_Inputs", split: BatchSplit
@@ -355,6 +358,18 @@ class _Inputs:
         used = set(map(id, leaves_of(*outputs)))
         pairs = zip(self.copies, self._originals, strict=True)
         return [one if id(own) in used else one.detach() for own, one in pairs]
+
+    def constants(self, outputs: Sequence[Tensor]) -> frozenset[int]:
+        """Return the places of the outputs that depend only on copies of tensors without gradients.
+
+        A running mean that a module keeps as an attribute is one: each rank follows all states alike.
+        """
+        pairs = zip(self.copies, self._originals, strict=True)
+        without = {id(own) for own, original in pairs if not original.requires_grad}
+        if not without:
+            return frozenset()
+        found = enumerate({id(leaf) for leaf in leaves_of(one) or [one]} for one in outputs)
+        return frozenset(place for place, leaves_in in found if leaves_in <= without)
 
 
 def _copied(_: Path, tensor: Tensor) -> Tensor:

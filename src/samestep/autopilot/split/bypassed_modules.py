@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.script.call_account import Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
+from samestep.autopilot.split.slice_context import is_checkpointed
 from samestep.base.context_values import bound
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, wrapping
@@ -46,6 +47,8 @@ def obstacle() -> str | None:
     """Return why a call within a transform, a capture or `functional_call` is unsplit; None elsewhere."""
     if _is_functional.get():
         return "functional_call passes its weights; load them into the module and call it"
+    if is_checkpointed.get():
+        return "an activation checkpoint outside of a module calls it"
     if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
     is_open = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ import torch
 from samestep.autopilot.split.device_failures import is_device_failure
 from samestep.autopilot.split.packed_rows import PackedRows, packed_rows
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
@@ -40,6 +41,9 @@ class SliceContext:
 current_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", default=None)
 """The slice that the calling thread computes, for the first time or again; None outside of split calls."""
 
+is_checkpointed: ContextVar[bool] = ContextVar("samestep_checkpointed", default=False)
+"""Whether an activation checkpoint of the script, outside of split calls, computes its function."""
+
 
 @contextmanager
 def slice_aware_functions() -> Iterator[None]:
@@ -53,8 +57,9 @@ def slice_aware_functions() -> Iterator[None]:
         original: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         context = current_slice.get()
-        if context is None:
-            return original(function, *args, **kwargs)
+        if context is None:  # its backward calls the function again, and compares what autograd saves
+            with bound(is_checkpointed, True):  # noqa: FBT003 - the value
+                return original(function, *args, **kwargs)
         before = context.draws(), len(context.packings or ())
 
         def of_slice(*own: Any, **named: Any) -> Any:
