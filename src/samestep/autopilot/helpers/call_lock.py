@@ -1,6 +1,8 @@
 """Lets the threads of a script split calls in turn, as there is one team of helpers."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from torch import nn
@@ -14,8 +16,8 @@ class CallLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._modules: list[nn.Module] = []
-        """The modules whose calls have the lock: one, and parts of it that it calls."""
+        self._module: nn.Module | None = None
+        """The module whose call has the lock."""
 
     def acquire_for(self, module: nn.Module) -> bool:
         """Return whether this thread may split a call now; otherwise it computes the call beside others.
@@ -24,18 +26,31 @@ class CallLock:
         module that is called does not: its forward may have started this thread, and wait for it.
         """
         if not self._lock.acquire(blocking=False):
-            other = next(reversed(self._modules), None)
+            other = self._module
             if other is not None and (not _have_common_weights(module, other) or _is_part(module, other)):
                 return False
             if not self._lock.acquire(timeout=_LONGEST_S):
                 return False
-        self._modules.append(module)
+        self._module = module
         return True
 
     def release(self) -> None:
         """Let another thread split a call."""
-        self._modules.pop()
+        self._module = None
         self._lock.release()
+
+    @contextmanager
+    def released(self, module: nn.Module) -> Iterator[None]:
+        """Let calls of the block have the lock of this one: parts of its module, also in other threads.
+
+        On a device, a backward in its forward runs in a thread of autograd's.
+        """
+        self.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+            self._module = module
 
     def __enter__(self) -> None:
         self._lock.acquire()

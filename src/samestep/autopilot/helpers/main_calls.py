@@ -171,7 +171,7 @@ class MainCalls:
         before, now = self._account.split.total(), self._account.in_parts_now
         now.append(call.module)
         try:
-            with bound(is_inside, False):  # noqa: FBT003 - the value
+            with self._lock.released(call.module), bound(is_inside, False):  # noqa: FBT003 - the value
                 return call.unsplit()
         finally:
             now.pop()
