@@ -28,7 +28,8 @@ AT_ONCE_S = 2.0
 PER_CALL_S = 0.2
 """The seconds of a check at each later call; or as long as an unsplit call takes, if that is longer.
 
-One comparison may take longer. So a check waits while it has taken more than half of the time since it began.
+One comparison may take longer. So checks wait while they have taken more than half of the time since the
+first one began.
 """
 MOST_SKIPPED = 8
 """Calls in a row that cannot continue a check, after which it begins again with the next one."""

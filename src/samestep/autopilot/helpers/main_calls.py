@@ -48,7 +48,7 @@ from samestep.autopilot.helpers.slices import (
 )
 from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account
+from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account, called_in_parts
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
@@ -168,13 +168,15 @@ class MainCalls:
             self._account.steps.note_call(is_split=False)
         if not in_parts:
             return call.unsplit()
-        before, now = self._account.split.total(), self._account.in_parts_now
-        now.append(call.module)
+        before, modules = self._account.split.total(), (*called_in_parts.get(), call.module)
         try:
-            with self._lock.released(call.module), bound(is_inside, False):  # noqa: FBT003 - the value
+            with (
+                self._lock.released(call.module),
+                bound(called_in_parts, modules),
+                bound(is_inside, False),  # noqa: FBT003 - the value
+            ):
                 return call.unsplit()
         finally:
-            now.pop()
             if self._account.split.total() > before:
                 self._account.in_parts.add((place, why))
 

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,9 @@ _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages",
 _INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
 
+called_in_parts: ContextVar[tuple[nn.Module, ...]] = ContextVar("samestep_called_in_parts", default=())
+"""The modules that this thread calls and whose parts are split in their place, the innermost last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -69,8 +73,6 @@ class Account:
     """The number of unsplit calls for each reason, by the module and the line."""
     in_parts: set[tuple[str, str]] = field(default_factory=set)
     """The unsplit calls of which parts were split: the module and the line, and the reason."""
-    in_parts_now: list[nn.Module] = field(default_factory=list)
-    """The modules that are called now and whose parts are split in their place, the innermost last."""
     exceptions: list[str] = field(default_factory=list)
     """Further notes, each once."""
     longer_split: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class Account:
         site = calling_site(self.is_user)
         if site not in self.sites:
             self.sites[site] = str(site)
-        whole = "".join(f" in {type(one).__name__}" for one in self.in_parts_now[-1:])
+        whole = "".join(f" in {type(one).__name__}" for one in called_in_parts.get()[-1:])
         return f"{type(module).__name__}{whole} at {self.sites[site]}"
 
     def note_unsplit(self, what: str, why: str) -> None:

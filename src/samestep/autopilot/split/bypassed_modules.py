@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.script.call_account import Account, Site, is_user_code
+from samestep.autopilot.script.call_account import Account, Site, called_in_parts, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
 from samestep.autopilot.split.slice_context import is_checkpointed
 from samestep.base.context_values import bound
@@ -69,7 +69,7 @@ def note_direct_forward(account: Account, module: nn.Module) -> None:
         if (
             owner is not None
             and owner is not module
-            and all(one is not owner for one in account.in_parts_now)
+            and all(one is not owner for one in called_in_parts.get())
             and any(one is module for one in module_parts.modules(owner))
         ):
             site = _caller(frame)
