@@ -8,7 +8,7 @@ come from a generator that is seeded here, and the script's random streams do no
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +128,6 @@ class DisturbedWeights:
         parameters = [one for one in module_parts.parameters(self._module) if one.is_floating_point()]
         buffers = [one for one in module_parts.buffers(self._module) if one.is_floating_point()]
         before = [(tensor, tensor.data) for tensor in buffers]
-        # Autocast keeps weights in half precision by their tensors, whose values change here.
-        torch.clear_autocast_cache()
         with disturbing(self._module), ExitStack() as stack:
             try:
                 with torch.inference_mode(mode=False):
@@ -148,7 +146,6 @@ class DisturbedWeights:
             finally:
                 for tensor, data in before:
                     tensor.data = data
-                torch.clear_autocast_cache()
 
     def forget(self) -> None:
         """Draw the weights again for the next comparison: a call may have written into them."""
@@ -164,15 +161,9 @@ class DisturbedWeights:
         self._drawn_for = how.seed, how.double
 
 
-@contextmanager
-def copied_parameters(module: nn.Module) -> Iterator[None]:
+def copied_parameters(module: nn.Module) -> AbstractContextManager[None]:
     """Let a module have copies of its parameters in the block: all ranks may write into them at once."""
-    torch.clear_autocast_cache()
-    try:
-        with _replaced(module, {one: one.data.clone() for one in module_parts.parameters(module)}):
-            yield
-    finally:
-        torch.clear_autocast_cache()
+    return _replaced(module, {one: one.data.clone() for one in module_parts.parameters(module)})
 
 
 @contextmanager
@@ -181,6 +172,8 @@ def _replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Itera
     others = {id(one): _with_values(one, value) for one, value in values.items()}
     held = [(one, dict(one._parameters)) for one in module_parts.modules(module)]  # noqa: SLF001 - assigning registers anew
     recurrent = [(one, one._flat_weights) for one, _ in held if isinstance(one, nn.RNNBase)]  # noqa: SLF001
+    # Autocast keeps weights in half precision by their tensors.
+    torch.clear_autocast_cache()
     try:
         for one, parameters in held:
             found = {name: others.get(id(value), value) for name, value in parameters.items()}
@@ -193,6 +186,7 @@ def _replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Itera
             one._parameters.update(parameters)  # noqa: SLF001
         for one, weights in recurrent:
             one._flat_weights = weights  # noqa: SLF001
+        torch.clear_autocast_cache()
 
 
 def _with_values(parameter: nn.Parameter, values: Tensor) -> nn.Parameter:

@@ -130,10 +130,10 @@ class SignatureCalls:
             self.sizes = CheckedSizes()
             self.sizes.are_checked(given, given.total(plan.dims), ranks, plan.dims)
 
-    def fail_check(self, checking: Checking, why: str, given: CallArguments) -> None:
+    def fail_check(self, checking: Checking, why: str, given: CallArguments, *, in_parts: bool) -> None:
         """Leave the calls unsplit from now on; the last one of the check has these arguments."""
         self.stay_unsplit(why)
-        self.splits_parts = True
+        self.splits_parts = in_parts
         for sizes in (checking.sizes, sizes_of(given)):
             self.sizes.fail(sizes, why)
 

@@ -202,8 +202,7 @@ class MainCalls:
         if (checking := calls.check_of(given)) is not None:
             return self._unsplit_beside(call, checking, plain, signature)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
-            why = calls.sizes.why(given, calls.why)
-            return self._unsplit(call, why, in_parts=calls.splits_parts and may_call_parts(module))
+            return self._unsplit(call, calls.sizes.why(given, calls.why), in_parts=calls.splits_parts)
         is_due = self._is_comparison_due(module, plain)
         outputs = self._by_plan(call, calls, kind, state, is_compared=is_due and not is_checked)
         if is_checked:
@@ -322,7 +321,8 @@ class MainCalls:
             self._account.explain(self._account.place_of(module), verdict.trace.tried)
         if verdict.plan is None:
             self._drop_check(checking.number)
-            calls.fail_check(checking, verdict.trace.explained(verdict.why), given)
+            why, in_parts = verdict.trace.explained(verdict.why), may_call_parts(module)
+            calls.fail_check(checking, why, given, in_parts=in_parts)
         else:
             calls.pass_check(checking, verdict.plan, given, self._size)
 
