@@ -6,7 +6,7 @@ from support.commands import finish
 from support.forked_commands import samestep, start_script
 
 SCRIPT = """
-import os, threading, time, torch
+import os, sys, threading, time, torch
 from concurrent.futures import ThreadPoolExecutor
 
 os.chdir(os.path.dirname(__file__))
@@ -31,7 +31,8 @@ def late(number):
     for name in (f"late{number}.txt", "old.txt"):
         with open(name, "a") as file:
             file.write("+")
-    print("late", number, train() if number else "")
+    result = train() if number else ""
+    sys.stdout.write(f"late {number} {result}\\n")  # at once: print writes the line's end by itself
 
 threading.Thread(target=late, args=(0,)).start()
 pool = ThreadPoolExecutor(1)
