@@ -222,6 +222,13 @@ def on_workers(_, size, options, work, *args):
     return found, _whole(account.split), _whole(account.unsplit), lines
 
 
+def parts_on_workers(_, size, options, work, *args):
+    """Run `work` with helpers; return its result, and the number of split calls of parts."""
+    with script_with_helpers(size, options, forks=True) as account:
+        found = work(*args)
+    return found, account.split.total() - _whole(account.split)
+
+
 def _whole(calls):
     return sum(number for what, number in calls.items() if not _OF_PART.match(what))
 

@@ -80,6 +80,13 @@ def test_a_sample_check_replaces_a_result_that_differs_by_the_unsplit_one(run):
     assert any("a later call gave another result when it was split" in line for line in lines), lines
 
 
+def test_parts_are_split_once_a_later_call_has_differed(processes):
+    serial, options = models.surprised(), Options(check_every=1, short_calls="split")
+    ((found, parts),) = processes.run(models.parts_on_workers, 1, 2, options, models.surprised)
+    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    assert parts > 3  # in each of three calls, but for their first ones, which are checked
+
+
 def test_sample_checks_do_not_change_the_results(run):
     for make in (models.ZeroHead, models.Penalized):
         serial = models.trained(make)

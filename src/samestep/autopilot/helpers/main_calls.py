@@ -532,9 +532,9 @@ class MainCalls:
                 calls.losses += 1
             else:
                 self.release(attempt.number)
-                calls.stay_unsplit(found)
+                calls.stay_unsplit(found, in_parts=may_call_parts(module))
                 self._mirrored.pop(module, None)
-            return self._unsplit(call, found)
+            return self._unsplit(call, found, in_parts=calls.splits_parts)
         self._account.split[self._account.place_of(module)] += 1
         calls.splits += 1
         if kind.grad:
