@@ -29,6 +29,18 @@ class FromArrays(Plain):
         return super().forward(torch.from_numpy(x)) * torch.tensor(scales).unsqueeze(1)
 
 
+@torch.jit.script
+def soft_clamp(x, limit: float):
+    return (x / limit).tanh() * limit
+
+
+class Clamps(Plain):
+    """Split as a whole: TorchScript has compiled a function that it calls."""
+
+    def forward(self, x):
+        return super().forward(soft_clamp(x, limit=1.5))
+
+
 class WithScript(Plain):
     def __init__(self):
         super().__init__()
@@ -71,7 +83,7 @@ class Centered(nn.Module):
 
 
 seen, kept = [], []
-for make in (Hooked, FromArrays, WithScript, Cycles, Centered):
+for make in (Hooked, FromArrays, Clamps, WithScript, Cycles, Centered):
     model = make()
     kept.append(model)  # a class whose models end after a few calls is not checked
     if make is Hooked:

@@ -31,7 +31,7 @@ PARTS = {
     "batch_memories.py": ("Linear in Queue", "Linear in Codebook", "Linear in Hardest"),
     "observed_wholes.py": (
         *("Linear in Hooked", "Linear in FromArrays", "Linear in WithScript", "Linear in Cycles"),
-        *("Block in Centered", "Linear in Centered"),
+        *("Block in Centered", "Linear in Centered", "Clamps"),
     ),
     "prints_in_forward.py": ("Linear in Writes",),
     "small_router.py": ("Linear in SwitchLoss", "Linear in Capacity"),
