@@ -62,9 +62,9 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
         return marshal.loads, (marshal.dumps(value),)
     if isinstance(value, torch.jit.ScriptFunction):
         return _compiled, (value.save_to_buffer({}),)
-    if isinstance(value, _CACHED) and isinstance(value.__wrapped__, FunctionType):
-        if is_user_code(value.__wrapped__.__code__.co_filename):
-            return _cached, (value.__wrapped__, value.cache_parameters())
+    cached = value.__wrapped__ if isinstance(value, _CACHED) else None
+    if isinstance(cached, FunctionType) and is_user_code(cached.__code__.co_filename):
+        return _cached, (cached, value.cache_parameters())
     is_special = isinstance(value, ModuleType) and type(value) is not ModuleType
     if is_special and sys.modules.get(value.__name__) is value:
         return importlib.import_module, (value.__name__,)
