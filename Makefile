@@ -125,7 +125,7 @@ GPU_PYTHON ?= $(PYTHON)
 GPU_FLAGS  ?=
 
 gpu:
-	PYTHONPATH=src $(GPU_PYTHON) -m samestep.testing.gpu --json build/gpu.json $(GPU_FLAGS)
+	PYTHONPATH=src:tests/gpu $(GPU_PYTHON) -m gpu_checks --json build/gpu.json $(GPU_FLAGS)
 
 # The version of Python of the machine with the GPU, for which wheels are downloaded.
 GPU_BUNDLE_PYTHON ?= 3.12

@@ -210,9 +210,6 @@ NO_HOOKS = {
     ),
     "launch/local/own_modules.py: del sys.modules[loaded]": "the interpreter's own dictionary",
     "launch/local/child.py: sys.unraisablehook = report_unless_interrupted": "the interpreter's own setting",
-    "testing/gpu/forks.py: sys.stdout, sys.stderr = (open(fd, 'w', closefd=False) for fd in (1, 2))": (
-        "standard streams of a fork, which are files"
-    ),
     "ranks/world/torch_rendezvous.py: handlers[scheme] = _kept_for_group(handlers[scheme])": (
         "torch's registry of URL schemes, which is a dictionary"
     ),

@@ -22,7 +22,7 @@ HOST = "NCCL_HOSTID"
 def allow() -> None:
     """Let the processes that are forked from this one, such as the workers of a run, share a GPU."""
     env.export(VARIABLES)
-    device._ONE_RANK_PER_DEVICE = frozenset()  # noqa: SLF001 - no option, so that no user can set it
+    device._ONE_RANK_PER_DEVICE = frozenset()
     os.register_at_fork(after_in_child=_name_host)
 
 

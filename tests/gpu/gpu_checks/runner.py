@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from samestep.testing.gpu import forks
-from samestep.testing.gpu.context import Context, environment, last_lines
-from samestep.testing.gpu.forks import Ended
-from samestep.testing.gpu.one import write_outcome
-from samestep.testing.gpu.registry import Check
+from gpu_checks import forks
+from gpu_checks.context import Context, environment, last_lines
+from gpu_checks.forks import Ended
+from gpu_checks.one import write_outcome
+from gpu_checks.registry import Check
 
 Result: TypeAlias = Literal["ok", "failed", "skipped", "not run"]
 _POLL_S = 0.02

@@ -22,7 +22,7 @@ class Counting(Dataset):
 class Printed(TrainerCallback):
     """Prints the logged losses."""
 
-    def on_log(self, args, state, control, logs=None, **_):  # noqa: ARG002
+    def on_log(self, args, state, control, logs=None, **_):
         for name in ("loss", "eval_loss"):
             if name in (logs or {}):
                 print(f"loss {float(logs[name]):.6f}")

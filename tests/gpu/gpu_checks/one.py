@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-from samestep.testing.gpu.context import Context, Function
-from samestep.testing.gpu.registry import by_name
+from gpu_checks.context import Context, Function
+from gpu_checks.registry import by_name
 
 
 def function_of(name: str) -> Function:
     """Return the function of a check."""
     module, attribute, *words = by_name(name).function.split(":")
-    function = getattr(import_module(f"samestep.testing.gpu.{module}"), attribute)
+    function = getattr(import_module(f"gpu_checks.{module}"), attribute)
     return lambda context: function(context, *words)
 
 
@@ -24,7 +24,7 @@ def outcome(name: str, context: Context) -> dict[str, Any]:
         return {"result": "ok", "figures": dict(function_of(name)(context))}
     except SkipTest as reason:
         return {"result": "skipped", "reason": str(reason)}
-    except Exception as error:  # noqa: BLE001 - any error of a check is its failure
+    except Exception as error:
         traceback.print_exc()
         return {"result": "failed", "reason": f"{type(error).__name__}: {error}"}
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpu_checks.scripts_table import SCRIPTS, Script
 from samestep.base.errors import UsageError
-from samestep.testing.gpu.scripts_table import SCRIPTS, Script
 
 CUDA = ("cuda",)
 ANY = ("cuda", "xpu")

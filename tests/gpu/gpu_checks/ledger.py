@@ -1,4 +1,4 @@
-"""Reads and updates the ledger of the checks: ``python -m samestep.testing.gpu.ledger RESULTS [LEDGER]``.
+"""Reads and updates the ledger of the checks: ``python -m gpu_checks.ledger RESULTS [LEDGER]``.
 
 The ledger has the last result of each check on a GPU: date, device, versions and commit.
 """
@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from gpu_checks.registry import CHECKS, Check
 from samestep.base.untrusted_documents import parse_toml
-from samestep.testing.gpu.registry import CHECKS, Check
 
-LEDGER = Path(__file__).parents[4] / "tests" / "gpu" / "ledger.toml"
+LEDGER = Path(__file__).parents[1] / "ledger.toml"
 """The ledger of a source tree."""
 HEAD = """\
 # The last result of each check on a GPU. This command merges the results of a run:
-#     python -m samestep.testing.gpu.ledger RESULTS
+#     python -m gpu_checks.ledger RESULTS
 # Checks whose last result is not `ok` run first, then those with the oldest date. `never`: no GPU has run it.
 """
 Row: TypeAlias = Mapping[str, str]

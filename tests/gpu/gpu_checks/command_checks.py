@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-from samestep.ranks.world.device import BACKENDS
-from samestep.testing.gpu.context import (
+from gpu_checks.context import (
     Context,
     Figures,
     command,
@@ -20,8 +19,9 @@ from samestep.testing.gpu.context import (
     user_script,
     wait,
 )
-from samestep.testing.gpu.forks import Fork
-from samestep.testing.gpu.scripts_table import SERIAL
+from gpu_checks.forks import Fork
+from gpu_checks.scripts_table import SERIAL
+from samestep.ranks.world.device import BACKENDS
 
 _RANKS = Path(__file__).with_name("rank_script.py")
 _SPAWNS = Path(__file__).with_name("spawn_script.py")

@@ -5,8 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from unittest import SkipTest
 
-from samestep.autopilot.split.bypassed_modules import CAPTURED
-from samestep.testing.gpu.context import (
+from gpu_checks.context import (
     Context,
     Figures,
     close,
@@ -18,8 +17,9 @@ from samestep.testing.gpu.context import (
     succeeded,
     user_script,
 )
-from samestep.testing.gpu.forks import Ended, Fork
-from samestep.testing.gpu.scripts_table import SCRIPTS, SERIAL, Script
+from gpu_checks.forks import Ended, Fork
+from gpu_checks.scripts_table import SCRIPTS, SERIAL, Script
+from samestep.autopilot.split.bypassed_modules import CAPTURED
 
 _RUN = ("run", "--short-calls", "split", "-n")
 """A run in which calls of small networks are split too, although that takes longer."""

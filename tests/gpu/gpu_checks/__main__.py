@@ -1,4 +1,4 @@
-"""Checks samestep on the GPUs of this machine: ``python -m samestep.testing.gpu``."""
+"""Checks samestep on the GPUs of this machine: ``python -m gpu_checks``."""
 
 import argparse
 import json
@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samestep.testing.gpu.dependencies import missing
+from gpu_checks.dependencies import missing
 
 if TYPE_CHECKING:
-    from samestep.testing.gpu.devices import Machine
-    from samestep.testing.gpu.registry import Check
-    from samestep.testing.gpu.runner import Outcome
+    from gpu_checks.devices import Machine
+    from gpu_checks.registry import Check
+    from gpu_checks.runner import Outcome
 
 # Other modules are imported where they are used: missing packages are reported first, and at once.
 NO_GPU = 3
@@ -30,7 +30,7 @@ _CORES = 2
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(prog="python -m samestep.testing.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gpu_checks", description=__doc__)
     parser.add_argument(
         "--device",
         choices=("auto", "cuda", "xpu", "cpu"),
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "Python (make gpu GPU_PYTHON=PATH), or take the packages along with `make gpu-bundle`.\n"
         )
         return 2
+    from gpu_checks.ledger import ordered, read
+    from gpu_checks.registry import selected
+    from gpu_checks.tables import table_of_checks, write
     from samestep.base.errors import UsageError
-    from samestep.testing.gpu.ledger import ordered, read
-    from samestep.testing.gpu.registry import selected
-    from samestep.testing.gpu.tables import table_of_checks, write
 
     try:
         checks = ordered(selected(options.only), read())
@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _machine(asked: str) -> "Machine":
     """Return the requested devices; without a device file of any, no driver is called."""
+    from gpu_checks.devices import find, found
     from samestep.base.machine.accelerators import can_have_accelerators
-    from samestep.testing.gpu.devices import find, found
 
     if asked == "cpu" or not can_have_accelerators():
         return find("cpu")
@@ -92,8 +92,8 @@ def _machine(asked: str) -> "Machine":
 
 
 def _nothing_here(machine: "Machine", checks: Sequence["Check"], file: Path) -> int:
-    from samestep.testing.gpu.runner import Outcome
-    from samestep.testing.gpu.tables import table_of_checks, write
+    from gpu_checks.runner import Outcome
+    from gpu_checks.tables import table_of_checks, write
 
     write(f"No GPU is here: torch {machine.torch} finds no device.")
     write("Nothing was tested.")
@@ -105,10 +105,10 @@ def _nothing_here(machine: "Machine", checks: Sequence["Check"], file: Path) -> 
 
 
 def _run(machine: "Machine", checks: Sequence["Check"], options: argparse.Namespace) -> int:
+    from gpu_checks import forks
+    from gpu_checks.runner import Request, exit_code, run_all
+    from gpu_checks.tables import table_of_outcomes, write
     from samestep.base.machine.description import cpu_share
-    from samestep.testing.gpu import forks
-    from samestep.testing.gpu.runner import Request, exit_code, run_all
-    from samestep.testing.gpu.tables import table_of_outcomes, write
 
     write(machine.describe())
     is_cpu = options.device == "cpu"
@@ -134,7 +134,7 @@ def _run(machine: "Machine", checks: Sequence["Check"], options: argparse.Namesp
 
 def _save(file: Path, machine: Mapping[str, Any], outcomes: Sequence["Outcome"], code: int) -> None:
     """Write the results; a file that cannot be written is reported and changes no result."""
-    from samestep.testing.gpu.tables import write
+    from gpu_checks.tables import write
 
     values = {
         "format": 1,
@@ -155,7 +155,7 @@ def _save(file: Path, machine: Mapping[str, Any], outcomes: Sequence["Outcome"],
 
 def _commit() -> str:
     """Return the commit of this source tree, or of the one from which this bundle was made; maybe empty."""
-    root = Path(__file__).parents[4]
+    root = Path(__file__).parents[3]
     if (written := root / "commit").exists():
         return written.read_text().strip()
     if not (root / ".git").exists():  # an installed package

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import SkipTest
 
-from samestep.testing.gpu.context import (
+from gpu_checks.context import (
     Context,
     Figures,
     close,
@@ -17,7 +17,7 @@ from samestep.testing.gpu.context import (
     skip_without_triton,
     succeeded,
 )
-from samestep.testing.gpu.forks import Fork
+from gpu_checks.forks import Fork
 
 _STEPS = 12
 _SHORT = ("--subset", 384, "--epochs", 2, "--batch-size", 64)

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import samestep
+from gpu_checks.context import Figures, require
 from samestep.ranks.world.solo import SoloWorld
-from samestep.testing.gpu.context import Figures, require
 
 _BATCH, _CLASSES = 16, 4
 SYNCHRONIZERS = ("bucketed", "reference", "ddp")
@@ -161,7 +161,7 @@ def hang(world: samestep.World) -> Figures:
     value.sum().item()
     if world.place.rank == 1:
         if world.device.type == "cuda":
-            torch.cuda._sleep(1 << 40)  # type: ignore[no-untyped-call]  # noqa: SLF001 - cycles, some minutes
+            torch.cuda._sleep(1 << 40)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         else:
             time.sleep(600)

@@ -4,8 +4,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from samestep.testing.gpu.registry import Check
-from samestep.testing.gpu.runner import Outcome
+from gpu_checks.registry import Check
+from gpu_checks.runner import Outcome
 
 
 def write(text: str) -> None:

@@ -5,11 +5,7 @@ import time
 import torch
 from torch import nn
 
-from samestep.base.step_phases import ALL, BACKWARD, FORWARD
-from samestep.observe.clock.instants import DeviceInstants, is_captured
-from samestep.observe.clock.step_reader import loop_clock
-from samestep.studies.bench.measurement import finisher
-from samestep.testing.gpu.context import (
+from gpu_checks.context import (
     Context,
     Figures,
     close,
@@ -19,7 +15,11 @@ from samestep.testing.gpu.context import (
     succeeded,
     user_script,
 )
-from samestep.testing.gpu.scripts_table import SERIAL
+from gpu_checks.scripts_table import SERIAL
+from samestep.base.step_phases import ALL, BACKWARD, FORWARD
+from samestep.observe.clock.instants import DeviceInstants, is_captured
+from samestep.observe.clock.step_reader import loop_clock
+from samestep.studies.bench.measurement import finisher
 
 
 def events(context: Context) -> Figures:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from gpu_checks import forks
+from gpu_checks.context import last_lines
 from samestep.base.errors import UsageError
 from samestep.ranks.world.device import device_name, driver_version, facts_here, toolkit_versions
-from samestep.testing.gpu import forks
-from samestep.testing.gpu.context import last_lines
 
 OLDEST = (2, 6)
 """The oldest version of torch that is tested."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import SkipTest
 
 import samestep
+from gpu_checks import forks, shared_gpu
+from gpu_checks.forks import Ended, Fork
 from samestep.base import env
 from samestep.base.folders import absolute
-from samestep.testing.gpu import forks, shared_gpu
-from samestep.testing.gpu.forks import Ended, Fork
 
 if TYPE_CHECKING:
     import torch
@@ -94,11 +94,12 @@ def last_lines(text: str, count: int = 12) -> str:
 
 def environment(*, on_cpu: bool = False) -> dict[str, str]:
     """Return variables of a process; with `on_cpu` it sees no accelerator."""
-    source = str(Path(samestep.__file__).parents[1])  # a source tree need not be installed
+    # A source tree need not be installed, and the checks never are.
+    own = [str(Path(package).parents[1]) for package in (samestep.__file__, __file__)]
     # Commands run in the folder of a check, where a relative path would lead elsewhere.
     inherited = [str(absolute(path)) for path in env.snapshot().get("PYTHONPATH", "").split(":") if path]
     hidden = dict.fromkeys(HIDING, "") if on_cpu else {}
-    return {"PYTHONPATH": ":".join([source, *inherited]), **hidden}
+    return {"PYTHONPATH": ":".join([*own, *inherited]), **hidden}
 
 
 def user_script(context: Context, path: Path) -> Path:

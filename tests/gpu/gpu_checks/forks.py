@@ -144,7 +144,7 @@ def _run(
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # noqa: BLE001 - the process ends with it
+    except BaseException:
         traceback.print_exc()
     leave(code)
 
