@@ -62,8 +62,6 @@ class Output(results.Output):
         """Raise an error if the results of `request` cannot be stored like this."""
         if self.save and request.collective != "all_reduce":
             raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
-        if self.save and request.own:
-            raise UsageError("--save stores built-in algorithms only; leave out --with.")
         if self.save and request.dtype != "float32":
             raise UsageError(f"--save needs --dtype float32, not {request.dtype}; leave out one of the two.")
         if self.plot is not None and (self.plot.suffix != ".svg" or not self.plot.parent.is_dir()):
@@ -96,9 +94,6 @@ def command_for(collective: str) -> Callable[..., None]:
         rounds: Annotated[
             int | None, option("R", "Rounds per size. Default: as many as fit into --seconds.")
         ] = None,
-        own: Annotated[
-            str | None, option("FILE:FUNCTION", "Measure this function too (all-reduce).", "", "--with")
-        ] = None,
         duration: Duration,
         output: Output,
         quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
@@ -111,7 +106,6 @@ def command_for(collective: str) -> Callable[..., None]:
             rounds=rounds,
             seconds=duration.seconds,
             timeout_s=duration.hang_timeout,
-            own=own or "",
         )
         output.check_for(request)
         flags = {
@@ -119,7 +113,6 @@ def command_for(collective: str) -> Callable[..., None]:
             "algorithm": ",".join(request.algorithms) or None,
             "dtype": dtype,
             "rounds": rounds,
-            "with": own,
             **asdict(duration),
             "plot": output.plot,
             "figures": output.figures,
@@ -208,10 +201,7 @@ def _start_or_bind(decision: Decision, arguments: Sequence[str]) -> None:
 def _refuse_unknown(request: Request) -> None:
     """Refuse an unknown algorithm here, before each worker does."""
     from samestep.studies.bench.cases import COLLECTIVES as CASES
-    from samestep.studies.bench.cases import own_algorithm
 
-    if request.own:
-        own_algorithm(request.own)
     chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
 
 

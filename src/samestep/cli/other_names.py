@@ -62,6 +62,7 @@ ANSWERS = {
     "--batch-norm": "batch norm uses the statistics of the whole batch; leave it out",
     "--algorithm": "gradients of a serial script are summed in memory or by the back end; leave it out",
     "--all-output": f"{_ONCE} output; leave it out",
+    "--with": "samestep lab grade FILE checks the functions of a file",
     "--engine": "a serial script runs once; leave it out",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }

@@ -15,7 +15,7 @@ from samestep.studies.bench.request import Request
 from samestep.studies.bench.step_times import measure
 from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem
 from samestep.studies.bench.time_limit import Limit, exit_on_timeout
-from samestep.testing.ranks import on_processes
+from samestep_lab.testing.ranks import on_processes
 
 
 def stuck_from(nbytes):

@@ -22,7 +22,7 @@ from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
 from samestep.ranks.collectives.schedule import runs
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.operation import OPS
-from samestep.testing.checks import CountingWorld
+from samestep_lab.testing.checks import CountingWorld
 
 COUNTS = [0, 1, 5]
 LONG = (1 << 19) + 3

@@ -11,7 +11,7 @@ from samestep.ranks.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.testing import (
+from samestep_lab.testing import (
     check_all_gather,
     check_all_reduce,
     check_broadcast,

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.lab import (
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.studies.bench.synchronizers import Problem
+from samestep_lab.experiments import (
     algorithms,
     backends,
     batch_size,
@@ -24,9 +26,7 @@ from samestep.lab import (
     threads,
     who_sees_what,
 )
-from samestep.lab.experiment import Setup
-from samestep.ranks.world.thread_world import run_ranks
-from samestep.studies.bench.synchronizers import Problem
+from samestep_lab.experiments.experiment import Setup
 
 TWO = Setup(workers=2, ranks=run_ranks)
 

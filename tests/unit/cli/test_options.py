@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 from typer.main import get_command
 
+from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.help_text import COMMON, common_first
 from samestep.cli.main import VERBS, application, run_command
 
@@ -33,7 +34,7 @@ WITHOUT_QUIET = {"data": "prints its result only", "doctor": "prints its result 
 
 def commands():
     """Yield each command with options."""
-    for verb in VERBS:
+    for verb in (*VERBS, *PACKAGES):
         command = get_command(application(verb)).commands[verb]
         yield from getattr(command, "commands", {verb: command}).values()
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from zlib import crc32
 
@@ -12,10 +11,7 @@ from torch import Tensor
 
 from samestep.base.errors import WorldError
 from samestep.ranks.collectives import algorithms
-from samestep.ranks.world.operation import Op
 from samestep.ranks.world.protocol import World
-from samestep.testing.calls import bind
-from samestep.testing.own_function import load_function
 
 Algorithm: TypeAlias = Callable[..., Any]
 """An entry of `samestep.ranks.collectives.algorithms`."""
@@ -63,24 +59,6 @@ def _in_place(tensor: Tensor, result: object) -> list[Tensor]:
 
 def _all_ranks(size: int) -> tuple[int, ...]:
     return tuple(range(size))
-
-
-def own_algorithm(text: str) -> dict[str, Algorithm]:
-    """Return the all-reduce that ``FILE:FUNCTION`` names, by the text without its folders.
-
-    Its parameters are bound as those of `samestep.testing`; the ranks' process group is the default one.
-
-    Raises:
-        UsageError: there is no such function, or it has unknown parameters.
-    """
-    call = bind(load_function(text))
-
-    def all_reduce(world: World, tensor: Tensor, op: Op) -> None:
-        returned = call(tensor, world=algorithms.native(world), root=0, op=op)
-        if isinstance(returned, Tensor):
-            tensor.copy_(returned)
-
-    return {Path(text).name: all_reduce}
 
 
 COLLECTIVES: Mapping[str, Collective] = {

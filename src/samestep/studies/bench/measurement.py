@@ -1,7 +1,7 @@
 """Measures one collective: checks all its algorithms at all sizes, then times them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -13,7 +13,7 @@ from samestep.base.units import bytes_text
 from samestep.ranks.collectives.direct_world import DirectWorld, by_connections
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.cases import COLLECTIVES, Algorithm, Collective, Numbers, check, own_algorithm
+from samestep.studies.bench.cases import COLLECTIVES, Algorithm, Collective, Numbers, check
 from samestep.studies.bench.figures import Row, Wrong, figures
 from samestep.studies.bench.interleaving import Call, timed_interleaved
 from samestep.studies.bench.request import Request, chosen
@@ -55,10 +55,8 @@ def perform(
         raise UsageError("one worker has no collectives to measure; give -n 2 or more.")
     world = on_one_host(joined)
     collective = COLLECTIVES[request.collective]
-    own = own_algorithm(request.own) if request.own else {}
-    collective = replace(collective, algorithms={**collective.algorithms, **own})
     there = [name for name in collective.algorithms if _is_available(name, joined, world)]
-    names = chosen(request.algorithms and (*request.algorithms, *own), there, request.collective)
+    names = chosen(request.algorithms, there, request.collective)
     with Limit(request.timeout_s, give_up) as limit:
         measured = _Benchmark(world, request, collective, limit)
         wrong: dict[str, Wrong] = {}

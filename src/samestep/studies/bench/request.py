@@ -30,11 +30,8 @@ class Request:
     rounds: int | None = None  # rounds of each size; None for as many as fit into `seconds`
     seconds: float = 2.0  # time for each size, without the checks
     timeout_s: float = 30.0  # timeout of one block of calls of an algorithm
-    own: str = ""  # ``FILE:FUNCTION`` of a user's all-reduce to measure beside the others; empty for none
 
     def __post_init__(self) -> None:
-        if self.own and self.collective != "all_reduce":
-            raise UsageError("--with is for all-reduce, the only collective that takes a function.")
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype {self.dtype!r} is none of {', '.join(DTYPES)}.")
         if self.rounds is not None and self.rounds < 1:
