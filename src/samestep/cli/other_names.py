@@ -63,6 +63,13 @@ ANSWERS = {
     "--algorithm": "gradients of a serial script are summed in memory or by the back end; leave it out",
     "--all-output": f"{_ONCE} output; leave it out",
     "--engine": "a serial script runs once; leave it out",
+    "--min": "give --sizes SIZE,..",
+    "--max": "give --sizes SIZE,..",
+    "--rounds": "give --seconds S",
+    "--dtype": "collectives are measured with float32; give --sizes in bytes",
+    "--with": "time a function of yours in a script of its own; samestep.testing checks its results",
+    "--plot": "give --json, and plot its rows",
+    "--figures": "give --json, and plot its rows",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }
 """Options that samestep does not have, each with what to do."""
