@@ -182,7 +182,7 @@ def test_the_settings_of_the_recipes_are_described():
 
 
 def test_every_field_of_a_measured_collective_is_described_and_no_other():
-    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
+    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0])
 
     assert named(section("guide/bench.md", "## As JSON")) == list(row.as_dict())
 

@@ -62,8 +62,14 @@ ANSWERS = {
     "--batch-norm": "batch norm uses the statistics of the whole batch; leave it out",
     "--algorithm": "gradients of a serial script are summed in memory or by the back end; leave it out",
     "--all-output": f"{_ONCE} output; leave it out",
-    "--with": "samestep lab grade FILE checks the functions of a file",
     "--engine": "a serial script runs once; leave it out",
+    "--min": "give --sizes SIZE,..",
+    "--max": "give --sizes SIZE,..",
+    "--rounds": "give --seconds S",
+    "--dtype": "collectives are measured with float32; give --sizes in bytes",
+    "--with": "samestep lab grade FILE checks the functions of a file",
+    "--plot": "give --json, and plot its rows",
+    "--figures": "give --json, and plot its rows",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }
 """Options that samestep does not have, each with what to do."""

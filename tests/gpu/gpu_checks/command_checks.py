@@ -111,16 +111,6 @@ def watchdog(context: Context) -> Figures:
     return {"seconds": took, "exit code": ended.code}
 
 
-def data_parallel(context: Context) -> Figures:
-    """Run the benchmark of torch's DataParallel, which one process feeds all GPUs with."""
-    if context.device.type != "cuda":
-        raise SkipTest("it is measured on GPUs of type cuda only")
-    flags = ("--sync", "data_parallel,ddp", "--json", "--seconds", 5)
-    ended = succeeded(command(context, "bench", "step", "-n", 2, *flags))
-    require("data_parallel" in ended.out, f"data_parallel is not measured: {last_lines(ended.out)}")
-    return {"measured": "data_parallel"}
-
-
 def one_gpu_refused(context: Context) -> Figures:
     """Check that two ranks with NCCL on one GPU end with the reason."""
     ended = wait(_started(context, "synchronizers", shares=False))

@@ -160,7 +160,6 @@ CHECKS: tuple[Check, ...] = (
     _ranks("exact-ranks", "figures:exact_ranks", "--exact: bits of one rank"),
     _ranks("sanitize", "sanitize", "equal ranks are not reported"),
     _ranks("watchdog", "watchdog", "a kernel that hangs is reported with its rank"),
-    _ranks("data-parallel", "data_parallel", "the GPUs of torch's DataParallel", shareable=False),
 )
 
 

@@ -39,7 +39,7 @@ def measured(folder, world):
         collective="all_reduce",
         sizes=(4, 64),
         algorithms=("native", "ring", "tree"),
-        rounds=1,
+        seconds=0.01,
         timeout_s=0.5,
     )
     with patch.dict(ALL_REDUCE, {"ring": stuck_from(64)}):

@@ -123,7 +123,7 @@ _ALL = (
         expect="One all-reduce per parameter costs most; buckets, and shared memory on one host, cost least.",
         why=(
             "Each message has a fixed cost, which buckets pay once for many gradients, and a bucket is sent "
-            "while backward still computes. DataParallel copies weights and outputs in every step instead."
+            "while backward still computes."
         ),
         least=2,
     ),

@@ -71,7 +71,7 @@ def on_rank(world: World, seconds: float) -> dict[str, dict[str, Any]]:
     for nbytes in SIZES:
         zeros = torch.zeros(nbytes // 4)
         calls = {name: partial(_call, way, world, zeros) for name, way in WAYS.items()}
-        times = timed_interleaved(world, calls, rounds=None, seconds=seconds, finish=lambda: None)
+        times = timed_interleaved(world, calls, seconds=seconds, finish=lambda: None)
         for name, taken in times.items():
             found[name]["seconds"][nbytes] = taken
     return found

@@ -3,10 +3,10 @@
 from dataclasses import asdict
 
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.request import ALONE, ONE_PROCESS
+from samestep.studies.bench.request import ALONE
 from samestep.studies.bench.step_times import StepRow, measure
 from samestep.studies.bench.synchronizers import NEEDS, WAYS, Problem, ways_here
-from samestep.studies.bench.text import STEP_HEAD, step_answer, step_cells
+from samestep.studies.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 SECONDS = 20.0
@@ -20,7 +20,7 @@ def on_rank(world: World, problem: Problem, seconds: float) -> list[StepRow]:
 
 def noise(found: list[StepRow]) -> str:
     """Return sentences on steps that are not slower with communication than without."""
-    among = [row for row in found if row.sync not in (ALONE, ONE_PROCESS)]
+    among = [row for row in found if row.sync != ALONE]
     faster = [row.sync for row in among if row.efficiency_quartiles[0] > 1]
     equal = [row.sync for row in among if row.sync not in faster and row.efficiency_quartiles[1] >= 1]
     sentences = ""
@@ -42,7 +42,7 @@ def run(setup: Setup, *, problem: Problem | None = None, seconds: float = SECOND
     return Outcome(
         tables=[Table(head=STEP_HEAD, rows=step_cells(found))],
         measured=(
-            f"Among the synchronizers, {step_answer(found)}. Figures are medians over interleaved rounds."
+            f"Fastest: {fastest_synchronizer(found)}. Figures are medians over interleaved rounds."
             f"{noise(found)}{''.join(missing)}"
         ),
         values={row.sync: asdict(row) for row in found},

@@ -1,38 +1,7 @@
-"""Fits and crossovers are computed from synthetic times."""
+"""Crossovers are computed from synthetic times."""
 
-import pytest
-
-from samestep.studies.bench.figures import crossovers, fit
+from samestep.studies.bench.figures import crossovers
 from support.bench_rows import rows_of
-
-SIZES = [4 * 4**power for power in range(14)]
-
-
-def test_alpha_and_beta_are_recovered():
-    line = fit({nbytes: 20e-6 + 1e-9 * nbytes for nbytes in SIZES})
-
-    assert line.alpha == pytest.approx(20e-6)
-    assert line.beta == pytest.approx(1e-9)
-
-
-def test_outliers_do_not_change_the_fit():
-    times = {nbytes: 20e-6 + 1e-9 * nbytes for nbytes in SIZES}
-    times[SIZES[2]] *= 50
-    times[SIZES[-1]] *= 3
-
-    assert fit(times).alpha == pytest.approx(20e-6)
-    assert fit(times).beta == pytest.approx(1e-9)
-
-
-def test_alpha_and_beta_are_not_negative():
-    line = fit({4: 5e-6, 16: 4e-6, 64: 3e-6})
-    assert line.beta == 0
-    assert fit({1 << 20: 1e-3, 4 << 20: 8e-3}).alpha == 0
-
-
-def test_a_fit_to_one_size_returns_its_time():
-    assert fit({100: 2.0})(100) == 2.0
-
 
 FASTER_BY_SIZE = {
     "tree": {4: 1.0, 16: 2.0, 64: 9.0},
