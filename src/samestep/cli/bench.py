@@ -7,24 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.base.console import inform, log, progress_bar
+from samestep.base.console import log, progress_bar
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_seconds
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
+from samestep.cli.options.declare import as_arguments, grouped, option
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
-from samestep.ranks.collectives.algorithm_choice import Measured
 from samestep.run.decision import Decision
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, start_own
-from samestep.studies.bench.request import ALONE, COLLECTIVES, SYNCS, Request, chosen, names_of, sizes_of
+from samestep.studies.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
 from samestep.studies.bench.time_limit import Limit, exit_on_timeout
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World
-    from samestep.studies.bench.figures import Row
     from samestep.studies.bench.synchronizers import Problem
 
 
@@ -37,7 +35,6 @@ class Duration:
 
 
 _STEP_DURATION = Duration(seconds=60.0, hang_timeout=120.0)
-_SAVE = switch("Store the fastest all-reduce for each size, for --algorithm auto.", RESULTS_PANEL, "--save")
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
@@ -50,30 +47,20 @@ def command_for(collective: str) -> Callable[..., None]:
         *,
         start: launch.Workers,
         sizes: Annotated[str | None, option("SIZE,..", "Sizes to measure, such as 4,64K,25MiB.")] = None,
-        algorithm: Annotated[
-            str | None, option("NAME,..", "Algorithms to measure. Default: all that the workers can run.")
-        ] = None,
         duration: Duration,
-        save: Annotated[bool, _SAVE] = False,
         as_json: results.AsJson = False,
         quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     ) -> None:
-        if save and collective != "all_reduce":
-            raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
         request = Request(
             collective=collective,
             sizes=sizes_of(sizes),
-            algorithms=names_of(algorithm),
             seconds=duration.seconds,
             timeout_s=duration.hang_timeout,
         )
         decision = _decide(start)
-        if isinstance(decision.plan, Spawn):
-            _refuse_unknown(request)
-        flags = {"sizes": sizes, "algorithm": algorithm, **asdict(duration)}
-        flags |= {"save": save or None, "json": as_json or None}
+        flags = {"sizes": sizes, **asdict(duration), "json": as_json or None}
         _start_or_bind(decision, ["bench", spelled, *as_arguments(flags)])
-        _measure_collective(request, threads=start.threads, save=save, as_json=as_json)
+        _measure_collective(request, threads=start.threads, as_json=as_json)
 
     command.__doc__ = f"""Measure the algorithms of {spelled}, interleaved.
 
@@ -143,14 +130,7 @@ def _start_or_bind(decision: Decision, arguments: Sequence[str]) -> None:
     bind_worker(decision, decision.detected.place)
 
 
-def _refuse_unknown(request: Request) -> None:
-    """Refuse an unknown algorithm here, before each worker does."""
-    from samestep.studies.bench.cases import COLLECTIVES as CASES
-
-    chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
-
-
-def _measure_collective(request: Request, *, threads: int | None, save: bool, as_json: bool) -> None:
+def _measure_collective(request: Request, *, threads: int | None, as_json: bool) -> None:
     """Measure a collective, as one of the workers."""
     from samestep.ranks.world.join import join
     from samestep.studies.bench.measurement import perform
@@ -162,16 +142,6 @@ def _measure_collective(request: Request, *, threads: int | None, save: bool, as
             rows = perform(world, request, done=done, give_up=end)
         lines = [json_line(row.as_dict()) for row in rows] if as_json else [report_text(rows)]
         world.print("\n".join(lines))
-        if save:
-            world.on_main(lambda: _save(rows, world))
-
-
-def _save(rows: list["Row"], world: "World") -> None:
-    from samestep.studies.bench.figures import crossovers
-
-    measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
-    first = [(nbytes, names[0]) for nbytes, names in crossovers(rows)]
-    inform(f"stored for --algorithm auto: {measured.save(first)}")
 
 
 def _measure_steps(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.errors import UsageError
-from samestep.ranks.collectives.algorithms import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from samestep_lab.collectives.algorithms import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from samestep_lab.testing import (
     Nonconforming,
     check_all_gather,

@@ -5,6 +5,7 @@ from samestep.ranks.world.protocol import World
 from samestep.studies.bench.figures import Row, best_text, fastest
 from samestep.studies.bench.measurement import perform
 from samestep.studies.bench.request import Request
+from samestep_lab.collectives.algorithms import ALL_REDUCE
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -13,7 +14,7 @@ SECONDS = 2.0
 
 def on_rank(world: World, request: Request) -> list[Row]:
     """Measure the all-reduces that these ranks can run."""
-    return perform(world, request)
+    return perform(world, request, ALL_REDUCE)
 
 
 def run(setup: Setup, *, sizes: tuple[int, ...] = SIZES, seconds: float = SECONDS) -> Outcome:

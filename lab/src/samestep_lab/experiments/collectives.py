@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from samestep.ranks.collectives import ring, rooted_collectives
-from samestep.ranks.collectives.algorithms import ALL_REDUCE
-from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE, AllReduce
-from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
-from samestep.ranks.collectives.schedule import Chunks, Schedule
 from samestep.ranks.world.protocol import World
 from samestep.studies.report.bar_charts import Bar, BarChart
 from samestep.studies.report.drawing import color
+from samestep_lab.collectives import ring, rooted_collectives
+from samestep_lab.collectives.algorithms import ALL_REDUCE
+from samestep_lab.collectives.all_reduce import NAIVE, RING, TREE, AllReduce
+from samestep_lab.collectives.halving_doubling import HALVING_DOUBLING
+from samestep_lab.collectives.schedule import Chunks, Schedule
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 

@@ -203,7 +203,7 @@ _ALL = (
         expect="Few messages for small tensors, few bytes for large ones; shared memory within a host.",
         why=(
             "A message costs a fixed time and a time per byte. NCCL makes that choice itself; for its "
-            "exercise (tutorial 000): NCCL_ALGO=Ring samestep bench all-reduce --algorithm native -n 8, and "
+            "exercise (tutorial 000): NCCL_ALGO=Ring samestep bench all-reduce -n 8, and "
             "the same with Tree."
         ),
         least=2,

@@ -18,8 +18,7 @@ class Collective:
     """One collective, called with any of its algorithms."""
 
     algorithms: Mapping[str, Algorithm]  # by name
-    # input of each rank: the whole tensor, a tensor with one row per rank, or its own row
-    given: Literal["whole", "rows", "row"]
+    given: Literal["whole", "row"]  # input of each rank: the whole tensor, or its own row of it
     # calls an algorithm with world, tensor and root
     call: Callable[[Algorithm, Any, Tensor, int], object]
 
@@ -28,7 +27,7 @@ class Collective:
         row = -(-nbytes // torch.float32.itemsize)
         if self.given != "whole":
             row = -(-row // size)
-        return torch.zeros((size, row) if self.given == "rows" else row, device=device)
+        return torch.zeros(row, device=device)
 
     def whole_bytes(self, tensor: Tensor, size: int) -> int:
         """Return the bytes of the whole from the input of a rank."""
@@ -50,26 +49,6 @@ COLLECTIVES: Mapping[str, Collective] = {
         algorithms=algorithms.ALL_GATHER,
         given="row",
         call=lambda algorithm, world, tensor, _: algorithm(world, tensor),
-    ),
-    "reduce_scatter": Collective(
-        algorithms=algorithms.REDUCE_SCATTER,
-        given="rows",
-        call=lambda algorithm, world, tensor, _: algorithm(world, tensor, "sum"),
-    ),
-    "reduce": Collective(
-        algorithms=algorithms.REDUCE,
-        given="whole",
-        call=lambda algorithm, world, tensor, root: algorithm(world, tensor, "sum", root),
-    ),
-    "gather": Collective(
-        algorithms=algorithms.GATHER,
-        given="row",
-        call=lambda algorithm, world, tensor, root: algorithm(world, tensor, root),
-    ),
-    "scatter": Collective(
-        algorithms=algorithms.SCATTER,
-        given="rows",
-        call=lambda algorithm, world, tensor, root: algorithm(world, tensor, root),
     ),
 }
 """The collectives by name."""

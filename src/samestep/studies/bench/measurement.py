@@ -1,6 +1,6 @@
 """Times all algorithms of one collective, size by size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -15,13 +15,14 @@ from samestep.ranks.world.protocol import World
 from samestep.studies.bench.cases import COLLECTIVES, Algorithm, Collective
 from samestep.studies.bench.figures import Row, figures
 from samestep.studies.bench.interleaving import Call, timed_interleaved
-from samestep.studies.bench.request import Request, chosen
+from samestep.studies.bench.request import Request
 from samestep.studies.bench.time_limit import Limit
 
 
 def perform(
     joined: World,
     request: Request,
+    algorithms: Mapping[str, Algorithm] | None = None,
     *,
     done: Callable[[str], object] = lambda _: None,
     give_up: Callable[[str], object] = lambda _: None,
@@ -31,18 +32,20 @@ def perform(
     Args:
         joined: the ranks; all of them call this.
         request: collective, sizes and durations.
+        algorithms: those to measure, by name; by default all of the collective.
         done: called before each size with its name.
         give_up: called from another thread with an algorithm that exceeds its timeout; can end the process.
 
     Raises:
-        UsageError: there is one rank only, or an algorithm is not available.
+        UsageError: there is one rank only.
     """
     ranks = joined.place.size
     if ranks < 2:
         raise UsageError("one worker has no collectives to measure; give -n 2 or more.")
     world, collective = on_one_host(joined), COLLECTIVES[request.collective]
-    available = [name for name in collective.algorithms if _is_available(name, joined, world)]
-    names = chosen(request.algorithms, available, request.collective)
+    if algorithms is None:
+        algorithms = collective.algorithms
+    here = {name: one for name, one in algorithms.items() if _is_available(name, joined, world)}
     # Buffers hold zeros, since repeated sums of other numbers overflow. Two sizes can be equal once rounded
     # up to rows.
     tensors = (collective.tensor(nbytes, ranks, world.device) for nbytes in request.sizes)
@@ -55,7 +58,7 @@ def perform(
             if nbytes in rows:
                 continue
             calls: dict[str, Call] = {
-                name: partial(_call, collective, collective.algorithms[name], world, tensor) for name in names
+                name: partial(_call, collective, one, world, tensor) for name, one in here.items()
             }
             times = timed_interleaved(
                 world,

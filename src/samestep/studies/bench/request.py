@@ -1,13 +1,11 @@
 """Parses the request for a benchmark, without torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.base.errors import UsageError
 from samestep.base.units import bytes_of, check_seconds
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
-SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact")
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather")
+SYNCS = ("reference", "bucketed", "flat", "ddp", "exact")
 """Gradient synchronizers that `bench step` measures."""
 ALONE = "alone"
 """Its name for steps without synchronization."""
@@ -23,7 +21,6 @@ class Request:
 
     collective: str  # its name, one of `COLLECTIVES`
     sizes: tuple[int, ...]  # in bytes, ascending
-    algorithms: tuple[str, ...] = ()  # their names; empty for all that the ranks can run
     seconds: float = 2.0  # time for each size
     timeout_s: float = 30.0  # timeout of one block of calls of an algorithm
 
@@ -41,24 +38,3 @@ def sizes_of(text: str | None) -> tuple[int, ...]:
     if text is None:
         return SIZES
     return tuple(sorted({bytes_of("--sizes", size) for size in text.split(",")}))
-
-
-def names_of(text: str | None) -> tuple[str, ...]:
-    """Return the names in a list such as ``ring,native``."""
-    return tuple(dict.fromkeys(name.strip().replace("-", "_") for name in (text or "").split(",") if name))
-
-
-def chosen(asked: Sequence[str], there: Sequence[str], collective: str) -> tuple[str, ...]:
-    """Return the algorithms to measure: the requested ones, or all available ones.
-
-    Raises:
-        UsageError: a requested one is not available.
-    """
-    for name in asked:
-        if name not in there:
-            needs = "; shared_memory needs processes of one host, with tensors on the CPU"
-            raise UsageError(
-                f"--algorithm {name}: for {collective} these ranks have {', '.join(there)}"
-                f"{needs if name == 'shared_memory' else ''}."
-            )
-    return tuple(asked) or tuple(there)

@@ -1,6 +1,5 @@
 """Defines the gradient synchronizers that `bench step` compares, and the training they run in."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from samestep.base.machine.description import machine
 from samestep.base.units import bytes_text
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.collectives.algorithms import ALL_REDUCE
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
@@ -96,28 +94,6 @@ def _alone(trainee: Trainee, _: World) -> Iterator[Step]:
     yield step
 
 
-def _by(algorithm: str) -> "Way":
-    """Return a synchronizer with one blocking all-reduce per gradient after backward, by `algorithm`."""
-
-    @contextmanager
-    def synchronizer(trainee: Trainee, world: World) -> Iterator[Step]:
-        all_reduce = ALL_REDUCE[algorithm]
-
-        def step() -> float:
-            trainee.backward()
-            began = time.perf_counter()
-            for parameter in trainee.model.parameters():
-                if parameter.grad is not None:
-                    all_reduce(world, parameter.grad, "mean")
-            waited = time.perf_counter() - began
-            trainee.update()
-            return waited
-
-        yield step
-
-    return synchronizer
-
-
 def _replicated(sync: str) -> "Way":
     @contextmanager
     def synchronizer(trainee: Trainee, world: World) -> Iterator[Step]:
@@ -152,8 +128,6 @@ def _exact(trainee: Trainee, world: World) -> Iterator[Step]:
 Way = Callable[[Trainee, World], AbstractContextManager[Step]]
 WAYS: Mapping[str, Way] = {
     ALONE: _alone,
-    "naive": _by("naive"),
-    "ring": _by("ring"),
     "reference": _replicated("reference"),
     "bucketed": _replicated("bucketed"),
     "flat": _replicated("flat"),

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.bench.request import BUCKET, Request, chosen, names_of, sizes_of
+from samestep.studies.bench.request import BUCKET, Request, sizes_of
 
 
 def test_sizes_are_sorted_and_those_of_a_parameter_and_of_a_bucket_by_default():
@@ -22,14 +22,3 @@ def test_sizes_are_sorted_and_those_of_a_parameter_and_of_a_bucket_by_default():
 def test_invalid_requests_are_refused(fields, named):
     with pytest.raises(UsageError, match=named):
         Request(collective="all_reduce", sizes=(4,), **fields)
-
-
-def test_algorithms_are_the_requested_ones_or_all():
-    available = ["native", "ring", "halving_doubling"]
-    assert names_of("halving-doubling,ring,ring") == ("halving_doubling", "ring")
-    assert chosen((), available, "all_reduce") == tuple(available)
-    assert chosen(("ring",), available, "all_reduce") == ("ring",)
-    with pytest.raises(UsageError, match=r"tre: .*all_reduce .*native, ring, halving_doubling"):
-        chosen(("tre",), available, "all_reduce")
-    with pytest.raises(UsageError, match="shared_memory"):
-        chosen(("shared_memory",), available, "all_reduce")

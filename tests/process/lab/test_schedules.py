@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
-from samestep.ranks.collectives import executor
-from samestep.ranks.collectives.algorithms import (
+from samestep.ranks.collectives.consistency_check import steps
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.world.operation import OPS
+from samestep_lab.collectives import executor
+from samestep_lab.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -16,12 +19,9 @@ from samestep.ranks.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE
-from samestep.ranks.collectives.consistency_check import steps
-from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
-from samestep.ranks.collectives.schedule import runs
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.world.operation import OPS
+from samestep_lab.collectives.all_reduce import NAIVE, RING, TREE
+from samestep_lab.collectives.halving_doubling import HALVING_DOUBLING
+from samestep_lab.collectives.schedule import runs
 from samestep_lab.testing.checks import CountingWorld
 
 COUNTS = [0, 1, 5]

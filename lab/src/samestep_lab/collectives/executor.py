@@ -20,9 +20,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.ranks.collectives.schedule import Chunks, Hop, bounds, runs
-from samestep.ranks.world.operation import COMBINE, Op
+from samestep.ranks.collectives.consistency_check import may_post_receives_early
+from samestep.ranks.collectives.shared_memory import bounds
+from samestep.ranks.world.operation import COMBINE, Op, is_half
 from samestep.ranks.world.protocol import Work, World
+from samestep_lab.collectives.schedule import Chunks, Hop, runs
 
 PIECE = 1 << 22
 """Bytes that are combined at once: smaller pieces cost more messages, larger ones leave the cache."""
@@ -174,10 +176,14 @@ def _receives(combined: _Transfers, copied: _Transfers) -> Iterator[tuple[int | 
                     yield hop.source, theirs, combines
 
 
-def may_post_receives_early(tensor: Tensor) -> bool:
-    """Return whether receives may begin before the sends of their hop; NCCL would wait for them."""
-    return tensor.is_cpu
-
-
 def _typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
+def accumulator(flat: Tensor, divisor: int = 1) -> Tensor:
+    """Return the tensor to sum in: a single-precision copy of a half-precision tensor, else `flat` itself.
+
+    `divisor` is from `headroom`; it is 1 wherever `flat` itself is returned.
+    """
+    total = flat.float() if is_half(flat.dtype) else flat
+    return total.div_(divisor) if divisor > 1 else total

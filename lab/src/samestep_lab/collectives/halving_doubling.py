@@ -20,8 +20,8 @@ and for medium sizes elsewhere.
 Source: R. Rabenseifner: Optimization of collective reduction operations, 2004.
 """
 
-from samestep.ranks.collectives.all_reduce import AllReduce
-from samestep.ranks.collectives.schedule import Chunks, Hop, Schedule, backwards
+from samestep_lab.collectives.all_reduce import AllReduce
+from samestep_lab.collectives.schedule import Chunks, Hop, Schedule, backwards
 
 
 def combine(rank: int, size: int) -> Schedule:

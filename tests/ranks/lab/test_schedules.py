@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.ranks.collectives import consistency_check, executor
-from samestep.ranks.collectives.algorithms import (
+from samestep.ranks.collectives import consistency_check
+from samestep.ranks.world.operation import OPS
+from samestep.ranks.world.thread_world import run_ranks
+from samestep_lab.collectives import executor
+from samestep_lab.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -18,8 +21,6 @@ from samestep.ranks.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.ranks.world.operation import OPS
-from samestep.ranks.world.thread_world import run_ranks
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]

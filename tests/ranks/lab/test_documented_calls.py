@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from samestep.ranks.collectives import algorithms
 from samestep.ranks.world.thread_world import run_ranks
+from samestep_lab.collectives import algorithms
 
-PAGES = Path(__file__).parents[3] / "docs" / "collectives"
+PAGES = Path(__file__).parents[3] / "docs" / "lab" / "collectives"
 N = 3
 TENSORS = [torch.arange(6.0).reshape(N, 2) + 10 * rank for rank in range(N)]
 SUM = sum(TENSORS)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from samestep.base.errors import UsageError
 from samestep.ranks.collectives.consistency_check import agree
-from samestep.ranks.collectives.executor import combine_along, copy_along
-from samestep.ranks.collectives.schedule import Hop, Schedule
-from samestep.ranks.world.operation import Op, accumulator, check_operation, finish, flattened, headroom
+from samestep.ranks.world.operation import Op, check_operation, finish, flattened, headroom
 from samestep.ranks.world.protocol import World
+from samestep_lab.collectives.executor import accumulator, combine_along, copy_along
+from samestep_lab.collectives.schedule import Hop, Schedule
 
 
 def all_gather_schedule(rank: int, size: int) -> Schedule:

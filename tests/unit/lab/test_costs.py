@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from samestep.ranks.collectives import ring, rooted_collectives
-from samestep.ranks.collectives.all_reduce import NAIVE, RING, TREE
-from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING, largest_power
-from samestep.ranks.collectives.schedule import rerooted
+from samestep_lab.collectives import ring, rooted_collectives
+from samestep_lab.collectives.all_reduce import NAIVE, RING, TREE
+from samestep_lab.collectives.halving_doubling import HALVING_DOUBLING, largest_power
+from samestep_lab.collectives.schedule import rerooted
 from support.collective_costs import COSTS
 
 
@@ -118,7 +118,7 @@ def test_a_schedule_for_another_root_is_renumbered():
 
 
 def test_the_page_lists_exactly_the_algorithms():
-    page = (Path(__file__).parents[4] / "docs" / "collectives" / "index.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "lab" / "collectives" / "index.md").read_text()
     rows = re.findall(r"^\| ([a-z-]+) \| \[?`(\w+)`", page, re.MULTILINE)
 
     assert {(collective.replace("-", "_"), name) for collective, name in rows} == set(SCHEDULES)

@@ -7,7 +7,7 @@ reduce and a gather in reverse (N = 6, root 0)::
     step 1    0 <----- 2        4
     step 2    0 <-------------- 4
 
-Schedules are for root 0; ranks are renumbered for another one. ``docs/collectives`` has a page for each.
+Schedules are for root 0; ranks are renumbered for another one. ``docs/lab/collectives`` has a page for each.
 
 Sources: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
 2005; broadcast by scatter and all-gather: M. Barnett and others: Interprocessor collective communication
@@ -20,20 +20,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samestep.base.renamed import renamed_arguments
-from samestep.ranks.collectives import ring
 from samestep.ranks.collectives.consistency_check import agree
-from samestep.ranks.collectives.executor import combine_along, copy_along
-from samestep.ranks.collectives.schedule import (
-    Chunks,
-    Hop,
-    Schedule,
-    backwards,
-    doublings,
-    rerooted,
-)
 from samestep.ranks.world.operation import (
     Op,
-    accumulator,
     check_operation,
     check_root,
     finish,
@@ -42,6 +31,16 @@ from samestep.ranks.world.operation import (
     put_back,
 )
 from samestep.ranks.world.protocol import World
+from samestep_lab.collectives import ring
+from samestep_lab.collectives.executor import accumulator, combine_along, copy_along
+from samestep_lab.collectives.schedule import (
+    Chunks,
+    Hop,
+    Schedule,
+    backwards,
+    doublings,
+    rerooted,
+)
 
 
 def reduce_schedule(rank: int, size: int) -> Schedule:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.ranks.collectives.algorithms import (
+from samestep_lab.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,

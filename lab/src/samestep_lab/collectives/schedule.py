@@ -55,15 +55,6 @@ def rerooted(root: int, size: int, hops: Iterable[Hop], *, chunks_too: bool = Fa
     ]
 
 
-def bounds(elements: int, chunks: int) -> list[int]:
-    """Return the first element of each chunk, and the end of the last; chunk sizes differ by at most one.
-
-    >>> bounds(10, 4)
-    [0, 2, 5, 7, 10]
-    """
-    return [elements * chunk // chunks for chunk in range(chunks + 1)]
-
-
 def runs(chunks: Chunks) -> Iterator[tuple[int, int]]:
     """Yield the first chunk of each run of consecutive chunks, and the end of the run.
 

@@ -13,7 +13,7 @@ name     halves                            steps, volume of each rank  the faste
 
 L is log2 N, rounded up. A well-known mistake sends whole tensors along the ring instead of chunks: N/2 times
 the bytes, and each rank sums in another order. `halving_doubling` has the fourth algorithm, and
-``docs/collectives`` a page for each. Sources: see `ring` and `rooted_collectives`.
+``docs/lab/collectives`` a page for each. Sources: see `ring` and `rooted_collectives`.
 """
 
 import functools
@@ -22,19 +22,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from samestep.ranks.collectives import ring
 from samestep.ranks.collectives.consistency_check import agree
-from samestep.ranks.collectives.executor import Execution
-from samestep.ranks.collectives.rooted_collectives import (
-    broadcast_schedule,
-    naive_broadcast_schedule,
-    naive_reduce_schedule,
-    reduce_schedule,
-)
-from samestep.ranks.collectives.schedule import Chunks, Hop, Schedule, bounds
+from samestep.ranks.collectives.shared_memory import bounds
 from samestep.ranks.world.operation import (
     Op,
-    accumulator,
     check_operation,
     finish,
     flattened,
@@ -42,6 +33,15 @@ from samestep.ranks.world.operation import (
     put_back,
 )
 from samestep.ranks.world.protocol import World
+from samestep_lab.collectives import ring
+from samestep_lab.collectives.executor import Execution, accumulator
+from samestep_lab.collectives.rooted_collectives import (
+    broadcast_schedule,
+    naive_broadcast_schedule,
+    naive_reduce_schedule,
+    reduce_schedule,
+)
+from samestep_lab.collectives.schedule import Chunks, Hop, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
