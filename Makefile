@@ -32,10 +32,10 @@ help:
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable . --editable lab
 	@touch $@
 
 $(FRAMEWORKS_READY): requirements-frameworks.lock
@@ -125,7 +125,7 @@ GPU_PYTHON ?= $(PYTHON)
 GPU_FLAGS  ?=
 
 gpu:
-	PYTHONPATH=src $(GPU_PYTHON) -m samestep.testing.gpu --json build/gpu.json $(GPU_FLAGS)
+	PYTHONPATH=src:tests/gpu $(GPU_PYTHON) -m gpu_checks --json build/gpu.json $(GPU_FLAGS)
 
 # The version of Python of the machine with the GPU, for which wheels are downloaded.
 GPU_BUNDLE_PYTHON ?= 3.12

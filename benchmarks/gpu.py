@@ -1,6 +1,7 @@
 """Measures samestep on the GPUs of this machine, against torch DDP, hand-written loops and published times.
 
-    python benchmarks/gpu.py --data-dir DIR [--device cuda] [--only steps,clock] [--json FILE]
+    PYTHONPATH=tests/gpu python benchmarks/gpu.py --data-dir DIR [--device cuda] [--only steps,clock]
+        [--json FILE]
 
 ``steps`` compares the trainer, a hand-written loop and torch's DistributedDataParallel in one process, on one
 GPU, interleaved; ``steps-of-ranks`` compares synchronizers on all GPUs. ``clock`` runs one script plainly,
@@ -27,6 +28,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gpu_checks.context import Context, environment, last_lines, rows
+from gpu_checks.devices import Machine, find, found
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,8 +39,6 @@ from samestep.base.step_phases import DATA, OF_LOOP
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.studies.bench.measurement import finisher
-from samestep.testing.gpu.context import Context, environment, last_lines, rows
-from samestep.testing.gpu.devices import Machine, find, found
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.synthetic import load_synthetic
 from samestep.training.loop.callbacks import Callbacks

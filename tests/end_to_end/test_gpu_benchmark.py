@@ -1,14 +1,15 @@
 """benchmarks/gpu.py runs on the CPU in a tiny size, which tests its code without a GPU."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gpu_checks.context import environment
 
-from support.commands import environment
-
+ENVIRONMENT = {**os.environ, **environment()}
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
@@ -19,7 +20,7 @@ def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path):
     only = "steps,steps-of-ranks,clock,cifar10-94,mnist"
     command = [sys.executable, BENCHMARK, "--rehearse", "--only", only, "--json", file]
 
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     figures = json.loads(file.read_text())["measurements"]
@@ -33,7 +34,7 @@ def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path):
 
 def test_without_a_gpu_nothing_is_measured(tmp_path):
     command = [sys.executable, BENCHMARK, "--json", tmp_path / "figures.json"]
-    hidden = environment() | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
+    hidden = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
 
     ended = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)
 

@@ -1,16 +1,17 @@
 """The checks on GPUs run on the CPU, as far as it can run them, by the command that a user types."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from gpu_checks import shared_gpu
+from gpu_checks.context import Context, command, environment, succeeded
+from gpu_checks.scripts_table import SCRIPTS
 
 from samestep.ranks.world.device import shared_device
-from samestep.testing.gpu import shared_gpu
-from samestep.testing.gpu.context import Context, command, succeeded
-from samestep.testing.gpu.scripts_table import SCRIPTS
 
 SHARING = """
 import json, os, samestep
@@ -21,6 +22,7 @@ with samestep.join(device="cpu") as world:
     open(f"rank-{world.place.rank}.json", "w").write(json.dumps(found))
 """
 """A script whose ranks record the variables that let them share a GPU, and the error text if they may not."""
+ENVIRONMENT = {**os.environ, **environment()}
 NAMES = "device-facts,random-state,staging,forking,doctor-copies"
 
 
@@ -28,10 +30,11 @@ NAMES = "device-facts,random-state,staging,forking,doctor-copies"
 def test_checks_run_on_the_cpu(tmp_path):
     file = tmp_path / "gpu.json"
     ended = subprocess.run(
-        [sys.executable, "-m", "samestep.testing.gpu", "--device", "cpu", "--only", NAMES, "--json", file],
+        [sys.executable, "-m", "gpu_checks", "--device", "cpu", "--only", NAMES, "--json", file],
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        env=ENVIRONMENT,
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -48,7 +51,11 @@ def test_scripts_on_two_ranks_equal_those_of_python(tmp_path):
     file = tmp_path / "gpu.json"
     options = ("--device", "cpu", "--only", ",".join(names), "--json", file)
     ended = subprocess.run(
-        [sys.executable, "-m", "samestep.testing.gpu", *options], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-m", "gpu_checks", *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_checks.registry import CHECKS
 
-from samestep.testing.gpu.registry import CHECKS
 from support.device_branches import found, uses_accelerator
 
 if sys.version_info >= (3, 11):

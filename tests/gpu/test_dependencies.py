@@ -1,5 +1,6 @@
 """The GPU checks report missing packages before they import any."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,10 +8,11 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from gpu_checks import __main__ as program
+from gpu_checks.context import environment
+from gpu_checks.dependencies import NEEDED, missing
 
-from samestep.testing.gpu import __main__ as program
-from samestep.testing.gpu.dependencies import NEEDED, missing
-
+ENVIRONMENT = {**os.environ, **environment()}
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
@@ -46,9 +48,10 @@ def test_missing_packages_are_a_usage_error(monkeypatch, capsys):
 def test_packages_are_compared_before_any_is_imported(module):
     code = f"""
 import sys
-from samestep.testing.gpu import __main__ as program
+from gpu_checks import __main__ as program
 program.missing = lambda: ["pooch>=1.8"]
 assert program.main([]) == 2
 sys.exit({module!r} in sys.modules)
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    ended = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, check=False)
+    assert ended.returncode == 0

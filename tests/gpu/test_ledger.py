@@ -3,9 +3,8 @@
 import json
 
 import pytest
-
-from samestep.testing.gpu import ledger
-from samestep.testing.gpu.registry import CHECKS, by_name
+from gpu_checks import ledger
+from gpu_checks.registry import CHECKS, by_name
 
 ROWS = {
     "memory": {"date": "2026-11-28", "result": "ok"},

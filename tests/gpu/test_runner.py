@@ -12,20 +12,20 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from gpu_checks import __main__ as program
+from gpu_checks import devices, forks, runner
+from gpu_checks.context import Context, close, require
+from gpu_checks.devices import Machine
+from gpu_checks.one import function_of, outcome
+from gpu_checks.rank_script import ON_CPUS, SYNCHRONIZERS, batch, network
+from gpu_checks.registry import CHECKS, Check, by_name, selected
+from gpu_checks.runner import Outcome, Request, exit_code, reason_to_skip, run_all
+from gpu_checks.script_checks import require_split
+from gpu_checks.scripts_table import FOLDER, SCRIPTS
+from gpu_checks.tables import table
 
 from samestep.base.errors import UsageError
 from samestep.parallel.gradients import replicate
-from samestep.testing.gpu import __main__ as program
-from samestep.testing.gpu import devices, forks, runner
-from samestep.testing.gpu.context import Context, close, require
-from samestep.testing.gpu.devices import Machine
-from samestep.testing.gpu.one import function_of, outcome
-from samestep.testing.gpu.rank_script import ON_CPUS, SYNCHRONIZERS, batch, network
-from samestep.testing.gpu.registry import CHECKS, Check, by_name, selected
-from samestep.testing.gpu.runner import Outcome, Request, exit_code, reason_to_skip, run_all
-from samestep.testing.gpu.script_checks import require_split
-from samestep.testing.gpu.scripts_table import FOLDER, SCRIPTS
-from samestep.testing.gpu.tables import table
 
 
 def check(**values):
@@ -201,10 +201,10 @@ def test_a_check_without_its_result_fails(tmp_path, monkeypatch):
     context = Context(device=torch.device("cpu"), count=2, shares=False, folder=tmp_path)
     assert outcome("memory", context)["result"] == "ok"
 
-    monkeypatch.setattr("samestep.testing.gpu.device_checks.peak_device_bytes", lambda _: 5 << 30)
+    monkeypatch.setattr("gpu_checks.device_checks.peak_device_bytes", lambda _: 5 << 30)
     assert outcome("memory", context)["result"] == "ok"
     grows = iter([0, 5 << 30, 0])
-    monkeypatch.setattr("samestep.testing.gpu.device_checks.peak_device_bytes", lambda _: next(grows))
+    monkeypatch.setattr("gpu_checks.device_checks.peak_device_bytes", lambda _: next(grows))
     assert outcome("memory", context)["result"] == "failed"
 
 

@@ -4,7 +4,7 @@ from samestep.studies.bench.figures import figures
 
 
 def rows_of(times, spread=0.0):
-    """Return the rows of these medians in seconds, by algorithm and bytes; two ranks copy 8 GB/s.
+    """Return the rows of these medians in seconds, by algorithm and bytes, of two ranks.
 
     Their quartiles are at the relative distance `spread` from the medians.
     """
@@ -15,7 +15,6 @@ def rows_of(times, spread=0.0):
             nbytes=nbytes,
             ranks=2,
             times=[seconds * (1 - 2 * spread), seconds, seconds * (1 + 2 * spread)],
-            copying=[nbytes / 8e9],
         )
         for name, by_size in times.items()
         for nbytes, seconds in by_size.items()

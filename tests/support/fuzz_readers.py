@@ -319,17 +319,6 @@ def _read_jobs(folder):
     read_jobs(folder)
 
 
-def _read_crossovers(folder):
-    from samestep.base import env
-    from samestep.ranks.collectives.algorithm_choice import Measured
-
-    with env.exported({"XDG_CACHE_HOME": str(folder)}):
-        Measured(ranks=2, hosts=1, device="cpu", processor="x").load()
-
-
-_CROSSOVERS = "samestep/crossovers/all-reduce-2-ranks-1-host-cpu-x.json"
-_CROSSED = {"schema": 1, "algorithm": "tree,ring:65536", "command": ["samestep"]}
-
 _SCRIPT = b"import torch\nfrom torch import nn\n\ndef main():\n    print(nn.Linear(1, 2), 3)\n\nmain()\n"
 
 
@@ -421,13 +410,6 @@ _FILES = (
         valid=lambda: [as_json(_jobs())],
         read=_read_jobs,
         wrong=lambda draw: as_json(mutated_json(draw, _jobs())),
-    ),
-    Reader(
-        name="crossovers",
-        file=_CROSSOVERS,
-        valid=lambda: [as_json(_CROSSED)],
-        read=_read_crossovers,
-        wrong=lambda draw: as_json(mutated_json(draw, _CROSSED)),
     ),
     Reader(name="script", file="train.py", valid=lambda: [_SCRIPT], read=_read_script, begin=_begin_commands),
     Reader(

@@ -278,7 +278,7 @@ def begin_flags():
         for name in (
             "execute",
             "_start",
-            "_work",
+            "_measure_collective",
             "_measure_steps",
             "run_monitored",
             "fix_hash_seed",

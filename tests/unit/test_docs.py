@@ -16,8 +16,8 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
+from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.main import VERBS, application
-from samestep.lab.registry import EXPERIMENTS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
@@ -35,6 +35,7 @@ from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS
 from samestep.training.settings import SMALL_SHARE, RunOptions, Settings
+from samestep_lab.experiments.registry import EXPERIMENTS
 from support.studies import point
 
 ROOT = Path(__file__).parents[2]
@@ -62,14 +63,14 @@ def named(text: str) -> list[str]:
 def test_every_verb_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
 
-    for verb in VERBS:
+    for verb in (*VERBS, *PACKAGES):
         assert f"`samestep {verb}" in readme
 
 
 def test_every_verb_in_the_readme_exists():
     verbs = re.findall(r"(?:`|\$ |    )samestep ([a-z]+)", (ROOT / "README.md").read_text())
 
-    assert set(verbs) == set(VERBS)
+    assert set(verbs) == {*VERBS, *PACKAGES}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_every_module_of_a_completely_listed_folder_is_in_the_reference(page, fo
 def test_every_experiment_is_in_the_page_about_the_lab():
     rows = [f"| `{one.name}` | {one.question} | {one.workers} |" for one in EXPERIMENTS.values()]
 
-    assert "\n".join(rows) in (DOCS / "guide" / "lab.md").read_text()
+    assert "\n".join(rows) in (DOCS / "lab" / "experiments.md").read_text()
 
 
 def test_every_public_name_is_in_the_reference():
@@ -181,7 +182,7 @@ def test_the_settings_of_the_recipes_are_described():
 
 
 def test_every_field_of_a_measured_collective_is_described_and_no_other():
-    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
+    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0])
 
     assert named(section("guide/bench.md", "## As JSON")) == list(row.as_dict())
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_checks.context import environment
 
 from samestep.base.folders import absolute
-from samestep.testing.gpu.context import environment
 from support.random_scripts import __main__ as random_scripts
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_commands_of_checks_on_gpus_find_relative_folders_of_modules(tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "src::/opt/packages:site")
 
-    source, *others = environment()["PYTHONPATH"].split(":")
+    source, checks, *others = environment()["PYTHONPATH"].split(":")
 
-    assert source == str(ROOT / "src")
+    assert [source, checks] == [str(ROOT / "src"), str(ROOT / "tests" / "gpu")]
     assert others == [str(tmp_path / "src"), "/opt/packages", str(tmp_path / "site")]

@@ -60,9 +60,17 @@ ANSWERS = {
     "--load": f"{_ONCE} loaders: set num_workers of the DataLoader",
     "--random": f"{_ONCE} random numbers; leave it out",
     "--batch-norm": "batch norm uses the statistics of the whole batch; leave it out",
-    "--algorithm": "gradients of a serial script are summed in memory or by the back end; leave it out",
+    "--algorithm": "samestep chooses shared memory, direct connections or the back end; leave it out",
     "--all-output": f"{_ONCE} output; leave it out",
     "--engine": "a serial script runs once; leave it out",
+    "--min": "give --sizes SIZE,..",
+    "--max": "give --sizes SIZE,..",
+    "--rounds": "give --seconds S",
+    "--dtype": "collectives are measured with float32; give --sizes in bytes",
+    "--save": "no all-reduce is chosen by measurements any more; leave it out",
+    "--with": "samestep lab grade FILE checks the functions of a file",
+    "--plot": "give --json, and plot its rows",
+    "--figures": "give --json, and plot its rows",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }
 """Options that samestep does not have, each with what to do."""

@@ -30,7 +30,6 @@ from samestep.cli.options.declare import (
     with_flags_of,
 )
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
-from samestep.cli.options.serial import refuse_unmeasured
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
@@ -194,7 +193,6 @@ def _start(
         from samestep.training.recipes.resolve import own_folder
         from samestep.training.recipes.run_recipe import prepare
 
-        refuse_unmeasured(decision, resolved.settings.algorithm)
         # Rank 0 writes, so its node prepares the folder.
         if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:
             resolved = replace(resolved, out=own_folder(resolved))

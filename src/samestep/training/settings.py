@@ -8,13 +8,12 @@ from typing import Any, Literal
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.setting_fields import check, flag, option
 from samestep.base.signals import WARNINGS
-from samestep.ranks.collectives.algorithm_choice import check_algorithm
 from samestep.training.output.profile import steps_of
 
 SMALL_SHARE = 16
 """Samples per worker and step below which overhead dominates the time of a step."""
 
-_CHANGEABLE = frozenset({"compile", "channels_last", "sync", "algorithm"})
+_CHANGEABLE = frozenset({"compile", "channels_last", "sync"})
 """Settings that a resumed run can change: the steps stay the same, and another machine may need it."""
 
 _STEP, _SPEED = "Optimizer and schedule", "Precision and speed"
@@ -101,12 +100,6 @@ class Settings:
         panel=_SPEED,
         choices=("auto", "bucketed", "flat", "reference", "ddp"),
     )
-    algorithm: str | None = option(
-        default=None,
-        about="All-reduce of gradients for bucketed and reference: native, naive, tree, ring, "
-        "halving_doubling, direct, shared_memory, such as tree,ring:64K; auto: from bench all-reduce --save.",
-        panel=_SPEED,
-    )
     compress: str = option(
         default="none",
         about="Gradient compression; powersgd needs --sync ddp.",
@@ -117,8 +110,6 @@ class Settings:
     def __post_init__(self) -> None:
         check(self)
         self._refuse_combinations()
-        if self.algorithm is not None:
-            self._refuse_beside_algorithm(self.algorithm)
         if self.exact is not None:
             self._refuse_beside_exact(self.exact)
 
@@ -152,22 +143,14 @@ class Settings:
                 "recovers from an overflow. Use --precision bf16, or --compress fp16."
             )
 
-    def _refuse_beside_algorithm(self, algorithm: str) -> None:
-        check_algorithm(algorithm)
-        if self.sync in ("flat", "ddp"):
-            raise UsageError(
-                f"--sync {self.sync} has its own all-reduce: --algorithm {algorithm} needs --sync bucketed "
-                "or reference."
-            )
-
     def _refuse_beside_exact(self, shards: int) -> None:
         if (micro := self.batch_size // self.accumulate) < shards:
             raise UsageError(
                 f"--exact {shards} has more logical shards than the {micro} samples of a (micro-)batch. Use "
                 "fewer shards, or a larger --batch-size."
             )
-        if self.sync != "auto" or self.compress != "none" or self.algorithm is not None:
-            raise UsageError("--exact has its own all-reduce: omit --sync, --algorithm and --compress.")
+        if self.sync != "auto" or self.compress != "none":
+            raise UsageError("--exact has its own all-reduce: omit --sync and --compress.")
         if self.batch_norm is not None:
             raise UsageError(
                 "--exact computes batch norm statistics over each logical shard: omit --batch-norm."

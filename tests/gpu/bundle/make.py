@@ -88,8 +88,8 @@ def size(folder):
 
 def main(folder, python="3.12"):
     """Write the bundle into a new folder."""
-    sys.path.insert(0, str(ROOT / "src"))
-    from samestep.testing.gpu.dependencies import NEEDED
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    from gpu_checks.dependencies import NEEDED
 
     folder = Path(folder).absolute()
     shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,8 @@ from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 
 BUNDLE = Path(__file__).resolve().parent
-sys.path.insert(0, str(BUNDLE / "src"))
+SOURCES = [str(BUNDLE / "src"), str(BUNDLE / "tests" / "gpu")]
+sys.path[:0] = SOURCES
 
 
 def is_met(requirement):
@@ -41,7 +42,7 @@ def lacking(needed, wheels, is_met=is_met):
 
 def main(results, *options):
     """Install what is missing, and become the program of the checks."""
-    from samestep.testing.gpu.dependencies import NEEDED
+    from gpu_checks.dependencies import NEEDED
 
     results = Path(results).absolute()
     site = results / "site"
@@ -57,9 +58,9 @@ def main(results, *options):
         install = ("install", "--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(site))
         files = [str(BUNDLE / "wheels" / wheels[name]["file"]) for name in names]
         subprocess.run([sys.executable, "-m", "pip", *install, *files], check=True)
-    path = [str(site), str(BUNDLE / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(site), *SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
-    program = [sys.executable, "-m", "samestep.testing.gpu"]
+    program = [sys.executable, "-m", "gpu_checks"]
     os.execv(sys.executable, [*program, "--share-gpu", "--json", str(results / "gpu.json"), *options])
 
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.bench.request import ONE_PROCESS, SYNCS
+from samestep.studies.bench.request import SYNCS
 from samestep.studies.bench.step_times import measure
 from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem, Trainee, ways_here
 
@@ -28,14 +27,14 @@ def test_all_synchronizers_are_measured_relative_to_none(ranks):
     (names, rows, _), (_, others, _) = ranks
 
     assert list(WAYS) == [ALONE, *SYNCS]
-    assert set(WAYS) - set(names) - {ONE_PROCESS} == {"data_parallel"}
+    assert set(WAYS) == set(names)
     assert [row.sync for row in rows] == names
     assert all(row.step_s > 0 and row.efficiency > 0 and row.workers == 2 for row in rows)
     assert rows[0].efficiency == 1.0
     assert rows == others
     exposed = {row.sync: row.exposed_sync_s for row in rows}
     assert exposed[ALONE] == 0.0
-    assert all(exposed[name] > 0 for name in ("naive", "ring", "reference", "bucketed", "flat", "exact"))
+    assert all(exposed[name] > 0 for name in ("reference", "bucketed", "flat", "exact"))
 
 
 def test_the_number_of_blocks_is_known_after_the_first_ones(ranks):
@@ -54,7 +53,7 @@ def stepped(world, name):
     return [parameter.detach().clone() for parameter in trainee.model.parameters()]
 
 
-@pytest.mark.parametrize("name", set(WAYS) - {ALONE, "reference", "data_parallel", ONE_PROCESS})
+@pytest.mark.parametrize("name", set(WAYS) - {ALONE, "reference"})
 def test_each_synchronizer_takes_the_steps_of_the_reference(processes, name):
     expected = processes.run(stepped, 2, "reference")[0]
 
@@ -62,34 +61,7 @@ def test_each_synchronizer_takes_the_steps_of_the_reference(processes, name):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def threads_of_a_step(world):
-    trainee, before = Trainee(PROBLEM, world), torch.get_num_threads()
-    with WAYS[ONE_PROCESS](trainee, world):
-        during = torch.get_num_threads()
-    return before, during, torch.get_num_threads()
-
-
-def test_one_process_has_the_threads_of_all_workers(processes):
-    first, other = processes.run(threads_of_a_step, 2)
-
-    assert first == (first[0], 2 * first[0], first[0])
-    assert other == (other[0],) * 3
-
-
 def test_without_synchronization_the_weights_of_ranks_differ(processes):
     one, other = processes.run(stepped, 2, ALONE)
 
     assert not all(map(torch.equal, one, other))
-
-
-@pytest.mark.parametrize("name", ["data_parallel", ONE_PROCESS])
-def test_one_process_trains_on_the_samples_of_all_ranks_and_the_others_do_not_train(processes, name):
-    first, other = processes.run(stepped, 2, name)
-
-    alone = Trainee(PROBLEM, SoloWorld())
-    assert all(map(torch.equal, other, alone.model.parameters()))
-    images, labels = (torch.cat(parts) for parts in zip(*map(PROBLEM.batch, (0, 1)), strict=True))
-    for _ in range(2):  # without GPUs torch.nn.DataParallel is the model itself
-        torch.nn.functional.cross_entropy(alone.model(images), labels).backward()
-        alone.update()
-    torch.testing.assert_close(first, list(alone.model.parameters()))

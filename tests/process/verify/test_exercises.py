@@ -3,8 +3,8 @@
 import pytest
 
 from gallery_exercises.manifest import SCRIPTS
-from samestep.lab.exercises import EXERCISES, serial, serial_path, solution
-from samestep.lab.grading import grade_file
+from samestep_lab.exercises.grading import grade_file
+from samestep_lab.exercises.starters import EXERCISES, serial, serial_path, solution
 from support.tiers import long_param, mostly_long
 
 

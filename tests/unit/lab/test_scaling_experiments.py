@@ -4,9 +4,9 @@ import pytest
 
 from samestep.base.errors import WorkerFailed
 from samestep.base.machine.description import cpu_share
-from samestep.lab import launchers, strong_scaling
-from samestep.lab.commands import parsed
-from samestep.lab.experiment import Setup
+from samestep_lab.experiments import launchers, strong_scaling
+from samestep_lab.experiments.commands import parsed
+from samestep_lab.experiments.experiment import Setup
 
 SETUP = Setup(workers=4, ranks=list)
 

@@ -1,6 +1,5 @@
 """Implements a world over torch.distributed's default process group: each rank is a process."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
@@ -8,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base import env
 from samestep.base.errors import DetectionError
@@ -21,7 +19,6 @@ from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, Wor
 from samestep.ranks.world.solo import SoloWorld
 
 T = TypeVar("T")
-_waits = itertools.count()
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,  # Gloo has no mean
@@ -345,18 +342,3 @@ def _device_of_group() -> torch.device:
             if module.is_available():  # torch's own choice names the back ends of missing devices, too
                 return torch.device(kind, module.current_device())
     return torch.device("cpu")
-
-
-def wait_for_main(world: World) -> None:
-    """Return once rank 0 has called this; without a collective, which would keep the GPUs of the others busy.
-
-    All ranks call this; those of torch.distributed wait on the CPU.
-    """
-    if not isinstance(world, ProcessGroupWorld):
-        world.barrier()
-        return
-    key, store = f"samestep/main-is-here/{next(_waits)}", _get_default_store()
-    if world.place.is_main:
-        store.set(key, "")
-    else:
-        store.wait([key])

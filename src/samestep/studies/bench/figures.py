@@ -1,4 +1,4 @@
-"""Computes bandwidths from times, fits alpha and beta, and finds the fastest algorithms by size.
+"""Computes bandwidths from times, and finds the fastest algorithms by size.
 
 Bandwidths are defined as in NCCL's tests. The size is that of the whole tensor: of the result of an
 all-gather or a gather, of the input of a reduce-scatter or a scatter. ``algbw`` is size by time. ``busbw``
@@ -6,9 +6,8 @@ is the bytes that a rank has to move, by time: it can be compared between number
 bandwidth of the hardware.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from math import inf
 from statistics import median, quantiles
 from typing import Any, TypeAlias, TypeVar
@@ -31,21 +30,11 @@ class Row:
     median_s: float  # median seconds of a call on the slowest rank
     algbw_bytes_per_s: float  # size by time
     busbw_bytes_per_s: float  # bytes that each rank has to move, by time
-    limit_share: float  # busbw divided by the copy bandwidth while all ranks copy
     spread_s: Spread  # of the times
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that JSON output shows."""
         return {name: value for name, value in asdict(self).items() if name != "spread_s"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrong:
-    """An algorithm with a wrong result, which was not timed."""
-
-    algorithm: str
-    bytes: int
-    problem: str
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -55,22 +44,13 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-def figures(
-    collective: str,
-    algorithm: str,
-    *,
-    nbytes: int,
-    ranks: int,
-    times: Sequence[float],
-    copying: Sequence[float],
-) -> Row:
+def figures(collective: str, algorithm: str, *, nbytes: int, ranks: int, times: Sequence[float]) -> Row:
     """Return the figures of one algorithm at one size, that of the whole tensor.
 
-    The seconds of a call, and of copying as many bytes by all ranks at once, are one for each round.
+    `times` are the seconds of a call, one for each round.
     """
     middle = median(times)
     algbw = nbytes / middle
-    busbw = algbw * bus_factor(collective, ranks)
     return Row(
         collective=collective,
         algorithm=algorithm,
@@ -78,8 +58,7 @@ def figures(
         ranks=ranks,
         median_s=middle,
         algbw_bytes_per_s=algbw,
-        busbw_bytes_per_s=busbw,
-        limit_share=busbw * median(copying) / nbytes,
+        busbw_bytes_per_s=algbw * bus_factor(collective, ranks),
         spread_s=quartiles(times),
     )
 
@@ -137,36 +116,6 @@ def best_text(names: Sequence[str]) -> str:
     return f"no difference is measured between {', '.join(others)} and {last}" if others else last
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A time of ``alpha + beta * bytes``."""
-
-    alpha: float  # seconds of a call without bytes
-    beta: float  # seconds for each byte
-
-    def __call__(self, nbytes: float) -> float:
-        """Return the seconds for `nbytes` bytes."""
-        return self.alpha + self.beta * nbytes
-
-
-def fit(times: Mapping[int, float]) -> Line:
-    """Return the line with the least sum of relative deviations from `times`, which is robust to outliers.
-
-    The minimum lies on a line through two of the points, or through one point with alpha or beta 0, so all of
-    these are tried.
-
-    Args:
-        times: seconds by bytes; at least one.
-    """
-    points = list(times.items())
-    through_one = [
-        line for nbytes, seconds in points for line in (Line(seconds, 0.0), Line(0.0, seconds / nbytes))
-    ]
-    through_two = (_through(one, other) for one, other in combinations(points, 2))
-    tried = [*through_one, *(line for line in through_two if line.alpha >= 0 and line.beta >= 0)]
-    return min(tried, key=lambda line: sum(abs(line(nbytes) / seconds - 1) for nbytes, seconds in points))
-
-
 def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:
     """Return the sizes from which on other algorithms are the fastest, ascending, with their names.
 
@@ -185,9 +134,3 @@ def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:
         else:
             changes.append((nbytes, best))
     return changes
-
-
-def _through(one: tuple[int, float], other: tuple[int, float]) -> Line:
-    (near, soon), (far, late) = sorted((one, other))
-    beta = (late - soon) / (far - near)
-    return Line(soon - beta * near, beta)

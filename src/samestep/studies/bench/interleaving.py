@@ -3,9 +3,9 @@
 The load of a machine changes over seconds and affects interleaved calls alike. Each round runs a block of
 every call and begins with another one::
 
-    round 0    native  ring  shared_memory  copy
-    round 1    ring  shared_memory  copy  native
-    round 2    shared_memory  copy  native  ring
+    round 0    native  ring  shared_memory
+    round 1    ring  shared_memory  native
+    round 2    shared_memory  native  ring
 
 A block is a barrier and as many calls as take about `BLOCK_S`, so that the moment at which a rank leaves the
 barrier does not matter. Another barrier, which is not timed, ends the block.
@@ -44,7 +44,6 @@ def timed_interleaved(
     world: World,
     calls: Mapping[str, Call],
     *,
-    rounds: int | None,
     seconds: float,
     finish: Callable[[], object],
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
@@ -55,8 +54,7 @@ def timed_interleaved(
     Args:
         world: the ranks; all of them call this.
         calls: the calls to time by name; the same on all ranks.
-        rounds: number of rounds; None for as many as fit into `seconds`.
-        seconds: time to measure for.
+        seconds: time to measure for; there are at least `LEAST_ROUNDS` rounds.
         finish: waits until the device has finished.
         around: returns a context for a block, by its name.
         clock: returns seconds.
@@ -82,8 +80,7 @@ def timed_interleaved(
         counts = {name: max(1, min(MOST_CALLS, round(BLOCK_S / max(taken[name], 1e-9)))) for name in calls}
         if number and max(counts.values()) == 1:
             break
-    if rounds is None:
-        rounds = rounds_within(seconds, sum(taken[name] * counts[name] for name in calls))
+    rounds = rounds_within(seconds, sum(taken[name] * counts[name] for name in calls))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for name in in_rounds(list(calls), rounds):
         times[name].append(block(name))

@@ -56,7 +56,7 @@ def measure(
     """
     names = [ALONE, *(name for name in names if name != ALONE)]
     near, finish = on_one_host(world), finisher(world.device)
-    worlds = {name: near if name in ("naive", "ring", "flat") else world for name in names}
+    worlds = {name: near if name == "flat" else world for name in names}
     trainees = {name: Trainee(problem, world) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     waits: dict[str, list[float | None]] = {name: [] for name in names}

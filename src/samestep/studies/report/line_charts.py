@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from samestep.studies.report import drawing as draw
-from samestep.studies.report.drawing import BOTTOM, FLOOR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
+from samestep.studies.report.drawing import FLOOR, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
 from samestep.studies.report.scales import DataPoint, Scale, label
 
 _WIDE = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
@@ -155,26 +155,18 @@ class PointChart(Chart):
     lines: Lines  # at least one line with a point; x is positive
     ideal: Callable[[float], float]  # returns the ideal value at an x
     ideal_name: str = "ideal"
-    x: str = "workers"  # name of the x axis
-    # formats round numbers on a logarithmic x axis; without it the axis shows the points' own numbers
-    x_text: Callable[[float], str] | None = None
     base: int = 0  # base of the y axis if the x axis is logarithmic; 0 for a linear one, which begins at 0
     limit: tuple[float, str] | None = None  # required level and its name
     tick: Callable[[float], str] = label  # formats a number on the y axis
     text: Callable[[float], str] = label  # formats a value
-    height: int = HEIGHT
-
-    def _size(self) -> tuple[int, int]:
-        return WIDTH, self.height
 
     def _shapes(self) -> list[str]:
         xs = sorted({point.x for points in self.lines.values() for point in points})
-        is_log = self.x_text is not None or xs[-1] > _WIDE * xs[0]
+        is_log = xs[-1] > _WIDE * xs[0]
         right = WIDTH - RIGHT - 6 * len(self.ideal_name) - 6
         x = Scale.over(xs, LEFT + 24, right, base=2 if is_log else 0)
-        y, floor = self._y(xs, base=self.base if is_log else 0), self.height - BOTTOM
-        numbers = ((x(one), (self.x_text or label)(one)) for one in (x.ticks() if self.x_text else xs))
-        axis = draw.x_axis(numbers, self.x, floor=floor, grid=TOP if self.x_text else None)
+        y = self._y(xs, base=self.base if is_log else 0)
+        axis = draw.x_axis(((x(one), label(one)) for one in xs), "workers")
         ideal = [(x(one), y(self.ideal(one))) for one in xs]
         named = draw.text("marked", ideal[-1][0] + 6, ideal[-1][1] + 4, self.ideal_name)
         lines = (
@@ -186,10 +178,9 @@ class PointChart(Chart):
         return [axes, draw.line("ideal", ideal), named, self._limit(y), *lines]
 
     def _words(self) -> str:
-        number = self.x_text or label
         return "; ".join(
             f"{self.title}{', ' + name if len(self.lines) > 1 else ''}: "
-            + ", ".join(f"{self.text(point.y)} at {number(point.x)} {self.x}" for point in points)
+            + ", ".join(f"{self.text(point.y)} at {label(point.x)} workers" for point in points)
             for name, points in self.lines.items()
         )
 
@@ -202,8 +193,7 @@ class PointChart(Chart):
         values += [self.ideal(x) for x in xs] + ([self.limit[0]] if self.limit else [])
         least, most = min(values) / draw.ROOM, max(values) * draw.ROOM
         values += [max(point.low, least) for point in points] + [min(point.high, most) for point in points]
-        floor = self.height - BOTTOM - (14 if base else 0)
-        return Scale.over(values, floor, TOP, base=base, zero=not base)
+        return Scale.over(values, FLOOR - (14 if base else 0), TOP, base=base, zero=not base)
 
     def _limit(self, y: Scale) -> str:
         if self.limit is None:
@@ -213,13 +203,12 @@ class PointChart(Chart):
         return level + draw.text("marked limited", LEFT + 4, y(value) + 12, name)
 
     def _points(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> Iterator[str]:
-        floor = self.height - BOTTOM
         places = [(x(point.x), y(point.y)) for point in points]
         yield draw.line(draw.dashed(number), places)
         for point, (left, top) in zip(points, places, strict=True):
-            yield draw.whisker(left, y(point.low), y(point.high), floor=floor)
+            yield draw.whisker(left, y(point.low), y(point.high))
             yield draw.marker(number, left, top, is_hollow=point.is_hollow)
             if len(self.lines) == 1 and len(points) <= _MOST_VALUES:
                 # Below the point, clear of the ideal line; above it if the axis is too near.
-                beside = top + 20 if top + 24 < floor else top - 10
+                beside = top + 20 if top + 24 < FLOOR else top - 10
                 yield draw.text("value", left + 4, beside, self.text(point.y))

@@ -25,18 +25,15 @@ def test_bandwidth_factors_equal_those_of_nccl_tests(collective, factor):
     assert bus_factor(collective, 4) == factor
 
 
-def test_bandwidths_are_computed_and_related_to_memory_copies():
-    row = figures(
-        "all_reduce", "ring", nbytes=4000, ranks=4, times=[2.0, 9.0, 1.0, 2.0], copying=[0.5, 0.4, 0.6]
-    )
+def test_bandwidths_are_computed_from_the_median():
+    row = figures("all_reduce", "ring", nbytes=4000, ranks=4, times=[2.0, 9.0, 1.0, 2.0])
 
     assert (row.median_s, row.algbw_bytes_per_s, row.busbw_bytes_per_s) == (2.0, 2000.0, 3000.0)
-    assert row.limit_share == 3000 / 8000  # each rank copies 4000 B in 0.5 s
     assert row.spread_s == (1.75, 3.75)
 
 
 def test_the_json_of_a_row_has_the_expected_fields():
-    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
+    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0])
 
     assert list(row.as_dict()) == [
         "collective",
@@ -46,13 +43,12 @@ def test_the_json_of_a_row_has_the_expected_fields():
         "median_s",
         "algbw_bytes_per_s",
         "busbw_bytes_per_s",
-        "limit_share",
     ]
 
 
 def timed(name, median_s, *quartiles, nbytes=1024):
     times = {"median_s": median_s, "spread_s": quartiles, "algbw_bytes_per_s": 1.0, "busbw_bytes_per_s": 1.0}
-    return Row(collective="all_reduce", algorithm=name, bytes=nbytes, ranks=2, limit_share=0.1, **times)
+    return Row(collective="all_reduce", algorithm=name, bytes=nbytes, ranks=2, **times)
 
 
 def test_algorithms_with_overlapping_quartiles_are_all_the_fastest():

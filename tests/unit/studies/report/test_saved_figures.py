@@ -8,7 +8,6 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
-from samestep.studies.bench.text import times_chart
 from samestep.studies.report.line_charts import LineChart
 from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import charts
@@ -44,10 +43,8 @@ def no_library(monkeypatch):
 def saved():
     """Return charts of all kinds."""
     many = study(workers=(1, 2, 4), modes=("strong", "weak"), variants=("sync=ddp", "sync=flat"))
-    times = {"ring": {4: 1e-5, 1 << 20: 1e-3}, "tree": {4: 2e-5}}
-    bench = times_chart(times, copying={4: 1e-9, 1 << 20: 1e-4}, title="a & b", name="all-reduce")
     lines = {"<one>": [DataPoint(1, 2, 1, 3), DataPoint(2, 3, 2, 4)], "two": [DataPoint(1, 5, 5, 5)]}
-    return [*study_charts(many), bench, LineChart(title="Loss\x1b", x="steps", y="loss", lines=lines)]
+    return [*study_charts(many), LineChart(title="Loss\x1b", x="steps", y="loss", lines=lines)]
 
 
 def test_a_saved_chart_is_xml_with_its_colors_and_refers_to_nothing_else(saved):

@@ -12,7 +12,7 @@ LAUNCHERS = (SAMESTEP, "torchrun", "srun")
 """The launchers that can start the workers of a run."""
 
 # Flags that affect only the communication of gradients.
-_COMMUNICATION = ("--sync=", "--algorithm=", "--compress=")
+_COMMUNICATION = ("--sync=", "--compress=")
 _THREADS, _THREADS_VARIABLE = "--threads=", "OMP_NUM_THREADS"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
@@ -108,8 +108,8 @@ def _one(name: str, value: str, verb: str, flags: Collection[str]) -> Variant:
         return Variant(name=setting, flags=(f"--{name}={value}",))
     if name == "sync" and verb == "run":
         raise UsageError(
-            f"--compare {setting}: --sync is a flag of recipes. For a serial script compare "
-            "algorithm=ring,tree; other scripts have their own gradient synchronization."
+            f"--compare {setting}: --sync is a flag of recipes; scripts have their own gradient "
+            "synchronization."
         )
     raise UsageError(
         f"--compare {setting}: {name!r} is neither launcher, nor env:NAME, nor a flag of samestep {verb} "
