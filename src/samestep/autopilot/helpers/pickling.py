@@ -65,9 +65,9 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     cached = value.__wrapped__ if isinstance(value, _CACHED) else None
     if isinstance(cached, FunctionType) and is_user_code(cached.__code__.co_filename):
         return _cached, (cached, value.cache_parameters())
-    is_special = isinstance(value, ModuleType) and type(value) is not ModuleType
-    if is_special and sys.modules.get(value.__name__) is value:
-        return importlib.import_module, (value.__name__,)
+    special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
+    if special is not None and sys.modules.get(special.__name__) is special:
+        return importlib.import_module, (special.__name__,)
     return None
 
 
