@@ -63,6 +63,8 @@ ANSWERS = {
     "--algorithm": "gradients of a serial script are summed in memory or by the back end; leave it out",
     "--all-output": f"{_ONCE} output; leave it out",
     "--engine": "a serial script runs once; leave it out",
+    "--ticket": "give --json for the whole report, and read it before you post it",
+    "--clean": "every command removes what dead runs have left; leave it out",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }
 """Options that samestep does not have, each with what to do."""
