@@ -7,6 +7,7 @@ one that of speedup times efficiency decides, against the baseline and, for the 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from samestep.studies.scaling.analysis.confidence import Interval
@@ -80,7 +81,7 @@ def judge(
     all_series = list(series_of(points).values())
     if not all_series:
         return None
-    series = _fastest([one for one in all_series if one[0].mode == all_series[0][0].mode])
+    series = _fastest([points for points in all_series if points[0].mode == all_series[0][0].mode])
     code, point, is_certain = _concluded(series, bar, one_process)
     is_probable = not is_certain and code not in NO_CONCLUSIONS
     required = "" if bar is None else percent(bar)
@@ -95,7 +96,9 @@ def judge(
         variant=series[0].variant,
         knee=knee(series),
         bar=bar,
-        worth=() if bar is None else tuple(one for each in all_series for one in worth_of(bar, each)),
+        worth=()
+        if bar is None
+        else tuple(chain.from_iterable(worth_of(bar, points) for points in all_series)),
         largest_worth=None if bar is None else largest_worth(series, bar, one_process),
     )
 
@@ -218,7 +221,7 @@ def _by_bar(usable: Sequence[Point], bar: float) -> _Conclusion:
 
 def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:
     """Return the points of the variant that is the fastest at the most workers that all have."""
-    rates = [{point.workers: point.samples_per_second for point in fair(one)} for one in variants]
+    rates = [{point.workers: point.samples_per_second for point in fair(points)} for points in variants]
     most = max(set.intersection(*map(set, rates)), default=None)
     if most is None:
         return variants[0]

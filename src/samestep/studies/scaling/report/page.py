@@ -49,14 +49,13 @@ _TERMS = (
         "exposed communication",
         "time that a step waits for communication of gradients, not hidden by backward",
     ),
-    ("whole on each", "a part of the step that is computed unsplit on every worker"),
     ("oversubscribed", "the workers had fewer cores than threads, or shared accelerators"),
     (
         "95 % interval",
         "Student's t of the logarithms of repeats, widened to the medians",
     ),
     (
-        "workers' time, worker-hours",
+        "workers' time",
         "time of all workers added up; cost in cores or accelerators follows from it",
     ),
 )

@@ -241,11 +241,14 @@ def of_fastest(study: Study, point: Point) -> str:
 
     It is empty without several variants. One worker does not communicate, so variants can share its runs.
     """
-    place = point.cores_of, point.mode, point.workers
-    alike = [one for one in fair(study.points) if (one.cores_of, one.mode, one.workers) == place]
-    if len(alike) < 2 or point.oversubscribed:
+    variants = [
+        variant
+        for variant in fair(study.points)
+        if (variant.cores_of, variant.mode, variant.workers) == (point.cores_of, point.mode, point.workers)
+    ]
+    if len(variants) < 2 or point.oversubscribed:
         return ""
-    fastest = max(alike, key=lambda one: one.samples_per_second)
+    fastest = max(variants, key=lambda variant: variant.samples_per_second)
     ratio = times(point.samples_per_second / fastest.samples_per_second)
     between = None if point.runs == fastest.runs else rate_ratio(point, fastest)
     return ratio if between is None else f"{ratio} ({' to '.join(map(times, between))})"

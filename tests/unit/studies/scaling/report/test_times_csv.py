@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.studies.scaling.analysis.points import Time
-from samestep.studies.scaling.report.times_csv import read_times
+from samestep.studies.scaling.report.sources import read_times
 
 WANTED = [Time(1, 100.0), Time(2, 52.5), Time(4, 30.0)]
 
