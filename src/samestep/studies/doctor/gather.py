@@ -21,6 +21,7 @@ from samestep.studies.doctor.report import Owned, Report
 from samestep.studies.doctor.results import Finding, RankResult, Result, ResultStore, grouped, note, problem
 
 _GRACE_S = 10.0
+_JOINT_S = 25.0  # how much later than another rank rank 0 can end the joint checks
 # Ranks that differ in the first cannot, or must not, train together. Those that differ in the others
 # sometimes can.
 _MUST = ("samestep", "torch", "nccl")
@@ -51,7 +52,7 @@ def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> 
     """Return the exit code of all ranks; rank 0 posts it, and waits until the others have read it."""
     deadline = time.monotonic() + _GRACE_S
     if report is None:
-        decided = store.read("code", deadline=deadline + _GRACE_S)
+        decided = store.read("code", deadline=deadline + _JOINT_S)
         store.post(f"received/{rank}", "yes")
         return int(decided) if decided is not None else 1
     store.post("code", report.exit_code)
