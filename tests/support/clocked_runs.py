@@ -101,11 +101,6 @@ def concluded(runs, bar=None) -> Study:
     return conclude(Study(target="digits", points=measured(runs)), bar)
 
 
-def codes(holder, kind) -> list[tuple[str, tuple[int, ...]]]:
-    """Return code and workers of the findings of one kind, of a study or its verdict."""
-    return [(one.code, one.workers) for one in holder.findings if one.kind == kind]
-
-
 def timed(times: Mapping[int, float], bar=None) -> Study:
     """Return the study of one time for each number of workers, with its conclusions."""
     return conclude(Study(target="times.csv", points=from_times(times.items())), bar)

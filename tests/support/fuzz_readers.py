@@ -298,10 +298,9 @@ def _read_clocked(folder):
 def _jobs():
     from tempfile import TemporaryDirectory
 
-    from samestep.studies.scaling.sweep.collect import Frame
+    from samestep.studies.scaling.sweep.execution import Frame
     from samestep.studies.scaling.sweep.plan import Request, plan
-    from samestep.studies.scaling.sweep.queue import SubmittedJob
-    from samestep.studies.scaling.sweep.slurm_runs import write_jobs
+    from samestep.studies.scaling.sweep.slurm_runs import SubmittedJob, write_jobs
 
     with TemporaryDirectory() as name:
         folder = Path(name)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,14 @@ from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.studies.bench.figures import figures
-from samestep.studies.scaling.analysis.model_fits import fits
 from samestep.studies.scaling.analysis.rank_files import MACHINE
-from samestep.studies.scaling.analysis.speedup import relate
-from samestep.studies.scaling.analysis.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
+from samestep.studies.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS
 from samestep.training.settings import SMALL_SHARE, RunOptions, Settings
 from samestep_lab.experiments.registry import EXPERIMENTS
-from support.studies import point
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -193,7 +189,7 @@ def field_names(kind):
 
 @pytest.mark.parametrize(
     ("heading", "kind"),
-    [("## study.json", Study), ("### points", Point), ("### fit", Fit), ("### verdict", Verdict)],
+    [("## study.json", Study), ("### points", Point), ("### verdict", Verdict)],
 )
 def test_every_field_of_a_study_is_described_and_no_other(heading, kind):
     assert named(section("reference/scaling.md", heading)) == field_names(kind)
@@ -201,16 +197,6 @@ def test_every_field_of_a_study_is_described_and_no_other(heading, kind):
 
 def test_every_field_of_the_machine_of_a_study_is_described():
     assert named(section("reference/scaling.md", "### machine")) == list(MACHINE)
-
-
-def test_every_parameter_of_a_fit_is_described_and_no_other():
-    points = [point(n, mode=mode) for mode in ("strong", "weak") for n in (1, 2, 4)]
-    known = [replace(one, exchange_bytes=1000, exchange_runs=(one.exchange_s,) * 2) for one in points]
-    found = {name for one in (points, known) for fit in fits(relate(one)) for name in fit.parameters}
-
-    described = named(section("reference/scaling.md", "### parameters of a fit"))
-    assert found - {f"{name}_{end}" for name in described for end in ("low", "high")} == set(described)
-    assert {"alpha_s_low", "beta_s_per_byte_high"} <= found
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ COMMON = {
     "bench": ("workers", "sizes", "sync", "seconds", "as_json", "quiet"),
     "submit": ("nodes", "workers", "job_name", "output", "detach", "as_json", "quiet", "dry_run"),
     "data": ("data_dir", "as_json"),
-    "doctor": ("workers", "run_folder", "devices", "wait", "clean", "as_json", "ticket"),
+    "doctor": ("workers", "run_folder", "devices", "wait", "as_json"),
 }
 """The parameters of the options that come first, by verb; the others keep the headings of their topics.
 

@@ -200,7 +200,7 @@ def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
     except FileNotFoundError:
         raise UsageError("the current folder does not exist any more. Change to another one.") from None
     if sys.platform == "linux":
-        if not {"-h", "--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
+        if not {"-h", "--help"}.intersection(arguments):
             _remove_dead_folders()
     elif verb != _ON_ANY_SYSTEM:
         raise UsageError(_needs_linux(verb))

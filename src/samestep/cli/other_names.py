@@ -71,6 +71,8 @@ ANSWERS = {
     "--with": "samestep lab grade FILE checks the functions of a file",
     "--plot": "give --json, and plot its rows",
     "--figures": "give --json, and plot its rows",
+    "--ticket": "give --json for the whole report, and read it before you post it",
+    "--clean": "every command removes what dead runs have left; leave it out",
     "-t": "-t is --tee of samestep run; give --time for the time limit of a job",
 }
 """Options that samestep does not have, each with what to do."""

@@ -16,7 +16,7 @@ from samestep.studies.report.read_run import names, read_run
 from samestep.studies.report.run_page import NAME, charts
 from samestep.studies.report.run_summary import headline, hints
 from samestep.studies.report.write import write_figures, write_pdf, write_text
-from samestep.studies.scaling.analysis.study_file import seen_from_here
+from samestep.studies.scaling.analysis.study import seen_from_here
 from samestep.studies.scaling.report.figures import charts as study_charts
 from samestep.studies.scaling.report.page import write_study_page
 from samestep.studies.scaling.report.sources import is_about_scaling, is_study, study_of

@@ -37,12 +37,16 @@ from samestep.launch.submit.site_defaults import (
 )
 from samestep.studies.report.run_page import NAME
 from samestep.studies.report.write import write_figures, write_pdf
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import seen_from_here
+from samestep.studies.scaling.analysis.study import Study, seen_from_here
 from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
-from samestep.studies.scaling.sweep.collect import Frame, source_of
-from samestep.studies.scaling.sweep.execution import default_folder, own_folder, refuse_taken
+from samestep.studies.scaling.sweep.execution import (
+    Frame,
+    default_folder,
+    own_folder,
+    refuse_taken,
+    source_of,
+)
 from samestep.studies.scaling.sweep.local_runs import LocalRuns, local_runs
 from samestep.studies.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
 from samestep.studies.scaling.sweep.slurm_runs import SlurmRuns, collect

@@ -56,7 +56,7 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     )
     return Outcome(
         tables=[Table(head=head, rows=rows)],
-        measured=" ".join([study["verdict"]["manager"], *study["notes"]]),
+        measured=" ".join([study["verdict"]["sentence"], *(note["text"] for note in study["notes"])]),
         values={"points": [{name: one[name] for name in names} for one in study["points"]]},
     )
 

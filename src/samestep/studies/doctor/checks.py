@@ -14,16 +14,14 @@ from samestep.hooks.registry import problems
 from samestep.hooks.table import ALL
 from samestep.launchers.binding import undo_default_binding
 from samestep.launchers.compute_threads import without_default_threads
-from samestep.launchers.detect import LOOPBACK, detect
+from samestep.launchers.detect import detect
 from samestep.launchers.lost_environment import refuse_pods
 from samestep.launchers.mpi_hosts import with_main_host
 from samestep.ranks.world.banner import describe
 from samestep.ranks.world.device import BACKENDS, DeviceFacts, available_here, facts_here, toolkit_versions
-from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings
+from samestep.studies.doctor import gpus, joining, limits, network, run_folder, settings
 from samestep.studies.doctor.context import Context, predict
 from samestep.studies.doctor.gather import agree_on_exit_code, gather
-from samestep.studies.doctor.masking import Mask, environment_rows, masked
-from samestep.studies.doctor.pair_measurement import LinkServer
 from samestep.studies.doctor.report import Report
 from samestep.studies.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
 
@@ -116,10 +114,11 @@ def versions(context: Context) -> Result:
 
 
 def networks(context: Context) -> Result:
-    """Check the network interfaces, InfiniBand, and the settings that name them."""
+    """Check the network interfaces, InfiniBand, the settings that name them, and the rendezvous' port."""
     found = network.read(context)
+    about_settings = settings.judge(context.environment, found)
     return joined(
-        (network.interfaces(found), network.infiniband(found), settings.judge(context.environment, found))
+        (network.interfaces(found), network.infiniband(found), about_settings, network.port(context))
     )
 
 
@@ -137,7 +136,6 @@ CHECKS: Sequence[Check] = (
     Check("accelerators", gpus.check, 60.0),
     Check("hooks into libraries", hooks, 60.0, needs_devices=True),
     Check("the run folder", run_folder.check, 20.0),
-    Check("orphaned processes and shared memory", orphans.check, 15.0),
     Check("the shared run folder", run_folder.check_shared, 25.0, joint=True),
     Check("joining", joining.check, 40.0, joint=True, needs_devices=True, on_timeout=joining.ON_TIMEOUT),
 )
@@ -157,7 +155,6 @@ class Options:
 
     run_folder: Path = Path("runs")  # the run folder
     devices: bool = True  # whether to detect devices, and to join as a training does
-    ticket: bool = False  # whether to mask secrets, and to report the environment variables
     wait_s: float = 60.0  # seconds to wait for the other ranks
 
 
@@ -180,33 +177,27 @@ class Outcome:
 
 
 def run_checks(environment: Environment, options: Options, checks: Sequence[Check] = CHECKS) -> Outcome:
-    """Check this rank, and with the other ranks of the job, if any, the links between them.
+    """Check this rank, and together with the other ranks of the job, if any.
 
     Raises:
         DetectionError: the launcher's variables contradict each other, or torchrun is missing.
     """
     devices, failures = _devices() if options.devices else (None, Result())
     context = _context(environment, options, devices)
-    mask = Mask.of(environment) if options.ticket else Mask()
-    own = _own_result(
-        context, options, mask, [failures, *(run_check(one, context) for one in checks if not one.joint)]
-    )
+    own = _own_result(context, [failures, *(run_check(one, context) for one in checks if not one.joint)])
     if own.size == 1:
         return Outcome(report=Report.of_one(own))
 
     def joint() -> Result:
         chosen = [one for one in checks if one.joint and (options.devices or not one.needs_devices)]
         with_store = replace(context, store=store)
-        return masked(joined(run_check(one, with_store) for one in chosen), mask)
+        return joined(run_check(one, with_store) for one in chosen)
 
     try:
-        store, server = _connect(context, own, options)
-        try:
-            report = gather(store, own, server, joint=joint, wait_s=options.wait_s)
-        finally:
-            server.close()
+        store = _connect(context, options)
+        report = gather(store, own, joint=joint, wait_s=options.wait_s)
     except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
-        text = mask.text(f"The other ranks could not be reached: {error}")
+        text = f"The other ranks could not be reached: {error}"
         known = any(finding.text in text for finding in own.findings)
         return Outcome(
             report=Report.of_one(own, *([] if known else [problem(text)])), rank=own.rank, unreached=True
@@ -236,37 +227,24 @@ def _context(environment: Environment, options: Options, devices: DeviceFacts | 
     return replace(context, environment=environment, run_folder=options.run_folder)
 
 
-def _own_result(context: Context, options: Options, mask: Mask, results: Sequence[Result]) -> RankResult:
-    """Return the results of this rank's checks; those of a ticket have the variables, and are masked."""
+def _own_result(context: Context, results: Sequence[Result]) -> RankResult:
+    """Return the results of this rank's checks."""
     result = joined(results)
     kind = "" if context.choice is None else context.choice.kind
-    summary = describe(context.detected, device=kind, backend=context.backend, threads=context.threads)
-    if options.ticket:
-        result = masked(joined((result, Result(rows=environment_rows(context.environment)))), mask)
-        summary = mask.text(summary)
     return RankResult(
         rank=context.place.rank,
         size=context.place.size,
-        host=context.machine.hostname,  # not masked: ranks are compared by it, and a ticket needs it
-        summary=summary,
+        host=context.machine.hostname,
+        summary=describe(context.detected, device=kind, backend=context.backend, threads=context.threads),
         rows=result.rows,
         findings=result.findings,
         facts=result.facts,
     )
 
 
-def _connect(context: Context, own: RankResult, options: Options) -> tuple[ResultStore, LinkServer]:
-    """Return the store of the job's ranks, and the server that other ranks connect to for measurements."""
+def _connect(context: Context, options: Options) -> ResultStore:
+    """Return the store of the job's ranks."""
     from samestep.ranks.rendezvous.store import open_store
 
     store = open_store(context.environment, context.detected, master=None, timeout_s=options.wait_s)
-    return ResultStore(store), LinkServer(_address(context, own))
-
-
-def _address(context: Context, own: RankResult) -> str:
-    """Return the address of this host at which the other ranks connect to this one."""
-    if context.place.local_size == context.place.size:
-        return LOOPBACK[0]
-    every, used = own.facts.get("interfaces", ()), own.facts.get("interface")
-    addresses = [address for one in every if one["name"] == used for address in one["addresses"]]
-    return next((one for one in addresses if ":" not in one), next(iter(addresses), LOOPBACK[0]))
+    return ResultStore(store)

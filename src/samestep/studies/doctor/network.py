@@ -1,10 +1,11 @@
-"""Checks the network interface that carries the messages between nodes, and InfiniBand ports.
+"""Checks the network interface that carries the messages between nodes, InfiniBand, and the rendezvous' port.
 
 NCCL uses InfiniBand adapters directly; Gloo, torch's store and the bootstrap of NCCL need an IP address on
 one of their network interfaces (IPoIB).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -128,6 +129,44 @@ def infiniband(network: Network) -> Result:
         findings=list(_about_ports(network)),
         facts={"infiniband": [asdict(port) for port in network.ports]},
     )
+
+
+def port(context: Context) -> Result:
+    """Check on rank 0 that no other program of this user listens at the port of the rendezvous."""
+    if context.master is None or not context.place.is_main:
+        return Result()
+    number = context.master[1]
+    found = listener_at(number, own=own_processes(is_rank=context.place.size > 1))
+    if found is None:
+        return Result()
+    text = f"Port {number} of the rendezvous is in use by process {found}. End it, or set MASTER_PORT."
+    return Result(findings=[problem(text)])
+
+
+def own_processes(*, is_rank: bool) -> set[int]:
+    """Return the IDs of this process, its ancestors and descendants, and those that its launcher started."""
+    import psutil
+
+    this = psutil.Process()
+    own = {this.pid}
+    with suppress(psutil.Error):
+        own |= {one.pid for one in (*this.children(recursive=True), *this.parents())}
+        parent = this.parent()
+        # Process 1 adopts any process; only if it started this rank, its children are the other ranks.
+        if parent is not None and (parent.pid != 1 or is_rank):
+            own |= {one.pid for one in parent.children(recursive=True)}
+    return own
+
+
+def listener_at(number: int, *, own: Collection[int]) -> int | None:
+    """Return the ID of this user's process that listens at a port; None if there is none but `own`."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for one in psutil.net_connections(kind="tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == number and one.pid:
+                return None if one.pid in own else int(one.pid)
+    return None
 
 
 def _source_towards_master(context: Context) -> str | None:

@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from samestep.base.units import format_ranks, ranges
-from samestep.studies.doctor import links
-from samestep.studies.doctor.pair_measurement import Link
 from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, rows
 
 Owned: TypeAlias = tuple[Sequence[int], Finding]
@@ -26,7 +24,6 @@ class Report:
 
     ranks: Sequence[RankResult]  # those that joined the checks, in their order
     rows: Sequence[Row] = ()  # of the joint checks
-    links: Sequence[Link] = ()
     findings: Sequence[Owned] = ()
 
     @classmethod
@@ -54,9 +51,6 @@ def lines(report: Report) -> Iterator[str]:
         others = {one.rank: [row for row in one.rows if row[0] != "place"] for one in report.ranks}
         shown = [("ranks", places), *folded(others)]
     yield from row_lines([*shown, *report.rows])
-    if report.links:
-        yield ""
-        yield from (f"  {line}".rstrip() for line in links.table(report.links))
     if report.findings:
         yield ""
         yield from finding_lines(report.findings, hosts)
@@ -67,7 +61,6 @@ def record(report: Report) -> dict[str, Any]:
     return {
         "summary": report.ranks[0].summary,
         "ranks": [{"rank": one.rank, "host": one.host, **one.facts} for one in report.ranks],
-        "links": [asdict(link) for link in report.links],
         "findings": [{"ranks": ranks, **asdict(finding)} for ranks, finding in merged(report.findings)],
         "hurts": bool(report.exit_code),
     }

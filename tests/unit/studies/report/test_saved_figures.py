@@ -13,8 +13,7 @@ from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import charts
 from samestep.studies.report.scales import DataPoint
 from samestep.studies.report.write import write_figures
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import write_study
+from samestep.studies.scaling.analysis.study import Study, write_study
 from samestep.studies.scaling.report.figures import charts as study_charts
 from support.run_folders import run_folder
 from support.studies import study

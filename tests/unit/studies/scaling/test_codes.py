@@ -1,57 +1,33 @@
-"""Each code of a study has one sentence, is used, and is in the tables of the reference."""
+"""Each code of a study is in the tables of the reference, and no other one."""
 
 import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from samestep.studies.scaling.analysis.statements import STATEMENTS
+from samestep.studies.scaling.analysis.verdict import SENTENCES
 
 ROOT = Path(__file__).parents[4]
-FOLDERS = ("studies/scaling/analysis", "studies/scaling/sweep", "studies/scaling/report", "cli")
 
 
-def documented(kind: str) -> set[str]:
+def documented(heading: str) -> set[str]:
+    """Return the codes in the first column of a table of the reference."""
     text = (ROOT / "docs/reference/scaling.md").read_text()
-    head = "### codes of the summary" if kind == "summary" else f"| `{kind}` | meaning |"
-    table = text.partition(f"{head}\n")[2].lstrip().partition("\n\n")[0]
+    table = text.partition(f"### {heading}\n")[2].partition("\n#")[0]
     return set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE))))
 
 
-def constants() -> set[str]:
-    """Return the text constants of all modules but that of the sentences."""
-    paths = [path for one in FOLDERS for path in (ROOT / "src/samestep" / one).glob("*.py")]
-    nodes = [
-        node
-        for path in paths
-        if path.name != "statements.py"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    return {node.value for node in nodes}
+def codes_of_notes() -> set[str]:
+    """Return the text constants among the first arguments of all notes of the package."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "src/samestep/studies/scaling").rglob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    first = [one.args[0] for one in calls if isinstance(one.func, ast.Name) and one.func.id == "Note"]
+    constants = [node.value for one in first for node in ast.walk(one) if isinstance(node, ast.Constant)]
+    return {text for text in constants if isinstance(text, str)}
 
 
-@pytest.mark.parametrize("kind", STATEMENTS)
-def test_all_codes_are_documented_and_no_others(kind):
-    assert set(STATEMENTS[kind]) == documented(kind)
+def test_all_codes_of_verdicts_are_documented_and_no_others():
+    assert set(SENTENCES) == documented("codes of the verdict")
 
 
-def test_every_sentence_is_used():
-    assert {code for codes in STATEMENTS.values() for code in codes} <= constants()
-
-
-def test_every_statement_has_a_code_of_the_table():
-    trees = [
-        ast.parse(path.read_text()) for one in FOLDERS for path in (ROOT / "src/samestep" / one).glob("*.py")
-    ]
-    calls = [
-        node.args
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
-    ]
-    kinds = [[one.value for one in args[:2] if isinstance(one, ast.Constant)] for args in calls]
-
-    assert all(code in STATEMENTS[kind] for kind, code in filter(None, kinds))
-    assert sum(map(len, STATEMENTS.values())) > 60
+def test_all_codes_of_notes_are_documented_and_no_others():
+    assert codes_of_notes() == documented("codes of notes")

@@ -5,9 +5,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from samestep.studies.scaling.analysis.confidence import of_rates
-from samestep.studies.scaling.analysis.rank_files import Run, advised_by
-from samestep.studies.scaling.analysis.run_steps import SteadySteps, steady_steps
-from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples, with_epochs
+from samestep.studies.scaling.analysis.rank_files import Run
+from samestep.studies.scaling.analysis.run_steps import (
+    SAME_BATCH,
+    SteadySteps,
+    in_samples,
+    steady_steps,
+    with_epochs,
+)
 from samestep.studies.scaling.analysis.study import PHASES, Mode, Point, Rank
 
 UNIT = "runs/s"
@@ -78,7 +83,6 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         kind=usual.run.kind,
         sync=str(first.get("sync") or ""),
         backend=str(first.get("backend") or ""),
-        recipe=advised_by(first),
         global_batch=median(repeat.steps.global_batch for repeat in repeats),
         speedup=float(workers),
         efficiency=1.0,
@@ -86,7 +90,6 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         exchange_s=usual.steps.exchange_s,
         waiting_s=usual.steps.waiting_s,
         exchange_bytes=usual.steps.exchange_bytes,
-        exchange_runs=tuple(repeat.steps.exchange_s for repeat in repeats),
         ranks=tuple(
             Rank(rank=number, host=host, step_s=seconds)
             for number, (host, seconds) in enumerate(zip(hosts, phases, strict=True))

@@ -67,8 +67,6 @@ MACHINE = {
 }
 """The names of a study's `machine`, each with its field in a worker's header."""
 
-_ADVISING = ("data", "sync", "compress", "algorithm", "exact")
-
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
@@ -203,12 +201,6 @@ def recipe(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the settings of a recipe that are the same in all of `runs`; empty if they are unknown."""
     first, *others = [run.ranks[0].header.get("config") or {} for run in runs] or [{}]
     return {name: value for name, value in first.items() if all(one.get(name) == value for one in others)}
-
-
-def advised_by(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe that advice depends on; empty if they are unknown."""
-    config = header.get("config") or {}
-    return {name: config[name] for name in _ADVISING if name in config}
 
 
 def _values(runs: Sequence[Run], field: str) -> list[Any]:

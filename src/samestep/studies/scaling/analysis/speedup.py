@@ -1,23 +1,27 @@
-"""Relates points to each other: measured scaling mode, speedup, efficiency, and the knee.
+"""Relates points to each other: measured scaling mode, speedup, efficiency, overhead by cause, and the knee.
 
 On CPUs one process can compute on all cores of several workers. A speedup is over the fastest one worker on
-at most the cores of the workers, since that is what a user has without samestep. Efficiency, overhead, fits
-and the knee are about more workers that are all alike: they are against one worker like each of them.
+at most the cores of the workers, since that is what a user has without samestep. Efficiency, overhead and
+the knee are about more workers that are all alike: they are against one worker like each of them.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from statistics import median_low
+from typing import Any, NamedTuple
 
 from samestep.studies.scaling.analysis.confidence import Interval, is_vague, known, of_ratio
 from samestep.studies.scaling.analysis.points import same_batch
-from samestep.studies.scaling.analysis.study import Mode, Point
+from samestep.studies.scaling.analysis.study import PHASES, Loss, Mode, Point, Rank
 
 AS_FAST = 1.05
 """The largest speedup over one process with several workers' cores that is reported as no faster."""
 
 _MODES: tuple[Mode, ...] = ("strong", "weak", "neither")
+# The phases in which a rank waits for no other.
+_OWN = tuple(name for name in PHASES if name != "exposed_sync")
+_MOSTLY = 0.5  # the smallest part of all waiting that a rank must cause to be named as the straggler
 
 
 def relate(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -212,3 +216,77 @@ def _over_fastest(point: Point, alone: Sequence[Point]) -> Point:
     usable = [one for one in alone if one.cores_of <= cores_of]
     fastest = max(usable, key=lambda one: one.samples_per_second)
     return point if fastest.cores_of == 1 else over(point, fastest)
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank that other ranks wait for, and the phase that is longer there, by some seconds of a step."""
+
+    rank: int
+    phase: str
+    phase_s: float
+
+
+def with_losses(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return `points`, each with its losses against the baseline of its mode and variant.
+
+    In the ideal step each phase takes as long per sample as at the baseline. The shares of all losses, with
+    the negative ones, add up to 1 less the efficiency. With an oversubscribed baseline there are no losses.
+    """
+    bases = {key: series[0] for key, series in series_of(points).items()}
+    return tuple(replace(point, losses=_losses(point, bases[point.mode, point.variant])) for point in points)
+
+
+def straggler(point: Point) -> Straggler | None:
+    """Return the rank that causes most of the waiting; None if it is for varying ranks."""
+    if len(point.ranks) < 2 or not point.waiting_s or not all(rank.step_s for rank in point.ranks):
+        return None
+    slowest = max(point.ranks, key=_busy)
+    others = [rank for rank in point.ranks if rank is not slowest]
+    excess = _busy(slowest) - median_low(map(_busy, others))
+    if excess * len(others) / len(point.ranks) < _MOSTLY * point.waiting_s:
+        return None
+    more = {name: slowest.step_s[name] - median_low(rank.step_s[name] for rank in others) for name in _OWN}
+    phase = max(more, key=lambda name: more[name])
+    return Straggler(slowest.rank, phase, more[phase])
+
+
+def _busy(rank: Rank) -> float:
+    return sum(rank.step_s.get(name, 0.0) for name in _OWN)
+
+
+def _losses(point: Point, base: Point) -> tuple[Loss, ...]:
+    whole = sum(point.step_s.values())
+    if point.workers == base.workers or base.oversubscribed or not whole or not base.step_s:
+        return ()
+    share = _ideal_share(point, base)
+    lost = {name: point.step_s[name] - share * base.step_s[name] for name in PHASES}
+    synced = lost.pop("exposed_sync")
+    waiting = (point.waiting_s or 0.0) - share * (base.waiting_s or 0.0)
+    slow = straggler(point)
+    by_cause = {
+        "exchange": synced - waiting,
+        "waiting": 0.0 if slow else waiting,
+        "straggler": 0.0,
+        **{name: lost[name] for name in ("data", "to_device", "optimizer", "other")},
+        "compute": lost["forward"] + lost["backward"],
+    }
+    if slow:  # the mean over ranks includes a part of its excess, which the others wait for as well
+        own = slow.phase_s / len(point.ranks)
+        by_cause["compute" if slow.phase in {"forward", "backward"} else slow.phase] -= own
+        by_cause["straggler"] = waiting + own
+    named: dict[str, Any] = {"phase": slow.phase, "rank": slow.rank} if slow else {}
+    losses = [
+        Loss(cause=cause, share=seconds / whole, **(named if cause == "straggler" else {}))
+        for cause, seconds in by_cause.items()
+        if seconds
+    ]
+    return tuple(sorted(losses, key=lambda loss: -loss.share))
+
+
+def _ideal_share(point: Point, base: Point) -> float:
+    """Return the length of the ideal step divided by that of `base`: the ratio of a worker's samples."""
+    times = point.workers / base.workers
+    if point.global_batch is None or base.global_batch is None:
+        return 1.0 if point.mode == "weak" else 1 / times
+    return point.global_batch / base.global_batch / times

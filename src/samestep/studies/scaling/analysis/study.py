@@ -1,18 +1,28 @@
-"""Defines a scaling study: the measurements at each number of workers, and the conclusions from them.
+"""Defines a scaling study, and reads and writes it: measurements at each number of workers, and a verdict.
 
 The classes are the objects of ``study.json``; the reference has a table of their fields.
 """
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from samestep.base import step_phases
-from samestep.base.typed_json import NotNegative, Positive, PositiveInt
+from samestep.base.errors import UsageError
+from samestep.base.record import write_json
+from samestep.base.typed_json import FormatError, NotNegative, Positive, PositiveInt, read_as, read_json
 from samestep.studies.scaling.analysis.confidence import Interval, is_vague, known
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format of ``study.json``."""
+
+NAME = "study.json"
+"""The name of the file in a study's folder."""
+
+_BYTES = 32 << 20  # the largest file that is read; a study of a thousand workers has some megabytes
+_LOG = re.compile(r"(?<= Its log: )(\S+)(?=\.$)")  # at the end of the note on a failed run
 
 PHASES = step_phases.ALL
 """The phases of a step; `exposed_sync` is the communication that backward did not hide."""
@@ -83,7 +93,6 @@ class Point:
     kind: str = ""
     sync: str = ""
     backend: str = ""
-    recipe: Mapping[str, Any] = field(default_factory=dict)
     global_batch: Positive | None = None
     samples_per_second: Positive
     samples_per_second_low: Positive | None = None
@@ -97,7 +106,6 @@ class Point:
     exchange_s: float | None = None
     waiting_s: float | None = None
     exchange_bytes: PositiveInt | None = None
-    exchange_runs: tuple[float, ...] = ()
     losses: tuple[Loss, ...] = ()
     ranks: tuple[Rank, ...] = ()
     timeline: tuple[tuple[Span, ...], ...] = ()
@@ -119,24 +127,6 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """A model fitted to the points of one mode and variant; `exchange` is the cost of communication.
-
-    There are no parameters if the points do not determine them, and no deviation if there are no more points
-    than parameters, so that the model passes through them in any case.
-    """
-
-    model: Literal["amdahl", "gustafson", "exchange"]
-    mode: Mode
-    variant: str = ""
-    workers: tuple[int, ...] = ()
-    parameters: Mapping[str, float] = field(default_factory=dict)
-    deviation: float | None = None
-    code: str = ""
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
     """The decision whether a number of workers reaches the requested efficiency.
 
@@ -152,33 +142,25 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One statement of a study with its stable code; empty workers, mode or variant mean all of them."""
+class Note:
+    """A fact about runs that affects how to read a study, with its stable code; no workers mean all."""
 
-    kind: str
     code: str
-    words: str
+    text: str
     workers: tuple[int, ...] = ()
-    mode: str = ""
-    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The conclusions of a study: `manager` is the summary, `engineer` the advice, `serial` the baseline's.
+    """The conclusion of a study: a stable code, and its sentence.
 
-    The summary and its workers, knee and largest worth are about `variant`, the fastest.
+    Code, workers, knee and largest worth are about `variant`, the fastest.
     """
 
-    manager: str
-    engineer: str
-    serial: str = ""
-    others: tuple[str, ...] = ()
-    comparisons: tuple[str, ...] = ()
-    code: str = ""
+    code: str
+    sentence: str
     is_certain: bool = False
     workers: int | None = None
-    findings: tuple[Finding, ...] = ()
     variant: str = ""
     knee: int | None = None
     bar: float | None = None
@@ -199,16 +181,63 @@ class Study:
     unit: str = "samples/s"
     points: tuple[Point, ...] = ()
     one_process: tuple[Point, ...] = ()
-    fit: tuple[Fit, ...] = ()
     verdict: Verdict | None = None
-    notes: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    notes: tuple[Note, ...] = ()
 
-    def with_notes(self, added: Iterable[Finding]) -> "Study":
+    def with_notes(self, added: Iterable[Note]) -> "Study":
         """Return the study with further notes; those that it has already are not repeated."""
-        added = tuple(added)
-        return replace(
-            self,
-            notes=tuple(dict.fromkeys((*self.notes, *(one.words for one in added)))),
-            findings=tuple(dict.fromkeys((*self.findings, *added))),
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *added))))
+
+
+def write_study(path: Path, study: Study) -> None:
+    """Write `study` to `path` atomically: a reader finds the old file or the new one.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        write_json(path, asdict(study))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def read_study(path: Path) -> Study:
+    """Return the study in `path`, or in the ``study.json`` of the folder `path`.
+
+    Raises:
+        UsageError: there is none, it is damaged, or it has another format; names the place.
+    """
+    file = path / NAME if path.is_dir() else path
+    found = read_json(file, most=_BYTES)
+    if not isinstance(found, dict) or not {"format", "points"} <= found.keys():
+        raise UsageError(f"{file} is not a study: it lacks format or points.")
+    if found["format"] != FORMAT:
+        raise UsageError(
+            f"{file} is of format {found['format']}, and this version of samestep reads {FORMAT}: "
+            "read it with the version that wrote it."
         )
+    try:
+        study: Study = read_as(Study, found, "study")
+        _check(study)
+    except FormatError as error:
+        raise UsageError(f"{file} is damaged: {error}.") from None
+    return study
+
+
+def _check(study: Study) -> None:
+    """Raise `FormatError` if parts of a study contradict each other."""
+    if study.verdict is not None and not study.points:
+        raise FormatError("study has a verdict and no points")
+    for number, point in enumerate(study.points):
+        rows = len(point.timeline)
+        if rows not in (0, len(point.ranks) or point.workers):  # one rank records a script that runs once
+            where = f"study.points[{number}].timeline"
+            raise FormatError(f"{where} is of {rows} workers, and the point of {point.workers}")
+
+
+def seen_from_here(study: Study, folder: Path) -> Study:
+    """Return the `study` of `folder` with paths of logs that are relative to the current folder."""
+    notes = (
+        replace(note, text=_LOG.sub(lambda log: str(folder / log[0]), note.text)) for note in study.notes
+    )
+    return replace(study, notes=tuple(notes))

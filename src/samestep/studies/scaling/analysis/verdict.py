@@ -1,55 +1,64 @@
-"""Draws the conclusions of a study from its points: a summary, advice, and the caveats of both."""
+"""Draws the conclusion of a study from its points: a code with one sentence.
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+With a bar, the efficiency from which on workers are worth it, the interval of the efficiency decides. Without
+one that of speedup times efficiency decides, against the baseline and, for the knee, for each larger number.
+"""
 
-from samestep.studies.scaling.analysis.advice import advice, advice_words
-from samestep.studies.scaling.analysis.model_fits import fits
-from samestep.studies.scaling.analysis.notes import notes
-from samestep.studies.scaling.analysis.overhead_causes import with_losses
-from samestep.studies.scaling.analysis.point_text import (
-    counted,
-    overhead,
-    oversubscribed_baseline,
-    percent,
-    speed,
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+from samestep.studies.scaling.analysis.confidence import Interval
+from samestep.studies.scaling.analysis.point_text import gain, percent
+from samestep.studies.scaling.analysis.speedup import (
+    AS_FAST,
+    fair,
+    is_faster,
+    knee,
+    least_speedup,
+    over_one_process,
+    rate_ratio,
+    relate,
+    same_threads,
+    series_of,
+    threads_as_fast,
+    with_losses,
 )
-from samestep.studies.scaling.analysis.speedup import fair, knee, over_one_process, relate, series_of
-from samestep.studies.scaling.analysis.study import Finding, Point, Study, Verdict
-from samestep.studies.scaling.analysis.supported_conclusions import (
-    Summary,
-    baseline_findings,
-    caveats,
-    largest_worth,
-    summary,
-    worth_of,
+from samestep.studies.scaling.analysis.study import Point, Study, Verdict, Worth
+
+SENTENCES: Mapping[str, str] = {
+    "speedup": "{gain}.",
+    "knee": "{gain}; beyond, more workers cost more than they bring.",
+    "baseline-enough": "More workers than the baseline cost more than they bring. {gain}.",
+    "worth": "Worth it at a bar of {bar}. {gain}.",
+    "not-worth": "Not worth it at a bar of {bar}. {gain}.",
+    "threads-as-fast": "More workers do not pay on these cores; they can on several nodes or GPUs. {gain}.",
+    "inconclusive": "No conclusion: the runs differ too much; measure more repeats on an idle machine.",
+    "superlinear": "No conclusion: the baseline was disturbed or short of cache; measure again. {gain}.",
+    "single-point": "No conclusion: only one number of workers was measured.",
+    "baseline-oversubscribed": "No conclusion: the baseline was oversubscribed; use fewer threads.",
+    "all-oversubscribed": "No conclusion: all larger numbers of workers were oversubscribed.",
+}
+"""The sentence of each code; the reference has a table of the codes."""
+
+UNCERTAIN = "The intervals do not decide this; measure more repeats."
+"""Follows the sentence of a conclusion that is not certain."""
+
+NO_CONCLUSIONS = (
+    *("inconclusive", "superlinear", "single-point"),
+    *("baseline-oversubscribed", "all-oversubscribed"),
 )
-from samestep.studies.scaling.analysis.variants import comparisons
+"""Codes from which nothing follows."""
 
-_WITHOUT_RESULT = {"run-failed", "run-empty"}  # codes of notes on runs that are not among the points
-_PEERS = 3  # the number of other variants whose efficiency is shown beside that of the fastest
+_BETTER_THAN_IDEAL = 1.15  # above this efficiency the baseline was disturbed
 
 
-@dataclass(frozen=True, slots=True)
-class _Conclusions:
-    """The conclusions from the points of one mode and variant."""
-
-    series: Sequence[Point]
-    knee: int | None
-    summary: Summary
-    overhead: str
-    advised: Sequence[Finding]
-    caveats: Sequence[Finding]
-
-    def advice_words(self, known: Collection[str] = ()) -> str:
-        """Return overhead, advice and caveats as sentences, without caveats that are `known`."""
-        return " ".join([self.overhead, *(one.words for one in self.caveats if one.words not in known)])
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield advice and caveats with their mode and variant."""
-        first = self.series[0]
-        for one in (*self.advised, *self.caveats):
-            yield replace(one, mode=first.mode, variant=first.variant)
+class _Conclusion(NamedTuple):
+    code: str
+    point: Point | None = None
+    is_certain: bool = False
 
 
 def conclude(study: Study, bar: float | None = None) -> Study:
@@ -58,109 +67,162 @@ def conclude(study: Study, bar: float | None = None) -> Study:
     The bar is the efficiency from which on workers are worth it; without one, the knee decides.
     """
     points, one_process = over_one_process(with_losses(relate(study.points)), study.one_process)
-    failed = {number for one in study.findings if one.code in _WITHOUT_RESULT for number in one.workers}
-    verdict = judge(points, bar, one_process, sorted(failed))
-    study = replace(study, points=points, one_process=one_process, fit=fits(points), verdict=verdict)
-    return study.with_notes(notes(points))
+    return replace(study, points=points, one_process=one_process, verdict=judge(points, bar, one_process))
 
 
 def judge(
-    points: Sequence[Point],
-    bar: float | None = None,
-    one_process: Sequence[Point] = (),
-    failed: Sequence[int] = (),
+    points: Sequence[Point], bar: float | None = None, one_process: Sequence[Point] = ()
 ) -> Verdict | None:
-    """Return the verdict on related points with their losses; None if there are none.
+    """Return the verdict on related points; None if there are none.
 
     Of several variants it is about the fastest, at the most workers that all of them were measured with.
-    One worker with the cores of several (`one_process`) can be as fast as they are. Runs on `failed`
-    workers gave no result.
+    One worker with the cores of several (`one_process`) can be as fast as they are.
     """
     all_series = list(series_of(points).values())
     if not all_series:
         return None
-    first = _fastest([series for series in all_series if series[0].mode == all_series[0][0].mode])
-    others = [series for series in all_series if series is not first]
-    main, *rest = (_conclusions(series, bar, one_process, failed) for series in [first, *others])
-    modes = {series[0].mode for series in all_series}
-    label = _label(first[0], modes) if first[0].variant else ""
-    known = [one.words for one in main.caveats]
-    baseline, compared = list(baseline_findings(first, one_process)), list(comparisons(points))
+    series = _fastest([points for points in all_series if points[0].mode == all_series[0][0].mode])
+    code, point, is_certain = _concluded(series, bar, one_process)
+    is_probable = not is_certain and code not in NO_CONCLUSIONS
+    required = "" if bar is None else percent(bar)
+    reached = "" if point is None else gain(point, series[0])
+    sentence = SENTENCES[code].format(gain=reached, bar=required)
+    label = f"{series[0].variant}: " if series[0].variant else ""
     return Verdict(
-        manager=label + _beside(main.summary, others),
-        engineer=label + main.advice_words(),
-        serial=" ".join(one.words for one in baseline if one.kind == "baseline"),
-        others=tuple(_label(one.series[0], modes) + one.advice_words(known) for one in rest),
-        comparisons=tuple(one.words for one in compared),
-        code=main.summary.code,
-        is_certain=main.summary.is_certain,
-        workers=main.summary.point.workers if main.summary.point else None,
-        findings=(*baseline, *(found for one in (main, *rest) for found in one.findings()), *compared),
-        variant=first[0].variant,
-        knee=main.knee,
+        code=code,
+        sentence=f"{label}{sentence} {UNCERTAIN}" if is_probable else f"{label}{sentence}",
+        is_certain=is_certain,
+        workers=None if point is None or code in NO_CONCLUSIONS else point.workers,
+        variant=series[0].variant,
+        knee=knee(series),
         bar=bar,
-        worth=() if bar is None else tuple(one for series in all_series for one in worth_of(bar, series)),
-        largest_worth=None if bar is None else largest_worth(first, bar, one_process),
+        worth=()
+        if bar is None
+        else tuple(chain.from_iterable(worth_of(bar, points) for points in all_series)),
+        largest_worth=None if bar is None else largest_worth(series, bar, one_process),
     )
 
 
-def _conclusions(
-    series: Sequence[Point], bar: float | None, one_process: Sequence[Point], failed: Sequence[int]
-) -> _Conclusions:
-    usable, at = fair(series), knee(series)
-    found = summary(series, bar, at, one_process)
-    has_caveats = len(usable) > 1 and not series[0].oversubscribed
-    unknown = list(caveats(usable, bar=bar, at=at)) if has_caveats else []
-    point = found.point or (usable or series)[-1]
-    return _Conclusions(series, at, found, *_overhead(series, point, failed), unknown)
+def worth_of(bar: float, series: Sequence[Point]) -> Iterator[Worth]:
+    """Yield whether each point of one mode and variant reaches a bar."""
+    base = series[0]
+    is_doubtful = base.oversubscribed or outdone(series) is not None
+    for point in series:
+        is_sure = is_decided(point, base, bar) and not (point.oversubscribed or is_doubtful)
+        yield Worth(
+            workers=point.workers,
+            mode=point.mode,
+            variant=point.variant,
+            efficiency=point.efficiency,
+            is_worth=reaches(point, base, bar),
+            is_certain=is_sure or (point is base and not base.oversubscribed),
+        )
+
+
+def largest_worth(series: Sequence[Point], bar: float, one_process: Sequence[Point] = ()) -> int | None:
+    """Return the most workers that reach a bar, without points that are oversubscribed or inconclusive."""
+    base = series[0]
+    if base.oversubscribed or outdone(series) is not None:
+        return None
+    if (as_fast := threads_as_fast(series, one_process)) is not None:
+        return None if as_fast.is_open else base.workers
+    usable = (point for point in fair(series) if reaches(point, base, bar))
+    sure = (p for p in usable if p is base or not p.is_open or is_decided(p, base, bar))
+    return max((point.workers for point in sure), default=None)
+
+
+def reaches(point: Point, base: Point, bar: float) -> bool:
+    """Return whether `point` has the efficiency `bar`, and is faster than the baseline unless it is that."""
+    return point.efficiency >= bar and (point is base or is_faster(point, base))
+
+
+def is_decided(point: Point, base: Point, bar: float) -> bool:
+    """Return whether the whole interval of `point` reaches `bar` as in `reaches`, or none of it.
+
+    The baseline itself has no interval.
+    """
+    alike, known = same_threads([base, point])[1].between, point.between
+    if alike is None or known is None:
+        return False
+    needed, least = bar * point.workers, least_speedup(point, base)
+    return alike[1] < needed or known[1] < least or (alike[0] >= needed and known[0] > least)
+
+
+def pays(point: Point, fewer: Point) -> bool | None:
+    """Return whether `point` has more speedup times efficiency than `fewer`; None if inconclusive.
+
+    If `fewer` is one worker, `point` has to be faster than one process on its cores as well.
+    """
+    answers = [
+        None if known is None else True if known[0] >= needed else False if known[1] <= needed else None
+        for known, needed in _needed(point, fewer)
+    ]
+    return False if False in answers else None if None in answers else True
+
+
+def outdone(series: Sequence[Point]) -> Point | None:
+    """Return the point that is much faster than ideal; None if there is none.
+
+    The baseline was then slow, and nothing can be concluded from the speedups.
+    """
+    best = max(fair(series), key=lambda point: point.efficiency, default=None)
+    return best if best is not None and best.efficiency > _BETTER_THAN_IDEAL else None
+
+
+def _needed(point: Point, fewer: Point) -> Iterator[tuple[Interval | None, float]]:
+    """Yield the intervals of ratios of rates, and from which ratio on `point` pays."""
+    yield rate_ratio(point, fewer), math.sqrt(point.workers / fewer.workers)
+    if fewer.workers == 1 and point.baseline_cores_of > 1:
+        yield point.between, AS_FAST
+
+
+def _concluded(series: Sequence[Point], bar: float | None, one_process: Sequence[Point]) -> _Conclusion:
+    """Return the conclusion of one mode and variant.
+
+    One process on all cores that is as fast comes first, whatever the bar.
+    """
+    usable = fair(series)
+    if series[0].oversubscribed or len(usable) < 2:
+        code = "baseline" if series[0].oversubscribed else "all"
+        return _Conclusion("single-point" if len(series) == 1 else f"{code}-oversubscribed")
+    if (as_fast := threads_as_fast(usable, one_process)) is not None:
+        known = _Conclusion("threads-as-fast", as_fast.workers, as_fast.is_certain)
+        return _Conclusion("inconclusive") if as_fast.is_open else known
+    if (best := outdone(usable)) is not None:
+        return _Conclusion("superlinear", best)
+    return _by_knee(usable, knee(series)) if bar is None else _by_bar(usable, bar)
+
+
+def _by_knee(usable: Sequence[Point], at: int | None) -> _Conclusion:
+    base = usable[0]
+    end = next((point for point in usable if point.workers == at), usable[-1])
+    beyond = [point for point in usable if point.workers > end.workers]
+    is_sure = all(pays(point, end) is False for point in beyond)
+    is_open = any(point.is_open and pays(point, end) is None for point in beyond)
+    if end is base:
+        return _Conclusion("inconclusive") if is_open else _Conclusion("baseline-enough", usable[1], is_sure)
+    if end.is_open and not pays(end, base):
+        return _Conclusion("inconclusive")
+    is_certain = end.between is not None and not end.is_open and pays(end, base) is True
+    return _Conclusion("knee" if beyond and not is_open else "speedup", end, is_certain and is_sure)
+
+
+def _by_bar(usable: Sequence[Point], bar: float) -> _Conclusion:
+    base = usable[0]
+    largest = largest_worth(usable, bar) or base.workers
+    undecided = [point for point in usable if point.workers > largest and not is_decided(point, base, bar)]
+    if largest > base.workers:
+        best = next(point for point in usable if point.workers == largest)
+        return _Conclusion("worth", best, is_decided(best, base, bar))
+    if any(point.is_open for point in undecided):
+        return _Conclusion("inconclusive")
+    return _Conclusion("not-worth", usable[1], not undecided)
 
 
 def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:
     """Return the points of the variant that is the fastest at the most workers that all have."""
-    rates = [{point.workers: point.samples_per_second for point in fair(one)} for one in variants]
+    rates = [{point.workers: point.samples_per_second for point in fair(points)} for points in variants]
     most = max(set.intersection(*map(set, rates)), default=None)
     if most is None:
         return variants[0]
     return variants[max(range(len(variants)), key=lambda number: rates[number][most])]
-
-
-def _beside(found: Summary, others: Sequence[Sequence[Point]]) -> str:
-    """Return the summary with the efficiency of as many workers in other variants."""
-    if (about := found.point) is None:
-        return found.words
-    peers = [
-        f"{point.variant or 'without'}: {percent(point.efficiency)}"
-        for series in others
-        for point in series
-        if (point.mode, point.workers) == (about.mode, about.workers)
-        and not (point.is_open or point.oversubscribed or series[0].oversubscribed)
-    ]
-    return "; ".join([found.words.removesuffix("."), *peers[:_PEERS]]) + "."
-
-
-def _label(point: Point, modes: Collection[str]) -> str:
-    """Return the variant of a sentence, with the mode if there are several modes or no variant."""
-    mode = point.mode if len(modes) > 1 or not point.variant else ""
-    return " ".join(filter(None, (mode, point.variant))) + ": "
-
-
-def _overhead(series: Sequence[Point], point: Point, failed: Sequence[int]) -> tuple[str, Sequence[Finding]]:
-    """Return the overhead at a point and at the next number of workers, with what to try."""
-    base = series[0]
-    missing = [counted(number) for number in failed if number != base.workers]
-    if len(series) == 1 and missing:
-        return f"There is no speedup, because a run on {' and '.join(missing)} gave no result.", ()
-    if len(series) == 1:
-        return "For a speedup, measure another number of workers too.", ()
-    if point is base:
-        return f"{speed(series[-1], base)}, oversubscribed.", ()
-    if base.oversubscribed:
-        return f"{speed(point, base)}; the overhead is unknown: {oversubscribed_baseline(base)}.", ()
-    if point.is_open:
-        return f"{speed(point, base)} by the medians; the overhead is inconclusive.", ()
-    advised = [replace(one, workers=(point.workers,)) for one in advice(point, base)]
-    parts = [f"{speed(point, base)}.", overhead(point), advice_words(advised)]
-    following = next((one for one in fair(series) if one.workers > point.workers), None)
-    if following is not None:
-        parts += [f"{speed(following, base)}.", "" if following.is_open else overhead(following)]
-    return " ".join(filter(None, parts)), advised

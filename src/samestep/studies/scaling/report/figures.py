@@ -9,14 +9,13 @@ from samestep.studies.report.bar_charts import Span as Drawn
 from samestep.studies.report.drawing import PARTS, Chart, color
 from samestep.studies.report.line_charts import PointChart
 from samestep.studies.report.scales import DataPoint
-from samestep.studies.scaling.analysis.point_text import like_each, percent
+from samestep.studies.scaling.analysis.point_text import like_each, percent, times
 from samestep.studies.scaling.analysis.points import UNIT
 from samestep.studies.scaling.analysis.speedup import rate_ratio, same_threads
 from samestep.studies.scaling.analysis.study import Point, Span, Study
-from samestep.studies.scaling.report.series import Kind, kinds
+from samestep.studies.scaling.report.rows import Kind, kinds, parts, shown_ranks
 
 _PLACES = {name: number for number, name in enumerate(PARTS)}
-_MOST_RANKS = 16
 _MOST_TIME_LINES = 4
 _VISIBLE_MS = 1e-6
 _ONE_PROCESS = "one process, all their threads"
@@ -73,48 +72,10 @@ def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
             yield Drawn(_PLACES[span.phase], begin, end)
 
 
-def parts(point: Point) -> dict[str, float]:
-    """Return the seconds of each part of a step, with waiting for other ranks separate if it is known."""
-    seconds = {name: point.step_s.get(name, 0.0) for name in PARTS}
-    if point.exchange_s is not None and point.waiting_s is not None:
-        seconds["exposed_sync"], seconds["waiting"] = point.exchange_s, point.waiting_s
-    return seconds
-
-
-def rank_parts(point: Point, rank: int) -> dict[str, float]:
-    """Return the seconds of each part of a rank's step; see `parts`."""
-    seconds = {name: point.ranks[rank].step_s.get(name, 0.0) for name in PARTS}
-    if point.exchange_s is not None:
-        seconds["waiting"] = max(0.0, seconds["exposed_sync"] - point.exchange_s)
-        seconds["exposed_sync"] -= seconds["waiting"]
-    return seconds
-
-
-def shown_ranks(point: Point) -> list[int]:
-    """Return the ranks to show: all, or rank 0 and the slowest ones."""
-    if len(point.ranks) <= _MOST_RANKS:
-        return list(range(len(point.ranks)))
-
-    def busy_s(rank: int) -> float:
-        return sum(s for phase, s in point.ranks[rank].step_s.items() if phase != "exposed_sync")
-
-    slowest = sorted(range(1, len(point.ranks)), key=busy_s, reverse=True)[: _MOST_RANKS - 1]
-    return [0, *sorted(slowest)]
-
-
-def times_text(value: float) -> str:
-    """Return a speedup as text.
-
-    >>> times_text(3.4)
-    '3.40x'
-    """
-    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
-
-
 def _speedup(found: list[Kind]) -> PointChart:
     lines, note = _lines(found, lambda _: 1), _caveats(found)
     y = f"times {like_each(found[0].points[0]) or 'the baseline'}"
-    return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times_text, note=note)
+    return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times, note=note)
 
 
 def _efficiency(study: Study, found: list[Kind]) -> PointChart:
@@ -161,16 +122,16 @@ def _lines(found: list[Kind], by: Callable[[Point], int]) -> dict[str, list[Data
 
 
 def _throughput(found: list[Kind], unit: str) -> BarChart:
-    unit, times = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
+    unit, scale = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
 
     def bar(kind: Kind, point: Point) -> Bar:
         first, rate = kind.points[0], point.samples_per_second
         ends = (point.samples_per_second_low, point.samples_per_second_high)
-        low, high = (times * (rate if end is None else end) for end in ends)
+        low, high = (scale * (rate if end is None else end) for end in ends)
         return Bar(
             name=kind.letter,
-            parts={found.index(kind): times * rate},
-            ideal=times * first.samples_per_second * point.workers / first.workers,
+            parts={found.index(kind): scale * rate},
+            ideal=scale * first.samples_per_second * point.workers / first.workers,
             low=low,
             high=high,
             text=percent(point.efficiency),

@@ -18,23 +18,18 @@ from samestep.studies.report.page import (
     unbroken_flags,
 )
 from samestep.studies.report.write import write_text
-from samestep.studies.scaling.analysis.point_text import counted, like_each, over_words, percent
-from samestep.studies.scaling.analysis.statements import NO_CONCLUSIONS
-from samestep.studies.scaling.analysis.study import Point, Study, Verdict
-from samestep.studies.scaling.report.figures import summary_charts, time_lines, times_text
+from samestep.studies.scaling.analysis.study import Study
+from samestep.studies.scaling.report.figures import summary_charts, time_lines
 from samestep.studies.scaling.report.rows import (
     NO_POINTS,
+    Kind,
     facts,
-    fit_texts,
+    headings,
+    kinds,
     ranks,
-    rate_name,
-    rates,
     results,
     steps,
-    worker_time,
-    worth,
 )
-from samestep.studies.scaling.report.series import Kind, headings, kinds
 
 _SENTENCE = re.compile(r"(?<=>)[^<>]*(?=</(?:p|li)>)")
 
@@ -54,14 +49,13 @@ _TERMS = (
         "exposed communication",
         "time that a step waits for communication of gradients, not hidden by backward",
     ),
-    ("whole on each", "a part of the step that is computed unsplit on every worker"),
     ("oversubscribed", "the workers had fewer cores than threads, or shared accelerators"),
     (
         "95 % interval",
         "Student's t of the logarithms of repeats, widened to the medians",
     ),
     (
-        "workers' time, worker-hours",
+        "workers' time",
         "time of all workers added up; cost in cores or accelerators follows from it",
     ),
 )
@@ -101,9 +95,9 @@ def _unbroken(text: str) -> str:
 
 def _results(study: Study) -> Iterator[str]:
     if study.verdict:
-        yield from _verdict(study.verdict)
+        yield f'<p class="headline">{escape(study.verdict.sentence)}</p>'
     if _has_no_conclusion(study):
-        yield bullets(study.notes, "findings")
+        yield bullets([note.text for note in study.notes], "findings")
     yield "</header>"
     if not study.points:
         yield f'<p class="headline">{NO_POINTS}</p>'
@@ -116,18 +110,8 @@ def _has_no_conclusion(study: Study) -> bool:
     return len({point.workers for point in study.points}) < 2
 
 
-def _verdict(verdict: Verdict) -> Iterator[str]:
-    yield f'<p class="headline">{escape(verdict.manager)}</p>'
-    yield bullets([verdict.serial] if verdict.serial else [], "hints")
-    yield f'<p class="engineer">{escape(verdict.engineer)}</p>'
-    yield bullets(verdict.others, "findings")
-
-
 def _measured(study: Study) -> Iterator[str]:
     found = kinds(study)
-    if not (study.verdict and study.verdict.code in NO_CONCLUSIONS):  # no figure stands out then
-        yield _tiles(study, _kind_of_verdict(study, found))
-    yield from _worth(study, found)
     head, rows = results(study)
     drawn = "".join(chart.render() for chart in summary_charts(study))
     yield section(
@@ -135,33 +119,7 @@ def _measured(study: Study) -> Iterator[str]:
         f'<div class="grid2">{drawn}</div>',
         table(rows, head=head, right=numeric_columns(rows)),
     )
-    if study.verdict and study.verdict.comparisons:
-        yield section("Variants compared", bullets(study.verdict.comparisons, "findings"))
     yield from _steps(study, found)
-    rules = fit_texts(study)
-    if rules:
-        yield section("Fits", bullets(rules, "notes"))
-
-
-def _worth(study: Study, found: list[Kind]) -> Iterator[str]:
-    """Yield a yes or no for each point, if the study has a required efficiency."""
-    found = [kind for kind in found if kind.has_speedup]
-    if study.verdict is None or study.verdict.bar is None or not found:
-        return
-    lists = []
-    for kind in found:
-        answers = [(point, worth(study, point)) for point in kind.points]
-        chips = "".join(_chip(point, answer) for point, answer in answers if answer)
-        named = f"<p>{escape(kind.title)}</p>" if kind.letter else ""
-        lists.append(f'{named}<ul class="worth">{chips}</ul>')
-    yield section(f"Worth it at {percent(study.verdict.bar)} efficiency or more?", *lists)
-
-
-def _chip(point: Point, answer: str) -> str:
-    plain = answer.rstrip("?")
-    why = "" if plain == answer else f", uncertain: {_OPEN if point.between else _ONCE}"
-    reached = f"{percent(point.efficiency)}: {plain}{why}"
-    return f'<li class="{plain}">{_MARKS[plain]} <b>{counted(point.workers)}</b> {reached}</li>'
 
 
 def _steps(study: Study, found: list[Kind]) -> Iterator[str]:
@@ -193,44 +151,5 @@ def _background(study: Study) -> Iterator[str]:
     if study.machine:
         yield section("Machine", table(facts(study.machine)))
     if study.notes and not _has_no_conclusion(study):
-        yield section("Notes", bullets(study.notes, "notes"))
+        yield section("Notes", bullets([note.text for note in study.notes], "notes"))
     yield section("Terms", table(_TERMS))
-
-
-def _kind_of_verdict(study: Study, found: list[Kind]) -> Kind:
-    """Return the kind that the verdict is about."""
-    variant = study.verdict.variant if study.verdict else ""
-    return next((kind for kind in found if kind.points[0].variant == variant), found[0])
-
-
-def _tiles(study: Study, kind: Kind) -> str:
-    """Return the main numbers of the largest worthwhile number of workers, or of the largest."""
-    verdict = study.verdict
-    wanted = verdict.largest_worth if verdict else None
-    point = next((one for one in kind.points[1:] if one.workers == wanted), kind.largest)
-    rate, interval = rates(study, point)
-    numbers = [(*counted(point.workers).split(), kind.title if kind.letter else "")]
-    if kind.has_speedup:
-        numbers.append((times_text(point.speedup), *_speedup(point, kind.points[0])))
-        numbers.append((percent(point.efficiency), "efficiency", ""))
-    numbers.append((rate, rate_name(study), interval and f"95 %: {interval}"))
-    if point.worker_hours_per_epoch is not None:
-        numbers.append((worker_time(point.worker_hours_per_epoch), "workers' time per epoch", "all together"))
-    tiles = "".join(
-        f"<li><b>{escape(number)}</b> <span>{escape(name)}</span><small>{escape(more)}</small></li>"
-        for number, name, more in numbers
-    )
-    return f'<ul class="tiles">{tiles}</ul>'
-
-
-def _speedup(point: Point, base: Point) -> tuple[str, str]:
-    """Return what a speedup is over, and the ideal or the speedup over one worker like each."""
-    over, alike = over_words(point, base), times_text(point.efficiency * point.workers)
-    name = f"speedup over {over}" if over else "speedup"
-    is_ideal = point.baseline_cores_of == 1
-    return name, f"ideal: {point.workers}" if is_ideal else f"{alike} over {like_each(base)}"
-
-
-_MARKS = {"yes": "✓", "no": "✗", "unknown": "?"}
-_OPEN = "the interval contains the required efficiency"
-_ONCE = "there is no interval without repeats"

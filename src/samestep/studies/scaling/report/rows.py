@@ -1,6 +1,8 @@
-"""Formats the numbers of a scaling study as rows of text, for a terminal and for a page."""
+"""Groups the points of a study by mode and variant, and formats them as rows of a terminal or a page."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from string import ascii_lowercase
 from typing import Any
 
 from samestep.base.units import bytes_text, count_text, seconds_text
@@ -13,26 +15,81 @@ from samestep.studies.scaling.analysis.point_text import (
     phase_name,
     sync_words,
     threads_of,
+    times,
 )
 from samestep.studies.scaling.analysis.points import UNIT
-from samestep.studies.scaling.analysis.speedup import series_of
+from samestep.studies.scaling.analysis.speedup import fair, one_process_of, rate_ratio, series_of
 from samestep.studies.scaling.analysis.study import Loss, Point, Study
-from samestep.studies.scaling.analysis.supported_conclusions import knee_words, outdone
-from samestep.studies.scaling.report.figures import parts, rank_parts, shown_ranks, times_text
-from samestep.studies.scaling.report.series import Kind, kinds
+from samestep.studies.scaling.analysis.verdict import outdone
 
 INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
-OVER, ALIKE = "over one with", "over one like each"
+OVER, ALIKE, FASTEST = "over one with", "over one like each", "of the fastest"
 MEMORY, COST = "memory each", "workers' time per epoch"
 """Names of columns."""
 NO_POINTS = "No run was measured."
 _MANY_H = 100  # hours from which minutes are not shown
+_MOST_RANKS = 16
+_MODES = {
+    "strong": "strong scaling",
+    "weak": "weak scaling",
+    "neither": "with other batches",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The points of one mode and variant, by number of workers, and one worker with the cores of several."""
+
+    letter: str  # short name; empty if the study has only one kind
+    name: str
+    points: Sequence[Point]
+    one_process: Sequence[Point] = field(default_factory=tuple)
+
+    @property
+    def rows(self) -> list[Point]:
+        """All points, those of one worker first."""
+        return [self.points[0], *self.one_process, *self.points[1:]]
+
+    @property
+    def title(self) -> str:
+        """Letter and name."""
+        return f"{self.letter}: {self.name}" if self.letter else self.name
+
+    @property
+    def has_speedup(self) -> bool:
+        """Whether there are several numbers of workers."""
+        return len({point.workers for point in self.points}) > 1
+
+    @property
+    def largest(self) -> Point:
+        """The point with the most workers, not oversubscribed if possible."""
+        return ([point for point in self.points if not point.oversubscribed] or self.points)[-1]
+
+
+def kinds(study: Study) -> list[Kind]:
+    """Return the kinds of `study` in the order of its points."""
+    series = series_of(study.points)
+    modes = {mode for mode, _ in series}
+    found = []
+    for number, ((mode, variant), points) in enumerate(series.items()):
+        letter = ascii_lowercase[number % 26] if len(series) > 1 else ""
+        words = _MODES[mode] if len(modes) > 1 or not variant else ""
+        name = ", ".join(filter(None, [words, variant]))
+        found.append(Kind(letter, name, points, one_process_of(points, study.one_process)))
+    return found
+
+
+def headings(found: Sequence[Kind]) -> list[str]:
+    """Return the titles of kinds, after their common mode if the titles lack it."""
+    modes = {kind.points[0].mode for kind in found}
+    titles = [kind.title for kind in found]
+    return titles if len(modes) > 1 else list(dict.fromkeys([*(_MODES[mode] for mode in modes), *titles]))
 
 
 def results(study: Study) -> tuple[list[str], list[list[str]]]:
     """Return a header and a row for each point of `study`, without empty columns."""
     rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.rows]
-    names = [name for name in rows[0] if name != WORTH and any(row[name] for row in rows)]
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
     return names, [[row[name] for name in names] for row in rows]
 
 
@@ -43,14 +100,15 @@ def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
     alike = point.efficiency * point.workers * point.cores_of
     return {
         "workers": str(point.workers),
-        "threads": threads_of(point.cores_of, base).split()[0] if kind.one_process else "",
+        "threads": _threads(kind, point),
         "kind": kind.letter,
         rate_name(study): rate,
         INTERVAL: interval,
-        "speedup": times_text(point.speedup) if kind.has_speedup else "",
+        "speedup": times(point.speedup) if kind.has_speedup else "",
         OVER: threads_of(point.baseline_cores_of, base) if kind.one_process else "",
-        ALIKE: times_text(alike) if kind.one_process else "",
+        ALIKE: times(alike) if kind.one_process else "",
         "efficiency": percent(point.efficiency) if kind.has_speedup else "",
+        FASTEST: of_fastest(study, point),
         "step": seconds_text(step_s) if step_s else "",
         "global batch": "" if point.global_batch is None else amount(point.global_batch),
         "synchronization": sync_words(point),
@@ -88,15 +146,33 @@ def ranks(point: Point) -> tuple[list[str], list[list[str]]]:
     return ["rank", "host", *(PARTS[name][1] for name in shown)], rows
 
 
-def fit_texts(study: Study) -> list[str]:
-    """Return the results of each fit and the knee, for each kind of points."""
-    found = []
-    for kind in kinds(study):
-        first = kind.points[0]
-        fits = [one.words for one in study.fit if (one.mode, one.variant) == (first.mode, first.variant)]
-        texts = filter(None, [*fits, knee_words(kind.points)])
-        found += [f"{kind.title}: {words}" if kind.letter else words for words in texts]
-    return found
+def parts(point: Point) -> dict[str, float]:
+    """Return the seconds of each part of a step, with waiting for other ranks separate if it is known."""
+    seconds = {name: point.step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None and point.waiting_s is not None:
+        seconds["exposed_sync"], seconds["waiting"] = point.exchange_s, point.waiting_s
+    return seconds
+
+
+def rank_parts(point: Point, rank: int) -> dict[str, float]:
+    """Return the seconds of each part of a rank's step; see `parts`."""
+    seconds = {name: point.ranks[rank].step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None:
+        seconds["waiting"] = max(0.0, seconds["exposed_sync"] - point.exchange_s)
+        seconds["exposed_sync"] -= seconds["waiting"]
+    return seconds
+
+
+def shown_ranks(point: Point) -> list[int]:
+    """Return the ranks to show: all, or rank 0 and the slowest ones."""
+    if len(point.ranks) <= _MOST_RANKS:
+        return list(range(len(point.ranks)))
+
+    def busy_s(rank: int) -> float:
+        return sum(s for phase, s in point.ranks[rank].step_s.items() if phase != "exposed_sync")
+
+    slowest = sorted(range(1, len(point.ranks)), key=busy_s, reverse=True)[: _MOST_RANKS - 1]
+    return [0, *sorted(slowest)]
 
 
 def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -160,6 +236,24 @@ def rates(study: Study, point: Point) -> tuple[str, str]:
     return rate, " to ".join(map(amount, ends))
 
 
+def of_fastest(study: Study, point: Point) -> str:
+    """Return the rate of `point` by that of the fastest variant on as many workers, with its interval.
+
+    It is empty without several variants. One worker does not communicate, so variants can share its runs.
+    """
+    variants = [
+        variant
+        for variant in fair(study.points)
+        if (variant.cores_of, variant.mode, variant.workers) == (point.cores_of, point.mode, point.workers)
+    ]
+    if len(variants) < 2 or point.oversubscribed:
+        return ""
+    fastest = max(variants, key=lambda variant: variant.samples_per_second)
+    ratio = times(point.samples_per_second / fastest.samples_per_second)
+    between = None if point.runs == fastest.runs else rate_ratio(point, fastest)
+    return ratio if between is None else f"{ratio} ({' to '.join(map(times, between))})"
+
+
 def worker_time(hours: float) -> str:
     """Return the time of all workers as text.
 
@@ -172,6 +266,13 @@ def worker_time(hours: float) -> str:
 def rate_name(study: Study) -> str:
     """Return the name of the speed of a point: ``seconds`` if only those of whole runs are known."""
     return "seconds" if study.unit == UNIT else study.unit
+
+
+def _threads(kind: Kind, point: Point) -> str:
+    """Return the threads of each worker if they differ between points, or one worker has those of several."""
+    if kind.one_process:
+        return threads_of(point.cores_of, kind.points[0]).split()[0]
+    return str(point.threads or "") if len({one.threads for one in kind.points}) > 1 else ""
 
 
 def _named(kind: Kind, point: Point) -> str:

@@ -3,30 +3,32 @@
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from samestep.studies.report.page import text_table
 from samestep.studies.scaling.analysis.point_text import like_each, threads_of
-from samestep.studies.scaling.analysis.study import Study, Verdict
+from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.report.rows import (
     ALIKE,
     COST,
+    FASTEST,
     INTERVAL,
     MEMORY,
     NO_POINTS,
     OVER,
     OVERHEAD,
     WORTH,
+    Kind,
     cells,
-    fit_texts,
+    headings,
+    kinds,
     rate_name,
 )
-from samestep.studies.scaling.report.series import Kind, headings, kinds
 
 _LONGEST = 48  # number of characters of the longest bar
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL, ALIKE)
+_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL, ALIKE, FASTEST)
 """Columns that are dropped from a table that is too wide, in this order."""
 
 
@@ -43,14 +45,14 @@ def terminal_width() -> int | None:
 def study_text(study: Study, width: int | None = None) -> str:
     """Return `study` as text, in lines of at most `width`."""
     found = kinds(study)
-    verdict = [*([] if found else [NO_POINTS]), *(_verdict(study.verdict) if study.verdict else ())]
+    verdict = [study.verdict.sentence if study.verdict else NO_POINTS]
     blocks = [
         [study.target],
         [f"{heading}." for heading in headings(found)],
         _table(study, found, width) if found else [],
     ]
     blocks += [_picture(kind) for kind in found if len(kind.points) > 1]
-    blocks += [_wrapped(part, width) for part in (fit_texts(study), verdict, study.notes)]
+    blocks += [_wrapped(part, width) for part in (verdict, [note.text for note in study.notes])]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -66,7 +68,7 @@ def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
 def _table(study: Study, found: list[Kind], width: int | None) -> list[str]:
     """Return the table, with the overhead below it if its column does not fit."""
     names = ["workers", "threads", "kind", rate_name(study), INTERVAL, "speedup", OVER, ALIKE, "efficiency"]
-    names += ["step", MEMORY, COST, WORTH, OVERHEAD]
+    names += [FASTEST, "step", MEMORY, COST, WORTH, OVERHEAD]
     rows = [cells(study, kind, point) for kind in found for point in kind.rows]
     for row in rows:
         row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
@@ -106,8 +108,3 @@ def _picture(kind: Kind) -> list[str]:
         bar = ("#" * reached + "." * missing).ljust(_LONGEST)
         lines.append(f"{name:>{wide}}  {bar}  {speedup:.2f}x of {cores}")
     return lines
-
-
-def _verdict(verdict: Verdict) -> Iterator[str]:
-    yield verdict.manager
-    yield from filter(None, [verdict.serial, verdict.engineer, *verdict.others, *verdict.comparisons])

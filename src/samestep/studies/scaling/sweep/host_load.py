@@ -9,8 +9,7 @@ from typing import NamedTuple
 from samestep.base.machine.description import cpu_share
 from samestep.base.machine.kernel_files import text_of
 from samestep.base.units import counted
-from samestep.studies.scaling.analysis.statements import note
-from samestep.studies.scaling.analysis.study import Finding
+from samestep.studies.scaling.analysis.study import Note
 
 SAMPLE_S = 0.3
 """The duration of a sample; the kernel counts in hundredths of a second."""
@@ -60,12 +59,13 @@ def sample_load(stat: Path = Path("/proc/stat")) -> Load | None:
     return Load(sum(share for share in shares if share > _THIN), len(known))
 
 
-def load_notes(samples: Sequence[Load]) -> Iterator[Finding]:
+def load_notes(samples: Sequence[Load]) -> Iterator[Note]:
     """Yield a note on the load before each of some runs, if it was large."""
     if any(one.is_much for one in samples):
         least, most, usual = min(samples), max(samples), fmean(one.busy for one in samples)
         ends = "" if f"{least.busy:.1f}" == f"{most.busy:.1f}" else f"{least.busy:.1f} to "
-        yield note("background-load", busy=f"{ends}{most.in_words()}", usual=f"{usual:.1f}")
+        text = f"Other programs used {ends}{most.in_words()} before the runs, {usual:.1f} on average."
+        yield Note("background-load", text)
 
 
 def _counts(stat: Path) -> Mapping[str, Sequence[int]]:

@@ -24,8 +24,7 @@ from samestep.launchers.compute_threads import threads_per_rank
 from samestep.launchers.detect import detect
 from samestep.launchers.slurm_capacity import Launched, SlurmCapacity, slurm_capacity
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.execution import finish, new_folder
+from samestep.studies.scaling.sweep.execution import Frame, finish, new_folder
 from samestep.studies.scaling.sweep.host_load import Load, sample_load
 from samestep.studies.scaling.sweep.plan import in_lines
 from samestep.studies.scaling.sweep.trial import (

@@ -12,8 +12,7 @@ from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.local.failure import follows_from_another
 from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
-from samestep.studies.scaling.analysis.run_steps import steady_steps
-from samestep.studies.scaling.analysis.samples import in_samples
+from samestep.studies.scaling.analysis.run_steps import in_samples, steady_steps
 from samestep.studies.scaling.sweep.host_load import Load
 
 Mode: TypeAlias = Literal["strong", "weak"]

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.studies.scaling.analysis.overhead_causes import straggler, with_losses
 from samestep.studies.scaling.analysis.points import measured
-from samestep.studies.scaling.analysis.speedup import relate
+from samestep.studies.scaling.analysis.speedup import relate, straggler, with_losses
 from support.clocked_runs import OWN, PHASES, clocked, scaled
 
 

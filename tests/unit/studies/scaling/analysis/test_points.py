@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.rank_files import RankFile, Run
 from samestep.studies.scaling.analysis.study import PHASES
@@ -80,10 +79,6 @@ def test_evaluations_in_most_steps_are_counted():
     run = changed(clocked(2, steps=20), 1, lambda line: line | {"evaluated": line["step"] > 13})
 
     assert measured([run]) == measured([clocked(2, steps=20)])
-    (note,) = notes_of_runs([run])
-    assert (note.code, note.workers) == ("evaluations-counted", (2,))
-    (note,) = notes_of_runs([clocked(1), run])
-    assert (note.code, note.workers) == ("evaluations-mixed", (2,))
 
 
 def test_a_run_without_samples_is_refused():
@@ -211,11 +206,6 @@ def test_an_epoch_that_grew_with_the_workers_is_not_reported():
     one, *several = measured(runs)
     assert one.worker_hours_per_epoch
     assert [point.worker_hours_per_epoch for point in several] == [None, None]
-    (note,) = notes_of_runs(runs)
-    assert (note.code, note.workers) == ("epoch-grows", (1, 4))
-    assert "16,384" in note.words
-    assert "4,096" in note.words
 
     padded = [run(1, 4095), run(2, 4096)]
     assert all(point.worker_hours_per_epoch for point in measured(padded))
-    assert list(notes_of_runs(padded)) == []

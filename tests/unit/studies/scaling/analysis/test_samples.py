@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.points import measured
 from samestep.studies.scaling.analysis.rank_files import RankFile
-from samestep.studies.scaling.analysis.samples import note_of_samples
 from samestep.studies.scaling.analysis.speedup import relate
 from support.clocked_runs import OWN, clocked
 
@@ -35,9 +33,6 @@ def strong(batch):
 def test_loaded_samples_are_counted_if_the_first_dimension_is_time():
     runs = run_of(1, rows=35, loaded=20), run_of(2, rows=35, loaded=10)
     assert found(*runs) == strong(20)
-    one = note_of_samples(runs)
-    assert one.code == "loaded-not-rows"
-    assert "1.75" in one.words
 
 
 def test_graphs_are_counted_instead_of_their_nodes():
@@ -48,27 +43,22 @@ def test_graphs_are_counted_instead_of_their_nodes():
 def test_loaded_samples_are_counted_for_a_model_without_tensor_inputs():
     runs = run_of(1, rows=0, loaded=32), run_of(2, rows=0, loaded=16)
     assert found(*runs) == strong(32)
-    assert note_of_samples(runs) is None
 
 
 def test_without_a_loader_the_dimension_that_shrank_is_the_batch():
     """As in torch's word language model: 35 steps of time by 20 columns."""
     runs = run_of(1, rows=35, elements=700), run_of(2, rows=35, elements=350)
     assert found(*runs) == strong(35)
-    assert note_of_samples(runs).code == "batch-not-first"
-    assert "batch-not-first" in [note.code for note in notes_of_runs(runs)]
 
 
 def test_without_a_loader_a_batch_that_grew_is_weak_scaling():
     runs = run_of(1, rows=35, elements=700), run_of(2, rows=35, elements=690, half=False)
     assert found(*runs) == [("weak", 1, 35, 1.0), ("weak", 2, 70, 2.0)]
-    assert note_of_samples(runs).code == "rows-counted"
 
 
 def test_each_worker_can_load_the_global_batch_and_take_its_shard():
     runs = run_of(1, rows=24, loaded=24), run_of(2, rows=12, loaded=24)
     assert found(*runs) == strong(24)
-    assert note_of_samples(runs).code == "shards-of-loaded"
     one, two = measured(runs)
     assert two.worker_hours_per_epoch == pytest.approx(one.worker_hours_per_epoch / 2)  # of 12,800 loaded
 
@@ -91,7 +81,6 @@ def test_all_runs_are_counted_the_same_way():
 
 def test_a_recipes_rows_are_its_samples():
     runs = run_of(1, rows=64, kind="recipe"), run_of(2, rows=32, kind="recipe")
-    assert note_of_samples(runs) is None
     assert all(point.worker_hours_per_epoch for point in measured(runs))
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.studies.scaling.analysis.points import measured
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import read_study, write_study
+from samestep.studies.scaling.analysis.study import Study, read_study, write_study
 from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import OWN, clocked
 
@@ -63,7 +62,7 @@ def test_fields_of_a_later_version_are_ignored(tmp_path):
         (("points", 2, "step_s", "data"), "x", "study.points[2].step_s.data is not a number"),
         (("points", 0, "runs"), 3, "study.points[0].runs is not a list"),
         (("points", 0, "oversubscribed"), 0, "study.points[0].oversubscribed is not true or false"),
-        (("fit", 0), None, "study.fit[0] is not an object"),
+        (("verdict", "worth", 0), None, "study.verdict.worth[0] is not an object"),
         (("target",), 7, "study.target is not a string"),
         (("points", 0, "samples_per_second"), math.nan, "study.points[0].samples_per_second is not a number"),
         (("points", 0, "samples_per_second"), -3.0, "study.points[0].samples_per_second is not above 0"),
@@ -135,7 +134,7 @@ def test_a_missing_field_is_named(tmp_path):
         ("{", "is not JSON"),
         pytest.param("[" * 100_000, "is not JSON", id="too deep"),
         ("[]", "lacks format or points"),
-        ('{"format": 2, "points": []}', "is of format 2, .* reads 1"),
+        ('{"format": 1, "points": []}', "is of format 1, .* reads 2"),
     ],
 )
 def test_a_file_that_is_not_a_study_is_refused(tmp_path, text, problem):

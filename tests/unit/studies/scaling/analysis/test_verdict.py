@@ -1,266 +1,222 @@
-"""The conclusions of a study: summary, advice and notes."""
+"""The verdict of a study: its code, its workers, and whether the intervals decide it."""
 
 from dataclasses import replace
 
 import pytest
 
-from samestep.studies.scaling.analysis.notes import notes_of_runs
-from samestep.studies.scaling.analysis.points import from_times
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.verdict import conclude
-from support.clocked_runs import OWN, clocked, codes, concluded, scaled, timed
+from samestep.studies.scaling.analysis.points import from_times, measured
+from samestep.studies.scaling.analysis.study import Study, Verdict
+from samestep.studies.scaling.analysis.verdict import NO_CONCLUSIONS, SENTENCES, UNCERTAIN, conclude
+from samestep.studies.scaling.report.page import render
+from samestep.studies.scaling.report.rows import overhead
+from samestep.studies.scaling.report.text import study_text
+from support.clocked_runs import OWN, clocked, concluded, scaled, timed
 
 
-def note_codes(study: Study) -> set[str]:
-    return {code for code, _ in codes(study, "note")}
+def judged(seconds: dict[int, list[float]], bar=None) -> Verdict:
+    """Return the verdict on runs with these times."""
+    rows = [(workers, taken) for workers, several in seconds.items() for taken in several]
+    return conclude(Study(target="times.csv", points=from_times(rows)), bar).verdict
 
 
-def test_a_straggler_and_communication_have_their_overhead_and_advice():
-    own = [scaled(1 / 4)] * 4
-    own[2] = scaled(1 / 4, data=OWN["data"] / 4 + 0.0025)
-    study = concluded([clocked(1), clocked(4, own=own, comm=0.0017)] * 3)
-    verdict = study.verdict
-
-    assert (verdict.code, verdict.workers) == ("speedup", 4)
-    assert [(loss.cause, loss.rank) for loss in study.points[1].losses[:2]] == [
-        ("straggler", 2),
-        ("exchange", None),
-    ]
-    assert codes(verdict, "advice") == [("other-disk", (4,)), ("larger-batch", (4,))]
-    for value in ("3.4x", "85 %", "9 %", "rank 2", "6 %", "--loader-workers 1", "--batch-size"):
-        assert value in verdict.engineer
-    for value in ("3.4 times", "2.82 s", "9.6 s", "17 % more"):
-        assert value in verdict.manager
+def rates(of: dict[int, list[float]], bar=None) -> Verdict:
+    """Return the verdict on runs with these rates."""
+    return judged({workers: [1 / rate for rate in several] for workers, several in of.items()}, bar)
 
 
-def test_sync_and_backend_are_shown_with_communication():
-    comm = {"own": scaled(1 / 2), "comm": 0.012}
-    study = concluded([clocked(1), clocked(2, sync="ddp", backend="nccl", **comm)])
-
-    assert "20 % exposed communication (ddp over nccl)" in study.verdict.engineer
-    assert [(point.sync, point.backend) for point in study.points] == [("", ""), ("ddp", "nccl")]
+def about(seconds: float) -> list[float]:
+    return [0.99 * seconds, seconds, 1.01 * seconds]
 
 
-def test_a_straggler_is_named_with_its_host_if_there_are_several():
-    run = clocked(2, own=[scaled(1 / 2), scaled(1 / 2, forward=0.025)])
-    ranks = [
-        replace(rank, header=dict(rank.header, host=host)) for rank, host in zip(run.ranks, "ab", strict=True)
-    ]
+def found(verdict: Verdict) -> tuple[str, int | None, bool]:
+    return verdict.code, verdict.workers, verdict.is_certain
 
-    verdict = concluded([clocked(1), replace(run, ranks=ranks)]).verdict
 
-    assert "rank 1 (b) (forward, 10 ms longer" in verdict.engineer
-    assert ("doctor", (2,)) in codes(verdict, "advice")
+def test_a_sentence_has_speedup_interval_and_efficiency():
+    sentence = judged({1: about(100), 2: about(55)}, 0.7).sentence
+
+    assert all(text in sentence for text in ("2 workers", "1.82x (1.7", "91 %", "70 %"))
+    assert set(NO_CONCLUSIONS) <= set(SENTENCES)
+
+
+def test_a_conclusion_that_is_not_certain_needs_more_repeats():
+    assert UNCERTAIN in timed({1: 100, 2: 55}).verdict.sentence
+    assert UNCERTAIN not in judged({1: about(100), 2: about(55)}).sentence
+    assert UNCERTAIN not in timed({1: 100}).verdict.sentence
 
 
 @pytest.mark.parametrize(
-    ("bar", "largest", "code", "workers", "factor"),
-    [
-        (0.5, 8, "worth", 8, "4.3 times"),
-        (0.7, 4, "worth", 4, "3.1 times"),
-        (0.95, 1, "not-worth", 2, "1.82 times"),
-        (1.5, None, "not-worth", 2, "1.82 times"),
-    ],
+    ("bar", "largest", "code", "workers"),
+    [(0.5, 8, "worth", 8), (0.7, 4, "worth", 4), (0.95, 1, "not-worth", 2), (1.5, None, "not-worth", 2)],
 )
-def test_a_bar_decides_the_summary(bar, largest, code, workers, factor):
+def test_a_bar_decides(bar, largest, code, workers):
     verdict = timed({1: 100, 2: 55, 4: 32, 8: 23}, bar).verdict
 
     assert verdict.largest_worth == largest
-    assert (verdict.code, verdict.workers, verdict.is_certain) == (code, workers, False)
-    assert factor in verdict.manager
+    assert found(verdict) == (code, workers, False)
     assert [one.is_worth for one in verdict.worth] == [n <= (largest or 0) for n in (1, 2, 4, 8)]
 
 
-def test_the_knee_decides_the_summary_without_a_bar():
+def test_the_knee_decides_without_a_bar():
     verdict = timed({1: 100, 2: 55, 4: 32, 8: 30}).verdict
-    assert (verdict.knee, verdict.code, verdict.workers) == (4, "speedup", 4)
-
-    verdict = timed({1: 100, 2: 80, 4: 70}).verdict
-    assert (verdict.code, verdict.workers, verdict.is_certain) == ("baseline-enough", 2, False)
-    assert "1.25 times" in verdict.manager
-    assert "60 % more" in verdict.manager
-
-
-@pytest.mark.parametrize(
-    ("seconds", "value"),
-    [(700, "14 times the worker-hours"), (50, "the same worker-hours"), (45, "10 % fewer worker-hours")],
-)
-def test_cost_is_a_factor_or_a_percentage(seconds, value):
-    assert value in timed({1: 100, 2: seconds}).verdict.manager
-
-
-def test_a_baseline_of_several_workers_is_noted():
-    study = timed({2: 100, 8: 30})
-
-    assert (study.verdict.code, study.verdict.workers, study.verdict.is_certain) == ("speedup", 8, False)
-    assert "3.3 times as fast as 2" in study.verdict.manager
-    assert ("baseline-of-several", (2,)) in codes(study, "note")
-
-
-def test_numbers_of_workers_that_ran_once_are_noted():
-    assert ("single-runs", (1, 2)) in codes(timed({1: 100, 2: 50}), "note")
-    rows = [(1, 100), (2, 50), (2, 51)]
-    study = conclude(Study(target="times.csv", points=from_times(rows)))
-    assert ("single-runs", (1,)) in codes(study, "note")
+    assert (verdict.knee, *found(verdict)) == (4, "knee", 4, False)
+    assert found(timed({1: 100, 2: 80, 4: 70}).verdict) == ("baseline-enough", 2, False)
+    assert found(timed({2: 100, 8: 30}).verdict) == ("speedup", 8, False)
 
 
 def test_one_number_of_workers_has_no_conclusion():
-    study = timed({4: 100})
-    assert (study.verdict.code, study.verdict.workers) == ("single-point", None)
-    assert "baseline-of-several" not in note_codes(study)
+    assert found(timed({4: 100}).verdict) == ("single-point", None, False)
     assert conclude(Study(target="x")).verdict is None
 
 
 def test_oversubscribed_points_have_no_conclusion():
     study = concluded([clocked(1), clocked(2, own=scaled(1 / 2), oversubscribed=True)], 0.4)
-
     assert (study.verdict.code, study.verdict.workers) == ("all-oversubscribed", None)
     assert study.verdict.largest_worth == 1
-    assert ("oversubscribed", (2,)) in codes(study, "note")
 
-
-def test_an_oversubscribed_baseline_has_no_conclusion():
     runs = [clocked(2, oversubscribed=True), *(clocked(n, own=scaled(1 / n)) for n in (4, 8))]
-
     assert concluded(runs).verdict.code == "baseline-oversubscribed"
 
 
+def test_workers_slower_than_the_baseline_are_not_worth_it_at_any_bar():
+    verdict = judged({1: about(100), 2: about(120)}, 0.4)
+
+    assert found(verdict) == ("not-worth", 2, True)
+    assert [(one.is_worth, one.is_certain) for one in verdict.worth] == [(True, True), (False, True)]
+    assert verdict.largest_worth == 1
+
+
+def test_it_can_be_inconclusive_whether_workers_are_faster_at_all():
+    assert found(judged({1: [100, 108, 92], 2: [99, 93, 105]}, 0.4)) == ("worth", 2, False)
+
+
+@pytest.mark.parametrize("bar", [None, 0.7])
 @pytest.mark.parametrize(
-    ("own", "header", "found", "value"),
+    "seconds",
     [
-        (OWN, {}, [], ""),
-        (dict(OWN, data=0.0769), {}, ["slow-phase"], "45 %"),
-        (OWN, {"threads": 1, "processors": 8}, ["idle-cores"], "--threads 8"),
-        (OWN, {"threads": 1, "processors": 8, "device": "cuda"}, [], ""),
-        (dict(OWN, other=0.05), {}, ["slow-phase"], "34 %"),
+        {1: [1 / 18, 1 / 600, 1 / 3000], 2: [1 / 66579, 1 / 1300, 1 / 40]},
+        {1: [100, 300, 30], 2: [70, 20, 150]},
+        {1: about(100), 2: [30, 60, 120]},
     ],
+    ids=["wild", "ideal", "quiet"],
 )
-def test_a_slow_baseline_is_reported(own, header, found, value):
-    verdict = concluded([clocked(1, own=own, **header), clocked(2, own=own)]).verdict
-
-    assert codes(verdict, "baseline") == [(code, (1,)) for code in found]
-    assert value in verdict.serial
-    assert bool(verdict.serial) == bool(found)
-
-
-@pytest.mark.parametrize(
-    ("workers", "nodes", "processors", "is_idle"),
-    [(2, 1, 2, False), (2, 1, 3, False), (2, 1, 4, True), (4, 2, 4, True)],
-)
-def test_cores_that_the_workers_of_a_node_share_are_not_idle(workers, nodes, processors, is_idle):
-    verdict = concluded([clocked(workers, processors=processors, nodes=nodes)]).verdict
-
-    assert codes(verdict, "baseline") == [("idle-cores", (workers,))] * is_idle
-    assert ("--threads 2" in verdict.serial) == is_idle
+def test_runs_that_differ_too_much_are_inconclusive(seconds, bar):
+    verdict = judged(seconds, bar)
+    assert verdict.code in ("inconclusive", "superlinear")
+    assert verdict.workers is None
+    assert not any(one.is_certain for one in verdict.worth[1:])
 
 
-def test_more_than_ideal_means_a_disturbed_baseline():
-    verdict = timed({1: 100, 2: 20}).verdict
-    assert codes(verdict, "baseline") == [("superlinear", (1, 2))]
-    assert "250 %" in verdict.serial
-    assert codes(timed({1: 100, 2: 48}).verdict, "baseline") == []
-
-    runs = [clocked(1, own=scaled(3), threads=2), clocked(2, own=scaled(1 / 2))]
-    verdict = concluded(runs).verdict
-    assert "2 threads" in verdict.serial
-    assert "Gained: more than a step in forward and backward, 6 %" in verdict.engineer
+def test_a_wide_interval_on_one_side_of_the_bar_decides():
+    assert judged({1: about(100), 2: [60, 95, 80]}, 0.95).code == "inconclusive"
+    assert found(judged({1: about(100), 4: [100, 190, 140]}, 0.7)) == ("not-worth", 4, True)
 
 
-def test_a_step_can_be_too_small_to_be_split():
-    tiny, shard = scaled(1 / 500), scaled(1 / 1000)
-    verdict = concluded([clocked(1, own=tiny), clocked(2, own=shard, comm=0.001)]).verdict
-    assert [code for code, _ in codes(verdict, "advice")] == ["stay-at-baseline", "larger-batch"]
-    assert "192 us" in verdict.engineer
+def test_a_certain_result_for_fewer_workers_stands_beside_an_uncertain_one():
+    seconds = {1: about(100), 2: about(52), 4: [20, 70, 40]}
 
-    gained = concluded([clocked(1, own=scaled(1 / 20)), clocked(2, own=scaled(1 / 40))]).verdict
-    long = concluded([clocked(1), clocked(2, own=scaled(1 / 2), comm=0.1)]).verdict
-    for verdict in (gained, long):
-        assert "stay-at-baseline" not in [code for code, _ in codes(verdict, "advice")]
+    verdict = judged(seconds, 0.7)
+    assert (*found(verdict), verdict.largest_worth) == ("worth", 2, True, 2)
+    assert found(judged({**seconds, 4: [40, 140, 80]})) == ("speedup", 2, False)
 
 
-def test_workers_that_share_the_cores_of_the_baseline_need_the_same_threads():
-    runs = [clocked(1, threads=8), clocked(2, own=scaled(1 / 2, backward=0.05), threads=4)]
-
-    study = concluded(runs)
-
-    assert study.points[1].losses[0].cause == "compute"
-    assert ("same-threads", (2,)) in codes(study.verdict, "advice")
-    assert "--threads 4" in study.verdict.engineer
-    assert ("threads-differ", (1, 2)) in codes(study, "note")
+def test_workers_can_be_worth_it_beyond_others_that_are_not():
+    verdict = judged({1: about(100), 2: about(77), 4: about(31)}, 0.7)
+    assert found(verdict) == ("worth", 4, True)
+    assert [one.is_worth for one in verdict.worth] == [True, False, True]
 
 
-def test_communication_that_backward_includes_is_noted():
-    study = concluded([clocked(1), clocked(2, own=scaled(1 / 2, backward=0.05))])
+def test_a_speedup_far_above_the_ideal_recommends_no_number_of_workers():
+    verdict = judged({1: about(100), 2: about(40)}, 0.7)
 
-    assert ("communication-hidden", (2,)) in codes(study, "note")
-    assert "(includes communication)" in study.verdict.engineer
-
-
-def test_gains_are_shown_beside_overhead():
-    runs = [clocked(1), clocked(2, own=scaled(1 / 2, backward=0.02), comm=0.005)]
-
-    engineer = concluded(runs).verdict.engineer
-
-    assert (
-        engineer.index("112 %") < engineer.index("12 % exposed") < engineer.index("Gained: 23 % in forward")
-    )
+    assert (*found(verdict), verdict.largest_worth) == ("superlinear", None, False, None)
+    assert "125 %" in verdict.sentence
+    assert [one.is_certain for one in verdict.worth] == [True, False]
+    assert timed({1: 100, 2: 48}).verdict.code == "speedup"
 
 
-def test_less_waiting_for_a_straggler_than_at_the_baseline_is_a_gain():
-    two = [scaled(1 / 2), scaled(1 / 2, forward=0.1)]
-    four = [scaled(1 / 4)] * 3 + [scaled(1 / 4, forward=0.012)]
+def test_a_bar_within_the_interval_leaves_the_point_open():
+    seconds = {1: [100, 101, 99], 2: [71, 69, 75], 4: [27, 27.1, 26.9]}
+    verdict = judged(seconds, 0.7)
 
-    engineer = concluded([clocked(2, own=two), clocked(4, own=four)]).verdict.engineer
-
-    assert " in waiting for one rank" in engineer.partition("Gained: ")[2]
-
-
-def test_other_modes_have_their_overhead_and_notes():
-    runs = [clocked(1), clocked(2, own=scaled(1 / 2)), clocked(2, batch=128, comm=0.004)]
-    study = concluded(runs)
-    large = concluded([clocked(1, batch=2**20), clocked(2, batch=2**21)])
-
-    assert study.verdict.others[0].startswith(
-        "weak: 2 workers: 1.92x over one worker with 1 thread, 96 %. Overhead: 4 %"
-    )
-    assert "batch-grew" in note_codes(study)
-    assert any("(1,048,576 at 1 worker, 2,097,152 at 2 workers)" in note for note in large.notes)
+    assert [one.is_certain for one in verdict.worth] == [True, False, True]
+    assert found(verdict) == ("worth", 4, True)
+    assert found(judged({n: seconds[n] for n in (1, 2)}, 0.7)) == ("worth", 2, False)
+    assert [one.is_certain for one in timed({1: 100, 2: 51}, 0.7).verdict.worth] == [True, False]
 
 
-def test_caveats_of_another_mode_are_of_that_mode():
-    slow = [scaled(factor) for factor in (1.3, 1.4, 1.5)]
-    runs = (
-        [clocked(1)] * 3
-        + [clocked(2, own=scaled(1 / 2))] * 3
-        + [clocked(2, batch=128, own=own) for own in slow]
-    )
-
-    verdict = concluded(runs).verdict
-
-    (caveat,) = [one for one in verdict.findings if one.kind == "caveat"]
-    assert (caveat.code, caveat.mode, caveat.workers) == ("gain-undecided", "weak", (2, 1))
-    assert caveat.words in verdict.others[0]
-    assert caveat.words not in verdict.engineer
+def test_a_result_that_the_runs_agree_on_is_certain():
+    assert found(judged({1: [100] * 3, 2: [55] * 3})) == ("speedup", 2, True)
+    assert found(judged({1: [100] * 3, 2: [55] * 3}, 0.7)) == ("worth", 2, True)
+    assert found(judged({1: [100] * 3, 2: [110] * 3, 4: [112] * 3})) == ("baseline-enough", 2, True)
+    assert found(timed({1: 100, 2: 110, 4: 112}).verdict) == ("baseline-enough", 2, False)
 
 
-def test_a_batch_in_neither_mode_is_noted():
-    assert "batch-mixed" in note_codes(concluded([clocked(1), clocked(2, batch=96)]))
+def test_a_gain_is_certain_if_the_whole_interval_brings_more_than_it_costs():
+    """2 workers are 1.1 to 2.0 times as fast: from 1.41 on they bring more than they cost."""
+    one = [100, 100.1, 99.9]
+
+    assert found(rates({1: one, 2: [150, 165, 130]})) == ("speedup", 2, False)
+    assert found(rates({1: one, 2: [150, 152, 148]})) == ("speedup", 2, True)
 
 
-def test_an_interval_that_is_too_wide_is_inconclusive():
-    rows = [(1, 100), (1, 300), (2, 70), (2, 200)]
-    verdict = conclude(Study(target="times.csv", points=from_times(rows)), 0.9).verdict
+def test_a_knee_is_certain_if_all_numbers_beyond_it_cost_more_than_they_bring():
+    verdict = rates({1: [100, 110, 92], 2: [155, 150, 160], 4: [200, 215, 205], 8: [280, 290, 300]})
+    assert (verdict.knee, verdict.is_certain) == (2, False)
 
-    assert (verdict.code, verdict.workers) == ("inconclusive", None)
-    assert codes(verdict, "caveat") == [("bar-undecided", (2,))]
+    sure = rates({1: [100, 101, 99], 2: [180, 181, 182], 4: [200, 201, 202], 8: [290, 291, 292]})
+    assert (sure.knee, *found(sure)) == (2, "knee", 2, True)
 
-    own = (scaled(1), scaled(3))
-    runs = [
-        clocked(1, own=own[number], variant=name, noise=1e-6, seed=ord(name))
-        for name in "ab"
-        for number in (0, 1)
+
+def test_a_baseline_is_certainly_enough_if_all_larger_numbers_cost_more_than_they_bring():
+    of = {1: [100, 101, 99], 2: [110, 111, 109]}
+
+    assert found(rates(of)) == ("baseline-enough", 2, True)
+    assert found(rates(of | {4: [150, 190, 170]})) == ("baseline-enough", 2, False)
+
+
+def test_a_larger_number_that_can_reach_the_bar_leaves_the_smaller_one_certain():
+    of = {1: [100, 101, 99], 2: [180, 181, 182]}
+
+    for larger in ([270, 285, 260], [200, 201, 202]):
+        assert found(rates(of | {4: larger}, 0.7)) == ("worth", 2, True)
+
+
+def test_the_verdict_is_about_the_fastest_variant():
+    runs = []
+    for seed in range(3):
+        for variant, comm in (("sync=ddp", 0.030), ("sync=flat", 0.002)):
+            of = {"noise": 0.01, "seed": seed, "variant": variant}
+            runs += [clocked(1, **of), clocked(2, own=scaled(1 / 2), comm=comm, **of)]
+
+    study = conclude(Study(target="digits", points=measured(runs)), 0.7)
+
+    assert (study.verdict.variant, study.verdict.largest_worth) == ("sync=flat", 2)
+    assert found(study.verdict) == ("worth", 2, True)
+    assert all("sync=flat" in line for line in study_text(study).splitlines() if "Worth it" in line)
+
+
+def test_a_straggler_and_communication_have_their_overhead():
+    own = [scaled(1 / 4)] * 4
+    own[2] = scaled(1 / 4, data=OWN["data"] / 4 + 0.0025)
+    study = concluded([clocked(1), clocked(4, own=own, comm=0.0017)] * 3)
+
+    assert [(loss.cause, loss.rank) for loss in study.points[1].losses[:2]] == [
+        ("straggler", 2),
+        ("exchange", None),
     ]
-    assert codes(concluded(runs).verdict, "comparison") == [("inconclusive", (1,))]
+    assert all(text in overhead(study.points[1], most=2) for text in ("rank 2", "9 %", "6 %"))
+
+
+def test_inconclusive_runs_have_no_overhead():
+    own = [scaled(slow) for slow in (1, 3, 2)]
+    runs = [clocked(1, own=one) for one in own] + [clocked(2, own=one, comm=0.05) for one in own]
+
+    study = conclude(Study(target="digits", points=measured(runs)), 0.7)
+
+    assert [overhead(point, most=2) for point in study.points] == ["", ""]
+    assert "workers  overhead" not in study_text(study)
+    assert ">overhead<" not in render(study)
 
 
 def test_conclude_can_be_repeated_with_another_bar():
@@ -270,16 +226,3 @@ def test_conclude_can_be_repeated_with_another_bar():
 
     assert conclude(study, 0.7) == study
     assert replace(conclude(study, 0.9), verdict=None) == replace(study, verdict=None)
-
-
-def test_runs_on_other_machines_and_skipped_steps_are_noted():
-    runs = [clocked(1), clocked(2, host="b"), clocked(2, torch="2.8.0")]
-    steps = [line | ({"evaluated": True} if line["step"] == 7 else {}) for line in runs[0].ranks[0].steps]
-    runs[0] = replace(runs[0], ranks=[replace(runs[0].ranks[0], steps=steps)])
-
-    found = list(notes_of_runs(runs))
-
-    assert [one.code for one in found] == ["no-common-host", "mixed-runs", "evaluations-skipped"]
-    assert "(a; b)" in found[0].words
-    assert "2.8.0, 2.9.0" in found[1].words
-    assert list(notes_of_runs([clocked(1), clocked(2)])) == []

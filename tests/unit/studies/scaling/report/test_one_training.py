@@ -110,33 +110,9 @@ def test_settings_that_differ_out_of_proportion_are_noted(tmp_path, make, target
 
     found = study_of(folders)
 
-    notes = [note for note in found.notes if re.search(r"--\w+: ", note)]
+    notes = [one.text for one in found.notes if re.search(r"--\w+: ", one.text)]
     assert found.target == target
     assert [differences in note for note in notes] == ([True] if differences else [])
-
-
-def test_runs_of_several_kinds_and_devices_are_noted(tmp_path):
-    one, two = of_scripts(tmp_path / "a", "t.py", "t.py")
-    (on_gpu,) = of_scripts(tmp_path / "b", "t.py", kind="once", device="cuda", device_name="H200")
-
-    notes = study_of([one, two, on_gpu]).notes
-
-    assert "The runs had several kinds: native, once." in notes
-    assert "The runs had several kinds of device: cpu, cuda." in notes
-
-
-def test_a_serial_script_is_of_one_kind(tmp_path):
-    (one,) = of_scripts(tmp_path / "a", "t.py", kind="serial")
-    _, two = of_scripts(tmp_path / "b", "t.py", "t.py", kind="once")
-    assert not [note for note in study_of([one, two]).notes if "several" in note]
-
-
-def test_several_gradient_synchronizers_are_noted(tmp_path):
-    folders = of_scripts(tmp_path / "a", "t.py", "t.py", sync="ddp")
-    folders += of_scripts(tmp_path / "b", "t.py", "t.py", sync="by hand")[1:]
-    (words,) = [one.words for one in study_of(folders).findings if one.code == "mixed-sync"]
-    assert words.endswith(": by hand, ddp.")
-    assert "mixed-sync" not in [one.code for one in study_of(folders[:2]).findings]
 
 
 def test_the_device_of_a_run_folder_is_a_name_or_a_kind(tmp_path):
@@ -148,4 +124,3 @@ def test_the_device_of_a_run_folder_is_a_name_or_a_kind(tmp_path):
 
     assert study.points[0].device == "cuda"
     assert study.machine["devices"] == ["NVIDIA H200"]
-    assert "The runs had several kinds of device: cpu, cuda." in study.notes

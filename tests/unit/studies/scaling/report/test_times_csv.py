@@ -4,8 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.studies.scaling.analysis.points import Time
-from samestep.studies.scaling.report.sources import study_of
-from samestep.studies.scaling.report.times_csv import read_times
+from samestep.studies.scaling.report.sources import read_times
 
 WANTED = [Time(1, 100.0), Time(2, 52.5), Time(4, 30.0)]
 
@@ -73,16 +72,6 @@ def test_an_invalid_table_is_refused_with_its_line(tmp_path, text, names):
     with pytest.raises(UsageError) as error:
         read_times(tmp_path / "times.csv")
     assert [name for name in ("times.csv", *names) if name not in str(error.value)] == []
-
-
-def test_a_study_notes_strong_and_weak_baselines(tmp_path):
-    def baselines(text):
-        table = tmp_path / "times.csv"
-        table.write_text(text)
-        return "baselines of their own" in study_of([table]).notes[0]
-
-    assert baselines("1,640\n8,85\n1,10,weak\n8,11,weak\n")
-    assert not baselines("1,640\n8,85\n8,700,weak\n")
 
 
 def test_control_characters_are_not_printed(tmp_path):

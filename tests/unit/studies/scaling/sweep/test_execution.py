@@ -9,9 +9,8 @@ from contextlib import nullcontext
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.study_file import read_study
-from samestep.studies.scaling.sweep.collect import Frame, collect_study
-from samestep.studies.scaling.sweep.execution import finish, new_folder
+from samestep.studies.scaling.analysis.study import read_study
+from samestep.studies.scaling.sweep.execution import Frame, collect_study, finish, new_folder
 from samestep.studies.scaling.sweep.plan import Request, plan
 from samestep.studies.scaling.sweep.trial import Outcome
 
@@ -61,7 +60,7 @@ def test_an_interrupted_study_is_kept(tmp_path, capsys, number):
     assert code == 130
     study = read_study(tmp_path / "s")
     assert [point.workers for point in study.points] == [trials[0].workers]
-    assert "interrupted" in [finding.code for finding in study.findings]
+    assert "interrupted" in [note.code for note in study.notes]
     assert f"1 of 4: {trials[0].in_words()}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -166,7 +165,7 @@ def test_a_study_that_cannot_be_written_is_returned_to_be_printed(tmp_path, caps
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("samestep.studies.scaling.analysis.study_file.write_json", full)
+    monkeypatch.setattr("samestep.studies.scaling.analysis.study.write_json", full)
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=1, folder=tmp_path / "s")
     request.folder.mkdir()
     study, code = finish(Frame(request=request, places=2), plan(request), Measured())

@@ -7,7 +7,7 @@ import pytest
 from samestep.base.errors import Error
 from samestep.launch.submit.follow import JobStatus
 from samestep.launch.submit.slurm_commands import ENDS
-from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
+from samestep.studies.scaling.sweep.slurm_runs import Queue, SubmittedJob
 from samestep.studies.scaling.sweep.trial import Trial
 
 RUNS = JobStatus(words="runs on node0")

@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from samestep.studies.scaling.sweep.collect import source_of
+from samestep.studies.scaling.sweep.execution import source_of
 
 
 def git(folder, *words):

@@ -9,7 +9,7 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.launch.submit.shell import Answer, run_command
 from samestep.launch.submit.site_defaults import SlurmSite
-from samestep.studies.scaling.sweep.collect import Frame
+from samestep.studies.scaling.sweep.execution import Frame
 from samestep.studies.scaling.sweep.plan import Request, plan
 from samestep.studies.scaling.sweep.slurm_runs import jobs, read_jobs, submit_all, write_jobs
 from samestep.studies.scaling.sweep.variants import variants

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.sweep.template import filled, operators
+from samestep.studies.scaling.sweep.plan import filled, operators
 
 
 def test_templates_become_numbers_of_workers_and_nodes():

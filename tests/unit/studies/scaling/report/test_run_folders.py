@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.study_file import write_study
+from samestep.studies.scaling.analysis.study import write_study
 from samestep.studies.scaling.report.sources import is_about_scaling, study_of
 from support.clocked_runs import OWN, clocked, write
 from support.run_folders import SESSION, run_folder, scaled_folder, write_lines
@@ -23,7 +23,7 @@ def test_speedup_and_parts_come_from_the_ranks_of_each_run(tmp_path):
     assert found.points[2].step_s["data"] == pytest.approx(0.001)
     assert found.points[2].worker_hours_per_epoch is not None
     assert found.target == "recipe digits"
-    assert "first 5" in found.notes[0]
+    assert "first 5" in found.notes[0].text
     assert found.verdict.largest_worth == 4
 
 
