@@ -58,7 +58,6 @@ BAD = [
     (["lab", "rung"], "rung", "ring"),
     (["submit", "slurm", "--nodes", "0", "--dry-run", "train.py"], "0", "--nodes"),
     (["submit", "slurm", "--nodes", "2", "-n", "3", "--dry-run", "train.py"], "3", "multiple"),
-    (["submit", "mpi", "--dry-run", "train.py"], "hosts", "--hosts a:2,b:2"),
     ([*JOB, "--operator", "mpijob", "train.py"], "mpijob", "pytorchjob"),
     ([*JOB, "--job-name", "My_Job", "train.py"], "My_Job", "--job-name"),
     (["run", "--scratch", "empty.csv", "train.py"], "empty.csv", "--scratch"),
