@@ -11,7 +11,6 @@ from typing import Annotated
 from samestep import __version__
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, print_verdict
-from samestep.base.errors import UsageError
 from samestep.base.units import check_seconds
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
@@ -58,8 +57,6 @@ def doctor(
     if clean:
         _clean(as_json=as_json)
         return 0
-    if as_json and ticket:
-        raise UsageError("--json and --ticket are two formats of one report; give only one of them.")
     check_seconds("--wait", wait)
     flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()

@@ -105,8 +105,6 @@ def slurm(
     following, not the job. The exit code is that of the job. Defaults for all jobs of a site are read from
     the slurm table of ~/.config/samestep/config.toml; flags override them.
     """
-    if warning is not None and not requeue:
-        raise UsageError(f"--warning {warning} has an effect only with --requeue; give that too.")
     site = site_of(SlurmSite, settings)
     command, script = _work(target, arguments or [])
     name = job_name or command.name

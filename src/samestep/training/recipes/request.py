@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -94,7 +94,6 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     folder = request.resume
     if folder is None or request.weights is not None:
         return asked, False
-    _refuse_beside_resume(request)
     defined = request.recipe is not None or request.config is not None
     if defined and not (folder / "config.toml").exists():
         return asked, False
@@ -111,17 +110,6 @@ def _read(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     if "exact" in found or "exact" in changes:
         found.pop("batch_norm", None)
     return found
-
-
-def _refuse_beside_resume(request: Request) -> None:
-    why = {
-        "out": "--resume is the run folder",
-        "batch_per_worker": "a run keeps its global batch (--batch-size) on any number of workers",
-        "lr_scale": "a run keeps its learning rate (--lr) on any number of workers",
-    }
-    for one in fields(request):
-        if one.name in why and getattr(request, one.name) is not None:
-            raise UsageError(f"{flag(one.name)} cannot be used with --resume: {why[one.name]}.")
 
 
 def _refuse_other_settings(asked: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
