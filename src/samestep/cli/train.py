@@ -82,7 +82,7 @@ class TrainingOptions:
         Path | None,
         option(
             "CHECKPOINT",
-            "For --eval-only: a checkpoint, of samestep or of another program.",
+            "For --eval-only: a checkpoint of samestep, or a file with a state dict.",
             TRAINING_PANEL,
             "--from",
         ),

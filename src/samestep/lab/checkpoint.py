@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.lab.experiment import Outcome, Setup, Table
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.third_party import load_state
+from samestep.training.checkpoint.weights import load_state
 from samestep.training.networks import build
 
 State = dict[str, Tensor]

@@ -200,8 +200,6 @@ class Settings:
         """
         for name, value in self.as_dict().items():
             before, now = _plain(begun.get(name, value)), _plain(value)
-            if name == "batch_norm":  # earlier versions stored the default
-                before, now = (None, None) if self.exact else (before or "global", now or "global")
             if before != now and name not in _CHANGEABLE:
                 raise CheckpointError(
                     f"the run began with {flag(name)} {before}, and its config.toml now has {now}. Restore "

@@ -63,15 +63,6 @@ def test_a_configuration_file_starts_a_run_and_resumes_it(started, tmp_path):
     assert first.config() == later.config()
 
 
-def test_an_exact_run_of_an_earlier_version_that_stored_batch_norm_is_resumed(tmp_path):
-    config = resolved(recipe="digits", changes={"exact": 4}).config()
-    assert "batch_norm" not in config
-    (tmp_path / "config.toml").write_text(tomli_w.dumps({**config, "batch_norm": "global"}))
-
-    assert resolved(resume=tmp_path).config() == config
-    assert "--batch-norm" in refused(recipe="digits", changes={"exact": 4, "batch_norm": "local"})
-
-
 def test_a_resume_without_a_stored_run_needs_a_recipe(tmp_path):
     assert "config.toml" in refused(resume=tmp_path, changes={"lr": 0.5})
 

@@ -80,14 +80,6 @@ def test_the_utilization_of_workers_with_exact_shards_is_reported(workers, busy)
     assert f"{workers} workers are {busy} busy" in text
 
 
-@pytest.mark.parametrize("changes", [{}, {"batch_norm": "global"}, {"exact": 4}])
-@pytest.mark.parametrize("stored", [None, "global"])
-def test_an_unset_batch_norm_equals_the_default_that_earlier_versions_stored(changes, stored):
-    now = settings(**changes)
-
-    now.check_resumable({**now.as_dict(), "batch_norm": stored})
-
-
 def test_a_resume_with_another_batch_norm_is_refused():
     with pytest.raises(CheckpointError, match="began with --batch-norm local"):
         settings().check_resumable({**settings().as_dict(), "batch_norm": "local"})

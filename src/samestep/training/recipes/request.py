@@ -89,7 +89,7 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     Raises:
         UsageError: the file cannot be read, or the run cannot be resumed with these settings.
     """
-    file = {} if request.config is None else _read(request.config, request.changes)
+    file = {} if request.config is None else read_config(request.config)
     asked = {**file, **request.changes}
     folder = request.resume
     if folder is None or request.weights is not None:
@@ -98,18 +98,10 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     if defined and not (folder / "config.toml").exists():
         return asked, False
     RunFolder.check(folder)
-    found = _read(folder / "config.toml", request.changes)
+    found = read_config(folder / "config.toml")
     flags = {name: value for name in RECIPE_KEYS if (value := getattr(request, name, None)) is not None}
     _refuse_other_settings({**asked, **flags}, found, folder)
     return {**found, **part_of(asked, RunOptions)}, True
-
-
-def _read(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a file; `exact` ignores `batch_norm`, which earlier versions wrote."""
-    found = read_config(path)
-    if "exact" in found or "exact" in changes:
-        found.pop("batch_norm", None)
-    return found
 
 
 def _refuse_other_settings(asked: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:

@@ -23,7 +23,7 @@ from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.newest import SelectedCheckpoint, choose_on_all, is_bare, newest_valid
 from samestep.training.checkpoint.retention import adopt, set_aside_later
 from samestep.training.checkpoint.snapshot import AVERAGE, MODEL
-from samestep.training.checkpoint.third_party import load_state
+from samestep.training.checkpoint.weights import load_state
 from samestep.training.loop.callbacks import Callbacks, stop_request
 from samestep.training.loop.evaluate import Score
 from samestep.training.loop.metrics import metrics_of
