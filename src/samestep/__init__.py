@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from samestep.ranks.world.protocol import Work, World
     from samestep.ranks.world.timed_region import TimedRegion, timed
     from samestep.training.checkpoint.scripts import load, save
-    from samestep.training.checkpoint.third_party import load_state
+    from samestep.training.checkpoint.weights import load_state
     from samestep.training.data.sampler import UnpaddedSampler
     from samestep.training.data.shard import shard
     from samestep.training.data.sharded_loader import ShardedLoader
@@ -44,7 +44,7 @@ _HOMES = {
     "batch_dim": "samestep.autopilot.split.declared_dimensions",
     "join": "samestep.ranks.world.join",
     "load": "samestep.training.checkpoint.scripts",
-    "load_state": "samestep.training.checkpoint.third_party",
+    "load_state": "samestep.training.checkpoint.weights",
     "replicate": "samestep.parallel.gradients.replicate",
     "save": "samestep.training.checkpoint.scripts",
     "shard": "samestep.training.data.shard",

@@ -1,23 +1,14 @@
-"""Job scripts run in a real bash, with stubs of srun, scontrol and ssh."""
+"""Job scripts run in a real bash, with stubs of srun and scontrol."""
 
-import os
-import signal
-import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.launch.submit.follow import DetachedJob, follow
 from samestep.launch.submit.job_command import parse_command
-from samestep.launch.submit.mpi import MpiJob
-from samestep.launch.submit.mpi import script as mpi_script
-from samestep.launch.submit.mpi_hosts import hosts_of, unusable
-from samestep.launch.submit.site_defaults import MpiSite, SlurmSite
+from samestep.launch.submit.site_defaults import SlurmSite
 from samestep.launch.submit.slurm import SlurmJob, script
-from support.commands import await_end_of, finish, lines, start
 
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)
 COUNTS = ("-n", "--nproc-per-node", "--nproc_per_node")
@@ -81,37 +72,6 @@ def test_a_missing_environment_ends_the_job_before_the_workers_start(tmp_path):
     assert (ended.returncode, ended.stdout) == (1, "")
 
 
-def ssh(folder, body):
-    """Write a stub of ssh, which runs the command of the other host here."""
-    path = folder / "ssh"
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_hosts_are_checked_for_the_folder_the_program_and_samestep(tmp_path):
-    reach = ssh(tmp_path, 'while [ "$1" = -o ]; do shift 2; done; shift; exec sh -c "$1"')
-    (tmp_path / "it's here.py").touch()
-    ask = {"ssh": reach, "folder": tmp_path, "program": "it's here.py", "python": "true"}
-    hosts = hosts_of(f"{socket.gethostname()}:2,far:2")
-
-    assert unusable(hosts, **ask) == []
-    assert unusable(hosts, **ask | {"folder": tmp_path / "none"}) == [
-        f"far has no folder {tmp_path / 'none'}; use one that all hosts share"
-    ]
-    assert unusable(hosts, **ask | {"program": "gone.py"}) == ["far has no file gone.py in that folder"]
-    assert unusable(hosts, **ask | {"python": "false"}) == ["far cannot import samestep with false"]
-    assert unusable(hosts_of("localhost:2"), **ask | {"folder": tmp_path / "none"}) == []
-
-
-def test_an_unreachable_host_is_named_with_the_error_of_ssh(tmp_path):
-    reach = ssh(tmp_path, "echo 'Permission denied (publickey).' >&2; exit 255")
-
-    (reason,) = unusable(hosts_of("far:2"), ssh=reach, folder=tmp_path, program=None, python="true")
-
-    assert reason == f"far cannot be reached by `{reach} far` (Permission denied (publickey).)"
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -124,53 +84,3 @@ def test_an_unreachable_host_is_named_with_the_error_of_ssh(tmp_path):
 )
 def test_a_job_of_slurm_is_valid_bash(changes):
     subprocess.run(["bash", "-n"], input=script(job(**changes)), text=True, check=True)
-
-
-@pytest.mark.parametrize("flavor", ["openmpi", "mpich"])
-def test_a_job_of_mpi_is_valid_bash(flavor):
-    made = MpiJob(
-        command=parse_command(["train", "digits", "a; b"]),
-        name="a\nname",
-        hosts=hosts_of("a:2,b:2"),
-        workers=4,
-        flavor=flavor,
-        site=MpiSite(interface="eth0\n)", ssh="my 'odd\nssh'", modules=("m",)),
-        folder=Path("/it's\nhere"),
-        python="/usr/bin/python3",
-        as_root=True,
-    )
-
-    subprocess.run(["bash", "-n"], input=mpi_script(made), text=True, check=True)
-
-
-def test_a_job_without_a_scheduler_has_its_own_session(tmp_path):
-    path = tmp_path / "job.sh"
-    path.write_text("ps -o sid= -p $$; exit 3\n")
-    started = DetachedJob(path, tmp_path / "job.log")
-    changes, shown = [], []
-
-    assert follow(started, log=changes.append, show=shown.append) == 3
-    assert changes[-1].startswith(f"{started.name} has failed, exit code 3")
-    assert b"".join(shown).split() == [started.number.encode()]
-    assert started.stop == f"kill -TERM -- -{started.number}"
-
-
-def test_ctrl_c_ends_the_command_that_follows_a_job_and_not_the_job(tmp_path, monkeypatch):
-    """The job has a session of its own, as it has when the terminal is closed."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\n[ $1 = --version ] && echo HYDRA && exit; echo begun; exec sleep 60\n")
-    mpirun.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    command = start("submit", "mpi", "--hosts", "localhost:2", "train.py", PATH=path)
-    assert lines(command, 1) == ["begun"]
-
-    os.kill(command.pid, signal.SIGINT)
-    ended = finish(command)
-
-    assert ended.code == 130
-    job = int(ended.err.split()[2])
-    assert ended.err.splitlines()[-1].endswith(f"kill -TERM -- -{job}")
-    subprocess.run(["bash", "-c", f"kill -TERM -- -{job}"], check=True)  # it was there to be ended
-    assert await_end_of([job]) == []

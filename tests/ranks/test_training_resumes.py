@@ -86,21 +86,6 @@ def test_changed_settings_are_named(snapshot, change, message):
     run_ranks(lambda world: assert_refused(world, {**BEGUN, **change}, snapshot, message), 2)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"optimizer": "adamw"}, "optimizer.* has no "),
-        ({"schedule": "constant"}, "--schedule or --warmup"),
-        ({"ema": 0.9}, "differ in --ema"),
-        ({"precision": "fp16"}, "no loss scale"),
-    ],
-    ids=str,
-)
-def test_an_incompatible_checkpoint_without_settings_is_refused_by_its_states(snapshot, change, message):
-    old = replace(snapshot, state=without(snapshot.state, "settings", "unjudged"))
-    assert_refused(SoloWorld(), {**BEGUN, **change}, old, message)
-
-
 @pytest.mark.parametrize("part", ["optimizer", "schedule", "scaler", "random"])
 def test_a_missing_state_is_named(snapshot, part):
     lacking = replace(snapshot, optimizer=without(snapshot.optimizer, part))
@@ -119,9 +104,3 @@ def test_settings_that_do_not_change_the_steps_may_differ(snapshot, change):
     made = training(SoloWorld(), settings(**BEGUN, **change))
     made.restore(snapshot)
     assert made.run(Callbacks.disabled(SoloWorld())).steps == 10
-
-
-def test_a_compatible_checkpoint_without_settings_is_resumed(snapshot):
-    made = training(SoloWorld(), settings(**BEGUN))
-    made.restore(replace(snapshot, state=without(snapshot.state, "settings", "unjudged")))
-    assert made.journal.steps == 5

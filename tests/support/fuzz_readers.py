@@ -181,7 +181,7 @@ def _begin_data():
 def _toml():
     from support.run_folders import CONFIG
 
-    site = '[slurm]\npartition = "gpu"\ncpus_per_task = 4\ntime = 30\nmodules = ["cuda"]\n[mpi]\n'
+    site = '[slurm]\npartition = "gpu"\ncpus_per_task = 4\ntime = 30\nmodules = ["cuda"]\n[kubernetes]\n'
     recipe = (
         CONFIG + 'epochs = 3\nmilestones = [1.0, 2.5]\nseed = 7\naugment = "flip"\nema = 0.9\nsubset = 100\n'
     )
@@ -191,10 +191,10 @@ def _toml():
 
 def _read_toml(folder):
     from samestep.base.config import table
-    from samestep.launch.submit.site_defaults import MpiSite, SlurmSite
+    from samestep.launch.submit.site_defaults import KubernetesSite, SlurmSite
 
     table(folder / "config.toml", "slurm", SlurmSite)
-    table(folder / "config.toml", "mpi", MpiSite)
+    table(folder / "config.toml", "kubernetes", KubernetesSite)
 
 
 def _read_recipe(folder):
@@ -325,12 +325,6 @@ def _read_script(folder):
     return command("run", "-n", 2, "--dry-run", folder / "train.py")
 
 
-def _read_hosts(folder):
-    from samestep.launch.submit.mpi_hosts import hosts_in
-
-    hosts_in(folder / "hosts")
-
-
 def _begin_commands():
     for name in ("samestep.training.recipes.run_recipe", "samestep.studies.scaling.report.page"):
         import_module(name)
@@ -411,12 +405,6 @@ _FILES = (
         wrong=lambda draw: as_json(mutated_json(draw, _jobs())),
     ),
     Reader(name="script", file="train.py", valid=lambda: [_SCRIPT], read=_read_script, begin=_begin_commands),
-    Reader(
-        name="hosts",
-        file="hosts",
-        valid=lambda: [b"a slots=2\nb:3 # c\nd\nd\n"],
-        read=_read_hosts,
-    ),
 )
 
 

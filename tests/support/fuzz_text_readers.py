@@ -165,13 +165,12 @@ _COMMANDS = {
     "scale": ("scale", "--dry-run"),
     "verify": ("verify",),
     "submit slurm": ("submit", "slurm", "--dry-run"),
-    "submit mpi": ("submit", "mpi", "--dry-run", "--hosts", "localhost:2"),
     "bench all-reduce": ("bench", "all-reduce", "-n", "2"),
     "bench step": ("bench", "step", "-n", "2"),
     "doctor": ("doctor",),
     "data": ("data", "check"),
 }
-_WITH_SCRIPT = ("run", "scale", "verify", "submit slurm", "submit mpi")
+_WITH_SCRIPT = ("run", "scale", "verify", "submit slurm")
 
 
 @cache

@@ -16,11 +16,10 @@ from samestep.base.regular_files import read_text
 from samestep.base.typed_json import FormatError, read_as
 from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
-TABLES = ("slurm", "mpi", "kubernetes")
+TABLES = ("slurm", "kubernetes")
 """Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
 
 Table = TypeVar("Table")
-_FORMER_KEYS = {"flavour": "flavor"}  # present names of keys that had other ones before 0.2
 
 
 def config_path(environment: Environment) -> Path:
@@ -75,7 +74,6 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
     found = {}
     for key, value in read_tables(path).get(name, {}).items():
         plain = key.replace("-", "_")
-        plain = _FORMER_KEYS.get(plain, plain)
         if plain not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}. {suggestion(plain, known)}")
         is_time = types[plain] is str and type(value) is int  # such as a time in minutes

@@ -18,7 +18,7 @@ from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, o
 from samestep.base.interrupts import ended_by_interrupt
 from samestep.cli.added_verbs import added_verbs, missing_package, summary
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
-from samestep.cli.other_names import answer_to, own_name
+from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -27,7 +27,7 @@ VERBS: Mapping[str, str] = {
     "report": "Write a page about a run, a comparison of runs, or a scaling study.",
     "train": "Train a built-in recipe on N workers, or resume a run.",
     "bench": "Measure the time of collectives and of training steps.",
-    "submit": "Write a job for Slurm, MPI or Kubernetes, submit it, and follow it.",
+    "submit": "Write a job for Slurm or Kubernetes, submit it, and follow it.",
     "data": "List, fetch and check data sets.",
     "doctor": "Report what is detected here and from which variables, and find problems.",
 }
@@ -245,6 +245,9 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     if context.parent is None:
         script = next((word for word in arguments if Path(word).is_file()), None)
         return script and f"{script} is no command of samestep. To run it, give: samestep run {script}"
+    removed = (f"{context.info_name} {word}" for word in arguments)
+    if command := next((name for name in removed if name in REMOVED_COMMANDS), None):
+        return f"there is no samestep {command}: {REMOVED_COMMANDS[command]}"
     message = error.format_message()
     if "Did you mean" in message:
         return None

@@ -140,9 +140,8 @@ def run(
     check_writable(logs)
     mode, threads = checked_mode(mode), start.threads
     if start.workers == launch.AUTO:
-        others = {"--threads": threads, "--nproc-per-node": nproc_per_node, "--sanitize": sanitize}
         flags = {"mode": mode, "bind": start.bind, "hang_timeout": start.hang_timeout}
-        job, threads = choose(job, flags, settings, contradicting=others, dry_run=dry_run)
+        job, threads = choose(job, flags, settings, dry_run=dry_run)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
     decision = decide(job, mode=mode, threads=threads, master=rendezvous.master(), environment=env.snapshot())

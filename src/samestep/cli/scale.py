@@ -163,7 +163,7 @@ def scale(
     exit code is 0 if every number of workers was measured, and 1 if a run failed and the others are reported.
     """
     output.check()
-    _refuse_unused(context, submission, output)
+    _refuse_unused(context, submission)
     if submission.collect is not None:
         if target is not None:
             raise UsageError(f"--collect {submission.collect} has its own target; leave {target} out.")
@@ -228,12 +228,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _refuse_unused(context: typer.Context, submission: StudyJobs, output: results.PageOutput) -> None:
-    """Refuse options of jobs without ``--submit``, of a new study with ``--collect``, and of no result."""
-    if submission.detach and (output.figures or output.pdf):
-        raise UsageError(
-            "--figures and --pdf need the results, and --detach does not wait; give them with --collect."
-        )
+def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
+    """Refuse options of jobs without ``--submit``, and of a new study with ``--collect``."""
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
     for one in context.command.params:

@@ -1,6 +1,5 @@
-"""Implements ``samestep submit``, which writes a job for Slurm, MPI or Kubernetes, submits and follows it."""
+"""Implements ``samestep submit``, which writes a job for Slurm or Kubernetes, submits and follows it."""
 
-import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -10,7 +9,6 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.signals import held
@@ -22,22 +20,16 @@ from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch,
 from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
-from samestep.launch.submit.follow import DetachedJob
 from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
 from samestep.launch.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
 from samestep.launch.submit.kubernetes_commands import FollowedKubernetesJob
 from samestep.launch.submit.kubernetes_commands import submit as submit_to_kubernetes
-from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
-from samestep.launch.submit.mpi import script as mpi_script
-from samestep.launch.submit.mpi_hosts import hosts_in, hosts_of
 from samestep.launch.submit.node_sizes import per_node
 from samestep.launch.submit.shell import slug
 from samestep.launch.submit.site_defaults import (
-    HOSTS_PANEL,
     POD_PANEL,
     SIZE_PANEL,
     KubernetesSite,
-    MpiSite,
     SlurmSite,
     site_of,
 )
@@ -73,7 +65,7 @@ class Size:
     nproc_per_node: Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL)] = None
 
 
-_MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
+_MISPLACED = {"--nodes", "--gpus-per-node", "--dry-run"}
 
 
 @grouped
@@ -113,8 +105,6 @@ def slurm(
     following, not the job. The exit code is that of the job. Defaults for all jobs of a site are read from
     the slurm table of ~/.config/samestep/config.toml; flags override them.
     """
-    if warning is not None and not requeue:
-        raise UsageError(f"--warning {warning} has an effect only with --requeue; give that too.")
     site = site_of(SlurmSite, settings)
     command, script = _work(target, arguments or [])
     name = job_name or command.name
@@ -143,63 +133,6 @@ def slurm(
         log(f"{submitted.name} is submitted: {where}. Its script is {file}.")
     signals.heed()
     return submission.follow(submitted, file)
-
-
-@grouped
-@with_flags_of(MpiSite)
-def mpi(
-    target: Target,
-    arguments: launch.Arguments = None,
-    *,
-    hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", HOSTS_PANEL)] = None,
-    workers: launch.WorkerCount = None,
-    job_name: JobName = None,
-    submission: Submission,
-    **settings: Any,
-) -> int:
-    """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
-
-    The hosts are checked first. Without -n every slot of a host is a worker. The job and its log are stored
-    in jobs/. The job continues when the terminal is closed, and after Ctrl-C. The exit code is that of the
-    job. Defaults are read from the mpi table of ~/.config/samestep/config.toml; flags override them.
-    """
-    file = settings["hostfile"]
-    if hosts is not None and file is not None:
-        raise UsageError(
-            f"--hosts {hosts} and --hostfile {file} contradict each other; give only one of them."
-        )
-    site = site_of(MpiSite, settings)
-    command, script = _work(target, arguments or [])
-    if hosts is None and not site.hostfile:
-        raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
-    places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
-    flavor, mpirun = mpirun_of(site, here=not submission.dry_run)
-    total = workers if workers is not None else command.workers
-    job = MpiJob(
-        command=command,
-        name=job_name or command.name,
-        hosts=places,
-        workers=sum(host.slots for host in places) if total is None else total,
-        flavor=flavor,
-        mpirun=mpirun,
-        site=site,
-        folder=Path.cwd(),
-        python=sys.executable,
-        as_root=os.geteuid() == 0,
-        forwarded=forwarded(list(env.snapshot())),
-    )
-    _refuse_own_workers(script, tasks=job.workers, remedy="Submit it with -n 1")
-    text = mpi_script(job)
-    if submission.dry_run:
-        return submission.show(text)
-    check_hosts(job, target)
-    stored = _store(job.name, text, suffix=".sh")
-    started = DetachedJob(stored, stored.with_suffix(".log"))
-    log(
-        f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(places), 'host')}. "
-        f"Its script is {stored}, its log {stored.with_suffix('.log')}."
-    )
-    return submission.follow(started, stored)
 
 
 @grouped
@@ -250,10 +183,9 @@ def kubernetes(
     return submission.follow(FollowedKubernetesJob(job, file), file)
 
 
-submit = typer.Typer(help="Write the job for Slurm, MPI or Kubernetes, submit it, and follow it to its end.")
+submit = typer.Typer(help="Write the job for Slurm or Kubernetes, submit it, and follow it to its end.")
 for _command, _summary in (
     (slurm, "Submit a Slurm job."),
-    (mpi, "Start a job with Open MPI or MPICH."),
     (kubernetes, "Create a Kubernetes job."),
 ):
     _help = help_of(_command)

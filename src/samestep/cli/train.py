@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from samestep.base import env
 from samestep.base.console import inform, log
-from samestep.base.errors import INTERRUPTED, Error, Preempted, UsageError
+from samestep.base.errors import INTERRUPTED, Error, Preempted
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
@@ -82,7 +81,7 @@ class TrainingOptions:
         Path | None,
         option(
             "CHECKPOINT",
-            "For --eval-only: a checkpoint, of samestep or of another program.",
+            "For --eval-only: a checkpoint of samestep, or a file with a state dict.",
             TRAINING_PANEL,
             "--from",
         ),
@@ -124,13 +123,8 @@ def train(
     from samestep.training.recipes.resolve import check_compiler, resolve
 
     flags = asdict(training)
-    eval_only = flags.pop("eval_only")
-    if eval_only != (training.weights is not None):
-        raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
+    del flags["eval_only"]  # a request with weights is one
     clocking = recording.checked()
-    if eval_only:
-        given_flags = {"--clock records the steps": clocking, "--figures saves the charts": output.figures}
-        _refuse_with_eval_only(given_flags)
     request = Request(recipe=recipe, changes=given(settings, Settings, RunOptions), **flags)
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
@@ -158,13 +152,6 @@ def train(
         work()
     else:
         run_monitored(decision, work)
-
-
-def _refuse_with_eval_only(flags: Mapping[str, object]) -> None:
-    """Refuse flags of a training, given by what they do, if they were given."""
-    for what, value in flags.items():
-        if value is not None:
-            raise UsageError(f"{what} of a training, and --eval-only does not train; leave out one of them.")
 
 
 def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:

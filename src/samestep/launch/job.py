@@ -78,10 +78,6 @@ class Logs:
     redirects: Std = Std()  # streams that are written to their file only
     tee: Std = Std()  # streams that are printed with a prefix, and written to their file if there is a folder
 
-    def __post_init__(self) -> None:
-        if self.folder is None and not self.redirects.is_empty:
-            raise UsageError("--redirects sends output to files and needs --log-dir DIR to put them in.")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:

@@ -249,8 +249,6 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
 
 def _script(program: Program, mode: str, *, is_launched: bool) -> ScriptKind | None:
     """Return the kind of script: as detected, or as ``--mode`` sets it."""
-    if mode == "autopilot" and program.kind == "executable":
-        raise UsageError("--mode autopilot is for Python scripts, and --no-python runs an executable.")
     if mode == "native" or program.kind == "executable":
         return None
     if mode == "autopilot":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.base.option_combinations import OF_SETTINGS, check_options
 from samestep.base.setting_fields import check, flag, option
 from samestep.base.signals import WARNINGS
 from samestep.training.output.profile import steps_of
@@ -109,23 +110,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
-        self._refuse_combinations()
-        if self.exact is not None:
-            self._refuse_beside_exact(self.exact)
+        check_options(OF_SETTINGS, self.as_options())
+        self._check_numbers()
 
-    def _refuse_combinations(self) -> None:
-        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise UsageError(
-                "--nesterov is a form of SGD momentum: use --optimizer sgd and a --momentum above 0."
-            )
-        if self.schedule == "multistep" and not self.milestones:
-            raise UsageError(
-                "--schedule multistep needs --milestones, the epochs after which the rate drops."
-            )
+    def _check_numbers(self) -> None:
+        """Check the numbers that limit each other."""
         if list(self.milestones) != sorted(set(self.milestones)):
             raise UsageError(f"--milestones {_listed(self.milestones)} must be in ascending order.")
-        if self.warmup and self.schedule == "one-cycle":
-            raise UsageError("--schedule one-cycle has its own warm-up: omit --warmup.")
         if self.warmup >= self.epochs:
             raise UsageError(f"--warmup is {self.warmup:g} of {self.epochs} epochs; use fewer.")
         if self.batch_size % self.accumulate:
@@ -133,28 +124,20 @@ class Settings:
                 f"--batch-size {self.batch_size} does not divide into {self.accumulate} equal micro-batches; "
                 "use an --accumulate that divides it."
             )
-        if self.compress != "none" and self.sync in ("reference", "flat"):
-            raise UsageError(f"--compress {self.compress} needs --sync bucketed or ddp.")
-        if self.compress == "powersgd" and self.sync != "ddp":
-            raise UsageError("--compress powersgd needs --sync ddp.")
-        if self.compress == "powersgd" and self.precision == "fp16":
+        micro = self.batch_size // self.accumulate
+        if self.exact is not None and micro < self.exact:
             raise UsageError(
-                "--compress powersgd does not work with --precision fp16, because its error feedback never "
-                "recovers from an overflow. Use --precision bf16, or --compress fp16."
+                f"--exact {self.exact} has more logical shards than the {micro} samples of a (micro-)batch. "
+                "Use fewer shards, or a larger --batch-size."
             )
 
-    def _refuse_beside_exact(self, shards: int) -> None:
-        if (micro := self.batch_size // self.accumulate) < shards:
-            raise UsageError(
-                f"--exact {shards} has more logical shards than the {micro} samples of a (micro-)batch. Use "
-                "fewer shards, or a larger --batch-size."
-            )
-        if self.sync != "auto" or self.compress != "none":
-            raise UsageError("--exact has its own all-reduce: omit --sync and --compress.")
-        if self.batch_norm is not None:
-            raise UsageError(
-                "--exact computes batch norm statistics over each logical shard: omit --batch-norm."
-            )
+    def as_options(self) -> dict[str, Any]:
+        """Return the values that are not those by default, by their option."""
+        return {
+            flag(one.name): value
+            for one in dataclasses.fields(self)
+            if (value := getattr(self, one.name)) != one.default
+        }
 
     def check_workers(self, workers: int) -> None:
         """Check that every worker has a sample of every full batch.
@@ -208,8 +191,6 @@ class Settings:
         """
         for name, value in self.as_dict().items():
             before, now = _plain(begun.get(name, value)), _plain(value)
-            if name == "batch_norm":  # earlier versions stored the default
-                before, now = (None, None) if self.exact else (before or "global", now or "global")
             if before != now and name not in _CHANGEABLE:
                 raise CheckpointError(
                     f"the run began with {flag(name)} {before}, and its config.toml now has {now}. Restore "

@@ -1,4 +1,4 @@
-"""Jobs that samestep writes, given to a real Slurm and to real MPIs, and followed to their end."""
+"""Jobs that samestep writes, given to a real Slurm, and followed to their end."""
 
 import re
 import sys
@@ -8,11 +8,8 @@ import pytest
 
 from support.commands import finish
 from support.launches import PLACE, placed, places
-from support.mpi import KINDS
-from support.nodes import LOGIN
 from support.run_files import json_lines, json_lines_so_far
-from support.systems import program
-from support.tiers import long_param, mostly_long
+from support.tiers import long_param
 
 SUBMIT = (sys.executable, "-m", "samestep", "submit")
 
@@ -105,27 +102,3 @@ def test_a_training_resumes_after_a_warning_a_preemption_and_the_loss_of_its_fir
     assert [row["world_size"] for row in json_lines(run / "sessions.jsonl")] == [2, 2, 2, 2]
     steps = [row["step"] for row in json_lines(run / "metrics.jsonl")]
     assert steps == list(range(1, 20 * 15 + 1))
-
-
-@pytest.mark.parametrize("kind", mostly_long(KINDS, ("openmpi",)))
-def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, kind):
-    program(kind, f"mpirun.{kind}")
-    over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavor", kind)
-    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *PLACE, folder=here)
-
-    assert done.code == 0, done.err
-    told, points = places(done.out)
-    assert told == placed("node0", "node0", "node1", "node1"), done.out
-    assert {point.partition(":")[0] for point in points} == {"node0"}
-    assert "has ended well" in done.err.splitlines()[-1]
-
-
-def test_unusable_hosts_are_named_before_anything_starts(nodes, here):
-    program("openmpi", "mpirun.openmpi")
-    over = ("--ssh", nodes.rsh, "--flavor", "openmpi")
-    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0,nowhere:2", *over, "fails.py", folder=here)
-
-    assert done.code == 2
-    (line,) = done.err.splitlines()
-    assert all(one in line for one in ("1 of 2 hosts", "rsh nowhere", "(there is no node nowhere)"))
-    assert not (here / "jobs").exists()

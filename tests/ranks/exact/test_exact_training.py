@@ -141,8 +141,8 @@ def test_ranks_on_unequal_machines_are_refused():
     [
         ({"exact": 33}, "--exact 33 .* 32 samples"),
         ({"exact": 8, "accumulate": 8}, "--exact 8 .* 4 samples"),
-        ({"exact": 4, "sync": "ddp"}, "omit --sync"),
-        ({"exact": 4, "compress": "bf16"}, "--exact .* --sync and --compress"),
+        ({"exact": 4, "sync": "ddp"}, "--exact 4 .* --sync ddp"),
+        ({"exact": 4, "compress": "bf16"}, "--exact 4 .* --compress bf16"),
         ({"exact": 4, "batch_norm": "local"}, "--exact .* --batch-norm"),
         ({"exact": 4, "batch_norm": "global"}, "--exact .* --batch-norm"),
         ({"exact": 0}, "--exact is 0"),

@@ -38,7 +38,7 @@ def test_without_a_file_all_defaults_hold(tmp_path):
 
 
 def test_keys_have_dashes_or_underscores_and_a_time_may_be_a_number(read):
-    text = '[slurm]\ntime = 90\ncpus-per-task = 8\nlines = ["a", "b"]\n[mpi]\n'
+    text = '[slurm]\ntime = 90\ncpus-per-task = 8\nlines = ["a", "b"]\n[kubernetes]\n'
 
     assert read(text) == Site(time="90", cpus_per_task=8, lines=("a", "b"))
 

@@ -14,7 +14,6 @@ HERE = Path("clock")
 @pytest.mark.parametrize(
     ("folder", "steps", "warm_up", "named"),
     [
-        (None, 5, 5, "--clock-steps .*--clock DIR"),
         (HERE, 0, 5, "--clock-steps .*0"),
         (HERE, 5, -1, "--clock-warm-up .*-1"),
     ],

@@ -74,7 +74,7 @@ def test_each_number_of_workers_is_printed_as_a_job(capsys):
         (("--collect", "study", "--mem", "4G"), "--mem .*--collect"),
         (("--collect", "study", "--json", "--worth=70%"), "--collect "),
         (("--collect", "study", "--figures", "x"), "study"),
-        (("train.py", "--submit", "slurm", "--detach", "--figures", "x"), "--figures .*--detach"),
+        (("train.py", "--submit", "slurm", "--detach", "--figures", "x"), "--detach .*--figures"),
         (("train.py", "--figures", "/dev/null/x"), "--figures /dev/null/x .*is a file"),
         (("--collect", "study"), "--collect "),
         ((), "script or a recipe"),

@@ -60,15 +60,7 @@ def submit(tmp_path, monkeypatch, capsys):
         (["slurm", "--job-name", "a\nb", "train.py"], "--job-name "),
         (["slurm", "--container", "x", "--container-runtime", "docker", "train.py"], "'docker' .*apptainer"),
         (["slurm", "train.py"], "sbatch .*--dry-run"),
-        (["mpi", "train.py"], "--hosts .*--hostfile"),
-        (["mpi", "--hosts", "a:none", "train.py"], "'a:none'.*'none'"),
-        (["mpi", "--hosts", "a", "--hostfile", "f", "train.py"], "--hosts a .*--hostfile f"),
-        (["mpi", "--hostfile", "gone", "train.py"], "hostfile gone"),
-        (["mpi", "--hosts", "a", "train.py"], "Open MPI or MPICH .*PATH"),
-        (["mpi", "--hosts", "a", "--ssh", "'", "train.py"], "ssh .*no closing quotation"),
-        (["mpi", "--hosts", "a", "--ssh", "", "train.py"], "ssh ''"),
-        (["mpi", "--hosts", "a", "--flavor", "lam", "train.py"], "--flavor 'lam' .*openmpi, mpich"),
-        (["mpi", "--hosts", "a", "--flavour", "lam", "train.py"], "--flavor 'lam' .*openmpi, mpich"),
+        (["mpi", "--hosts", "a:2,b:2", "train.py"], "submit mpi.*mpirun .*--hostfile"),
     ],
 )
 def test_wrong_input_is_one_line_before_anything_is_written(submit, tmp_path, monkeypatch, arguments, named):

@@ -1,7 +1,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.launch.job import Job, Logs, Nodes, Program, Std
+from samestep.launch.job import Job, Nodes, Program, Std
 
 
 def job(**changes):
@@ -75,8 +75,3 @@ def test_streams_are_parsed_in_the_notation_of_torchrun(text, by_rank):
 def test_invalid_streams_are_refused(text):
     with pytest.raises(UsageError, match="--tee"):
         Std.parse("--tee", text)
-
-
-def test_redirecting_needs_a_folder():
-    with pytest.raises(UsageError, match="--log-dir"):
-        Logs(redirects=Std.parse("--redirects", "1"))

@@ -30,14 +30,14 @@ def settings(**changes):
         ({"clip_norm": 0.0}, "--clip-norm is 0.0"),
         ({"ema": 1.5}, "--ema is 1.5"),
         ({"label_smoothing": float("nan")}, "--label-smoothing is nan"),
-        ({"compress": "fp16", "sync": "reference"}, "--compress fp16 needs --sync bucketed or ddp"),
+        ({"compress": "fp16", "sync": "reference"}, "--compress fp16 does not go with --sync reference"),
         ({"compress": "powersgd"}, "--compress powersgd needs --sync ddp"),
         (
             {"compress": "powersgd", "sync": "ddp", "precision": "fp16"},
             "--compress powersgd .* never recovers from an overflow",
         ),
         ({"weight_decay": float("nan")}, "--weight-decay is nan"),
-        ({"sync": "flat", "exact": 2}, "--exact .* --sync and --compress"),
+        ({"sync": "flat", "exact": 2}, "--exact 2 does not go with --sync flat"),
         ({"sync": "magic"}, "--sync 'magic' is not one of auto, bucketed"),
         ({"batch_norm": "none"}, "--batch-norm 'none'"),
         ({"optimizer": "adam"}, "--optimizer 'adam'"),
@@ -76,14 +76,6 @@ def test_the_utilization_of_workers_with_exact_shards_is_reported(workers, busy)
 
     assert "8 logical shards of 8 samples" in text
     assert f"{workers} workers are {busy} busy" in text
-
-
-@pytest.mark.parametrize("changes", [{}, {"batch_norm": "global"}, {"exact": 4}])
-@pytest.mark.parametrize("stored", [None, "global"])
-def test_an_unset_batch_norm_equals_the_default_that_earlier_versions_stored(changes, stored):
-    now = settings(**changes)
-
-    now.check_resumable({**now.as_dict(), "batch_norm": stored})
 
 
 def test_a_resume_with_another_batch_norm_is_refused():

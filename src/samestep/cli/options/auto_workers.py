@@ -27,7 +27,6 @@ def choose(
     flags: Mapping[str, Any],
     settings: Mapping[str, Any],
     *,
-    contradicting: Mapping[str, object],
     dry_run: bool,
 ) -> tuple[Job, int]:
     """Return the job with the workers that are fastest, and their threads; exit after a dry run.
@@ -36,7 +35,6 @@ def choose(
         job: the job, without a number of workers.
         flags: of the runs, such as the mode.
         settings: the options for serial scripts.
-        contradicting: flags that do not go with a measured number, with their values.
         dry_run: whether to print the runs, and start none.
 
     Raises:
@@ -47,10 +45,7 @@ def choose(
     from samestep.studies.scaling.sweep.local_runs import command, executed
     from samestep.studies.scaling.sweep.plan import in_lines
 
-    contradicting = {**contradicting, "--explain": settings["explain"]}
-    _refuse_elsewhere(job)
-    if flag := next((name for name, value in contradicting.items() if value), None):
-        raise UsageError(f"-n auto does not go with {flag}. Leave {flag} out, or give -n a number.")
+    _refuse_tasks()
     _refuse_other_programs(job, str(flags["mode"]))
     if settings["device"] != "cpu" and (gpus := accelerator_count()):
         raise UsageError(
@@ -75,15 +70,13 @@ def choose(
     return replace(job, workers=chosen.workers), chosen.threads
 
 
-def _refuse_elsewhere(job: Job) -> None:
-    """Refuse several nodes, and tasks of a launcher, which are the workers."""
+def _refuse_tasks() -> None:
+    """Refuse tasks of a launcher, which are the workers."""
     variables = env.snapshot()
     launcher = detect(variables).launcher
     if launcher != UNLAUNCHED or allocation(variables) is not None:
         name = "Slurm" if launcher == UNLAUNCHED else launcher
         raise UsageError(f"-n auto measures one host, and the tasks of {name} are the workers. Leave -n out.")
-    if job.nodes.count > 1:
-        raise UsageError(f"-n auto measures one host, and --nnodes is {job.nodes.count}. Give -n a number.")
 
 
 def _refuse_other_programs(job: Job, mode: str) -> None:

@@ -9,13 +9,17 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from samestep.base.errors import UsageError
+from samestep.base.option_combinations import OF_COMMANDS, check_options
 from samestep.base.setting_fields import flag
 
 WORKERS_PANEL, CLOCK_PANEL = "Workers", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
 JOBS_PANEL = "Slurm jobs"
+_SHORT = ("-n", "-m")
+"""Short names of options that are better known than the long ones."""
 
 Result = TypeVar("Result")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -62,6 +66,7 @@ def grouped(verb: Callable[..., Result]) -> Callable[..., Result]:
         bound = signature.bind(*arguments, **flags)
         bound.apply_defaults()
         values = bound.arguments
+        check_options(OF_COMMANDS, _given_options(signature, values))
         made = {
             name: kind(**{option.name: values.pop(option.name) for option in fields(kind)})
             for name, kind in groups.items()
@@ -70,6 +75,23 @@ def grouped(verb: Callable[..., Result]) -> Callable[..., Result]:
 
     command.__signature__ = signature  # type: ignore[attr-defined]
     return command
+
+
+def _given_options(signature: inspect.Signature, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that are not those by default, by the option's name."""
+    found = {}
+    for name, one in signature.parameters.items():
+        made = next(iter(get_args(one.annotation)[1:]), None)
+        if isinstance(made, OptionInfo) and values[name] not in (None, one.default):
+            found[_option_name(name, made)] = values[name]
+    return found
+
+
+def _option_name(parameter: str, made: OptionInfo) -> str:
+    """Return the name of an option in messages: the longest one, but ``-n`` and ``-m``."""
+    words = (made.default, *(made.param_decls or ()))  # typer takes the first name for a default
+    names = [word.partition("/")[0] for word in words if isinstance(word, str) and word.startswith("-")]
+    return next((name for name in names if name in _SHORT), max(names, key=len, default=flag(parameter)))
 
 
 def _options_of(group: inspect.Parameter) -> list[inspect.Parameter]:

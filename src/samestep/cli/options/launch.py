@@ -173,8 +173,6 @@ class Clock:
         """
         folder, steps, warm_up = self.clock, self.clock_steps, self.clock_warm_up
         if folder is None:
-            if steps is not None:
-                raise UsageError("--clock-steps needs --clock DIR; give it too.")
             return None
         if steps is not None and steps < 1:
             raise UsageError(f"--clock-steps is {steps}; give at least 1.")
@@ -217,8 +215,6 @@ def program(target: str, args: Sequence[str] = (), *, module: bool, no_python: b
     Raises:
         UsageError: there is no such program.
     """
-    if module and no_python:
-        raise UsageError("-m runs a Python module and --no-python an executable; give only one of them.")
     kind: Kind = "module" if module else "executable" if no_python else "script"
     refuse_launcher(target, kind)
     if kind == "script" and (wrong := _not_a_script(target)):

@@ -64,10 +64,6 @@ class Rendezvous:
         """
         least, count = _node_count(self.nnodes)
         backend = self._backend()
-        if self.standalone and count > 1:
-            raise UsageError(
-                f"--standalone is for one node, but --nnodes is {count}; leave out one of the two."
-            )
         if self.master_port is not None and not 0 <= self.master_port <= _LAST_PORT:
             raise UsageError(f"--master-port {self.master_port} is not a port; give one up to {_LAST_PORT}.")
         if least != count and backend != "c10d":
@@ -79,11 +75,6 @@ class Rendezvous:
             self._check_one_node()
             return Nodes(rank=self.node_rank)
         address, port = self.master()
-        if self.rdzv_endpoint and (address or port):
-            raise UsageError(
-                f"--rdzv-endpoint {self.rdzv_endpoint} and --master-addr or --master-port both set the "
-                "endpoint; give only one of them."
-            )
         return Nodes(
             count=count,
             least=None if least == count else least,
@@ -110,10 +101,6 @@ class Rendezvous:
             raise UsageError(
                 f"--rdzv-endpoint {self.rdzv_endpoint} is for several nodes, but --nnodes is 1; leave it "
                 "out, or give --nnodes."
-            )
-        if self.rdzv_conf:
-            raise UsageError(
-                f"--rdzv-conf {self.rdzv_conf} is for several nodes, but --nnodes is 1; leave it out."
             )
 
 

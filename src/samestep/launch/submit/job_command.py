@@ -91,7 +91,7 @@ def _without_count(words: list[str]) -> tuple[int | None, list[str]]:
         if _is(word.replace("_", "-"), "--nproc-per-node"):
             raise UsageError(
                 f"{word} after the verb starts workers for which the job has no resources. Give it to the "
-                "job: submit slurm --nproc-per-node 4 run ..., or submit mpi --hosts a:4,b:4 run ..."
+                "job: submit slurm --nproc-per-node 4 run ..."
             )
     at = next((at for at, word in enumerate(words) if _COUNT.match(word)), None)
     if at is None or words[at:] == ["-n"]:

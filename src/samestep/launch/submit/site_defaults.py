@@ -3,7 +3,6 @@
 Each field is a key of the configuration and a flag of the verbs that submit jobs.
 """
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from samestep.base.errors import UsageError
 from samestep.base.setting_fields import check, option
 from samestep.launch.submit.shell import quoted
 
-SIZE_PANEL, SOFTWARE_PANEL, HOSTS_PANEL = "Resources of a job", "Software", "Hosts"
+SIZE_PANEL, SOFTWARE_PANEL = "Resources of a job", "Software"
 SITE_PANEL, POD_PANEL = "Slurm site", "Pods"
 
 
@@ -32,8 +31,8 @@ def _memory() -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """The software of a job."""
+class SlurmSite:
+    """The ``[slurm]`` table: requests of all Slurm jobs of a site, and the software of the jobs."""
 
     modules: tuple[str, ...] = _text(
         "Environment module to load; repeatable.", SOFTWARE_PANEL, "NAME", "--load-module", default=()
@@ -42,13 +41,26 @@ class Software:
     container: str = _text("Container image of the workers.", SOFTWARE_PANEL, "IMAGE")
     container_runtime: str = option(
         default="apptainer",
-        about="Container runtime: apptainer, singularity or, with Slurm, pyxis.",
+        about="Container runtime: apptainer, singularity or pyxis.",
         panel=SOFTWARE_PANEL,
         choices=("apptainer", "singularity", "pyxis"),
     )
     lines: tuple[str, ...] = _text(
         "Line of shell to run before the workers start; repeatable.",
         *(SOFTWARE_PANEL, "SHELL", "--line"),
+        default=(),
+    )
+    cpus_per_task: int | None = _cores()
+    mem: str = _memory()
+    time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time")
+    partition: str = _text("Partition to run in.", SITE_PANEL, "NAME", "--partition", "-p")
+    account: str = _text("Account to charge.", SITE_PANEL, "NAME", "--account", "-A")
+    reservation: str = _text("Reservation to run in.", SITE_PANEL, "NAME")
+    qos: str = _text("Quality of service.", SITE_PANEL, "NAME")
+    constraint: str = _text("Features of the nodes.", SITE_PANEL, "FEATURES", "--constraint", "-C")
+    directives: tuple[str, ...] = _text(
+        "Another option of sbatch, such as --directive=--exclusive; repeatable.",
+        *(SITE_PANEL, "FLAG", "--directive"),
         default=(),
     )
 
@@ -85,52 +97,6 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSite(Software):
-    """The ``[slurm]`` table: requests of all Slurm jobs of a site."""
-
-    cpus_per_task: int | None = _cores()
-    mem: str = _memory()
-    time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time")
-    partition: str = _text("Partition to run in.", SITE_PANEL, "NAME", "--partition", "-p")
-    account: str = _text("Account to charge.", SITE_PANEL, "NAME", "--account", "-A")
-    reservation: str = _text("Reservation to run in.", SITE_PANEL, "NAME")
-    qos: str = _text("Quality of service.", SITE_PANEL, "NAME")
-    constraint: str = _text("Features of the nodes.", SITE_PANEL, "FEATURES", "--constraint", "-C")
-    directives: tuple[str, ...] = _text(
-        "Another option of sbatch, such as --directive=--exclusive; repeatable.",
-        *(SITE_PANEL, "FLAG", "--directive"),
-        default=(),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiSite(Software):
-    """The ``[mpi]`` table: the hosts of a site, and the connection to them."""
-
-    hostfile: str = _text("File with a host per line: a slots=2, or a:2.", HOSTS_PANEL, "FILE")
-    flavor: str = _text("openmpi or mpich. Default: mpirun's.", HOSTS_PANEL, "", "--flavor", "--flavour")
-    interface: str = _text("Network interface between the hosts, such as eth0.", HOSTS_PANEL, "NAME")
-    ssh: str = _text("Command that connects to a host. Default: ssh.", HOSTS_PANEL, "COMMAND", default="ssh")
-
-    def __post_init__(self) -> None:
-        super(MpiSite, self).__post_init__()
-        if self.container_runtime == "pyxis" and self.container:
-            raise UsageError("container-runtime pyxis needs Slurm; use apptainer or singularity.")
-        try:
-            words = shlex.split(self.ssh)
-        except ValueError as error:
-            raise UsageError(f"ssh {self.ssh!r} is not a shell command: {str(error).lower()}.") from None
-        if not words:
-            raise UsageError(f"ssh {self.ssh!r} has no command; leave it out to use ssh.")
-
-    def python(self, here: str) -> list[str]:
-        """Return the words that call Python, by its path, because hosts do not activate an environment."""
-        if self.venv:
-            return quoted([_at_home(self.venv).rstrip("/") + "/bin/python"])
-        return super(MpiSite, self).python(here)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSite:
     """The ``[kubernetes]`` table: the pods of a site."""
 
@@ -161,8 +127,8 @@ def _at_home(path: str) -> str:
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-Site = TypeVar("Site", SlurmSite, MpiSite, KubernetesSite)
-_TABLES = {SlurmSite: "slurm", MpiSite: "mpi", KubernetesSite: "kubernetes"}
+Site = TypeVar("Site", SlurmSite, KubernetesSite)
+_TABLES = {SlurmSite: "slurm", KubernetesSite: "kubernetes"}
 
 
 def site_of(kind: type[Site], flags: Mapping[str, Any]) -> Site:

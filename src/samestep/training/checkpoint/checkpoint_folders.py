@@ -121,11 +121,6 @@ class OwnedFolders:
         except OSError:
             return set()
 
-    def adopt(self, name: str, files: frozenset[str]) -> None:
-        """Mark an earlier version's checkpoint as this run's, if it contains exactly `files`."""
-        if self.files_in(name) == files:
-            self._write_mark(self.parent / name)
-
     def _why_left(self, name: str) -> str | None:
         why = self.not_owned(name)
         if why is None and parse_hidden(name, self.identity) is None:

@@ -93,16 +93,6 @@ def _score(state: Mapping[str, Any]) -> float | None:
     return score
 
 
-def adopt(checkpoint: Path) -> None:
-    """Mark a complete checkpoint that an earlier version wrote without a mark as this run's.
-
-    Called for the checkpoint that a run resumes from, so that the run can replace and delete it.
-    """
-    with suppress(CheckpointError, OSError):
-        files = frozenset(read_manifest(checkpoint)) | {MANIFEST}
-        OwnedFolders.claim(checkpoint.parent).adopt(checkpoint.name, files)
-
-
 def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]:
     """Rename this run's checkpoints after step `than`, so that no later resume chooses them.
 

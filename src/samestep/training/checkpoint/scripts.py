@@ -16,7 +16,7 @@ from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import make, tidy
-from samestep.training.checkpoint.compatibility import mismatch, optimizer_mismatch
+from samestep.training.checkpoint.compatibility import mismatch
 from samestep.training.checkpoint.newest import choose_on_all, folder_of, free_folder, step_of
 from samestep.training.checkpoint.random_state import (
     check_random_states,
@@ -27,7 +27,7 @@ from samestep.training.checkpoint.retention import Retention, prune, set_aside_l
 from samestep.training.checkpoint.save import write_staged
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.checkpoint.staging import Stage
-from samestep.training.checkpoint.third_party import serial_names
+from samestep.training.checkpoint.weights import serial_names
 
 _begun: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """The checkpoint of a model, by the model's first parameter, which wrapping and compiling do not change."""
@@ -236,17 +236,6 @@ def _check(
         raise CheckpointError(
             f"{path} was saved without {', '.join(missing)}. Omit it here as well, or save it too."
         )
-    for name, part in parts.items():
-        saved, own = snapshot.optimizer[name], part.state_dict()
-        if not isinstance(saved, dict):
-            raise CheckpointError(
-                f"{path} has a {type(saved).__name__} as the state of the {name}, not a dict."
-            )
-        difference = optimizer_mismatch(saved, part) if name == "optimizer" else None
-        if own and not saved:  # a disabled scaler has an empty state
-            difference = "it was saved without a state"
-        if difference:
-            raise CheckpointError(f"{path} belongs to another {name}: {difference}.")
 
 
 def _check_values(path: Path, snapshot: Snapshot) -> None:

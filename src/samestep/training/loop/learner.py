@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.compatibility import optimizer_mismatch
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.loop.compiling import in_memory_format
 from samestep.training.loop.optimizers import build_optimizer, build_schedule
@@ -94,7 +92,6 @@ def _widen_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.float() if isinstance(one, Tensor) and one.dtype in _HALF else one for one in inputs)
 
 
-_MOST = 2.0**127  # a loss scale of this or more is not a float32
 _generator = threading.Lock()  # ranks that are threads share the one generator of the process
 
 
@@ -152,7 +149,8 @@ class Learner:
         """Load the state of `snapshot`.
 
         Raises:
-            CheckpointError: it belongs to another model or other settings; nothing is changed then.
+            CheckpointError: it belongs to another model or other settings.
+            Exception: torch refuses a state.
         """
         snapshot.check_fits(self.model)
         rest = snapshot.optimizer
@@ -166,8 +164,6 @@ class Learner:
                 "the checkpoint and the settings differ in --ema (average of the weights). Use the --ema of "
                 "the run that wrote it."
             )
-        if difference := self._mismatch(rest, step=snapshot.state["step"]):
-            raise CheckpointError(f"the checkpoint belongs to another training: {difference}.")
         self.precision.load_state_dict(rest["scaler"])
         self.model.load_state_dict(dict(snapshot.model))
         self.optimizer.load_state_dict(rest["optimizer"])
@@ -175,35 +171,3 @@ class Learner:
             self.schedule.load_state_dict(rest["schedule"])
         if self.average is not None and snapshot.average is not None:
             self.average.load_state_dict(snapshot.average)
-
-    def _mismatch(self, rest: Mapping[str, Any], *, step: int) -> str | None:
-        """Return why the optimizer, the schedule or the loss scale cannot load a state, or None."""
-        if difference := optimizer_mismatch(rest["optimizer"], self.optimizer):
-            return f"its optimizer differs: {difference}"
-        if not isinstance(rest["schedule"], dict) or not isinstance(rest["scaler"], dict):
-            return "the state of its schedule or its loss scale is not a dict"
-        needed = set() if self.schedule is None else {"last_epoch", "lr_lambdas"}
-        if bool(rest["schedule"]) != bool(needed) or needed - rest["schedule"].keys():
-            return "its --schedule or --warmup differs"
-        if self.schedule is not None and (odd := _odd_schedule(rest["schedule"], self.schedule, step=step)):
-            return f"its schedule has {odd}"
-        if odd := next((name for name, value in rest["scaler"].items() if not _is_positive(value)), None):
-            return f"its loss scale has {odd} {rest['scaler'][odd]!r:.40}"
-        return None
-
-
-def _odd_schedule(state: Mapping[str, Any], schedule: LRScheduler, *, step: int) -> str | None:
-    """Return the first value in a schedule's state that is wrong after `step` steps, or None."""
-    own = {**schedule.state_dict(), "last_epoch": step}
-    for name in ("last_epoch", "lr_lambdas", "base_lrs"):
-        if name in state and (type(state[name]) is not type(own[name]) or state[name] != own[name]):
-            return f"{name} {state[name]!r:.40}, and {own[name]!r:.40} is expected"
-    # Torch sets an attribute for each name, which must not replace a method.
-    methods = (name for name in state if callable(getattr(type(schedule), str(name), None)))
-    taken = next(methods, "optimizer" if "optimizer" in state else None)
-    return None if taken is None else f"a value called {taken!r:.40}"
-
-
-def _is_positive(value: object) -> bool:
-    """Whether a value of the loss scale's state is a finite number, 0 or more."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST

@@ -35,9 +35,12 @@ from samestep.training.settings import RunOptions, Settings
 EVALUATION_BATCH = 1000
 """Samples per evaluation step at most, over all workers."""
 _STATE = frozenset(
-    {"seed", "epoch", "samples", "step", "samples_total", "loss_sum", "loss_count", "seconds", "best"}
+    {
+        *("seed", "epoch", "samples", "step", "samples_total", "loss_sum", "loss_count"),
+        *("seconds", "best", "unjudged", "settings"),
+    }
 )
-"""Keys of the position of a training that every version has written to ``state.json``."""
+"""Keys of a training in ``state.json``."""
 
 
 def evaluation_batch(settings: Settings, workers: int) -> int:
@@ -111,7 +114,7 @@ class Training:
         """Continue from `snapshot`, with any number of workers; called before `run`, by all ranks.
 
         Raises:
-            CheckpointError: it is the state of another training; nothing is changed then.
+            CheckpointError: it is the state of another training.
         """
         state = snapshot.state
         if missing := sorted(_STATE - state.keys() | {"random"} - snapshot.optimizer.keys()):
@@ -119,9 +122,9 @@ class Training:
                 f"the checkpoint has no {', '.join(missing)}, so that no training can resume from it. "
                 "Evaluate it with --eval-only --from."
             )
-        check_progress(state, self.size)
-        check_random_states(snapshot.optimizer["random"])
         try:
+            check_progress(state, self.size)
+            check_random_states(snapshot.optimizer["random"])
             self._load(snapshot)
         except Error:
             raise
@@ -139,7 +142,7 @@ class Training:
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
         self._seconds, self.best = state["seconds"], state["best"]
-        self._evaluation_due = state.get("unjudged", False)
+        self._evaluation_due = state["unjudged"]
         restore_random_state(self.world, snapshot.optimizer["random"])
 
     def run(self, callbacks: Callbacks) -> Result:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -89,39 +89,19 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     Raises:
         UsageError: the file cannot be read, or the run cannot be resumed with these settings.
     """
-    file = {} if request.config is None else _read(request.config, request.changes)
+    file = {} if request.config is None else read_config(request.config)
     asked = {**file, **request.changes}
     folder = request.resume
     if folder is None or request.weights is not None:
         return asked, False
-    _refuse_beside_resume(request)
     defined = request.recipe is not None or request.config is not None
     if defined and not (folder / "config.toml").exists():
         return asked, False
     RunFolder.check(folder)
-    found = _read(folder / "config.toml", request.changes)
+    found = read_config(folder / "config.toml")
     flags = {name: value for name in RECIPE_KEYS if (value := getattr(request, name, None)) is not None}
     _refuse_other_settings({**asked, **flags}, found, folder)
     return {**found, **part_of(asked, RunOptions)}, True
-
-
-def _read(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a file; `exact` ignores `batch_norm`, which earlier versions wrote."""
-    found = read_config(path)
-    if "exact" in found or "exact" in changes:
-        found.pop("batch_norm", None)
-    return found
-
-
-def _refuse_beside_resume(request: Request) -> None:
-    why = {
-        "out": "--resume is the run folder",
-        "batch_per_worker": "a run keeps its global batch (--batch-size) on any number of workers",
-        "lr_scale": "a run keeps its learning rate (--lr) on any number of workers",
-    }
-    for one in fields(request):
-        if one.name in why and getattr(request, one.name) is not None:
-            raise UsageError(f"{flag(one.name)} cannot be used with --resume: {why[one.name]}.")
 
 
 def _refuse_other_settings(asked: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:

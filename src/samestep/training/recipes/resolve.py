@@ -4,7 +4,6 @@ Only flags are checked for an effect: a recipe and the ``config.toml`` of a run 
 not.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import sqrt
@@ -15,6 +14,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.folders import claim_folder
+from samestep.base.option_combinations import OF_FLAGS_BESIDE_SETTINGS, check_options
 from samestep.base.setting_fields import flag
 from samestep.ranks.world.protocol import World
 from samestep.training.data.augmentation import check_augment
@@ -25,7 +25,7 @@ from samestep.training.loop.metrics import check_metrics
 from samestep.training.networks import build
 from samestep.training.output.loggers.logger import check_loggers
 from samestep.training.output.profile import steps_of
-from samestep.training.recipes.registry import Recipe, find
+from samestep.training.recipes.registry import find
 from samestep.training.recipes.request import Request, configuration, part_of
 from samestep.training.settings import RunOptions, Settings
 
@@ -124,18 +124,18 @@ def resolve(request: Request, *, workers: int) -> ResolvedConfig:
     name = request.recipe or config.get("recipe", "digits")
     fast = config.get("fast", False) if request.fast is None else request.fast
     recipe = find(name, fast=fast)
-    refuse_recipes_nesterov(config, recipe)
     settings = replace(recipe.settings, **part_of(config, Settings))
-    refuse_unused(request, settings)
+    data = request.data or config.get("data", recipe.data)
+    refuse_unused(request, settings, data)
     changed = not goes_on and bool({"batch_size", "lr"} & set(request.changes))
     label = None if changed else config.get("label")
     settings, label = _per_worker(request, settings, workers, label=label)
     settings.check_workers(workers)
     data_dir = request.data_dir or (Path(config["data_dir"]) if "data_dir" in config else None)
     subset = config.get("subset") if request.subset is None else request.subset
-    data = request.data or config.get("data", recipe.data)
     train_set = load(data, "train", data_dir=data_dir)
-    refuse_unused_by_data(request, data, train_set)
+    if "loader_workers" in request.changes and isinstance(train_set, ImageSet):
+        raise UsageError(f"--loader-workers has no effect with {data}, which is in memory: omit it.")
     if subset is not None:
         train_set = train_set.subset(subset)
     model = request.model or config.get("model", recipe.model)
@@ -204,14 +204,7 @@ def _per_worker(
 ) -> tuple[Settings, str | None]:
     """Apply ``--batch-per-worker`` and ``--lr-scale``; return the settings and their label."""
     if request.batch_per_worker is None:
-        if request.lr_scale is not None:
-            raise UsageError("--lr-scale needs --batch-per-worker: with a global batch nothing is scaled.")
         return settings, label
-    if "batch_size" in request.changes:
-        raise UsageError(
-            "--batch-size is the global batch and --batch-per-worker that of each worker: give one of the "
-            "two."
-        )
     if request.lr_scale not in (None, "none") and label is not None:
         raise UsageError(
             f"--lr-scale {request.lr_scale} cannot scale the rate {settings.lr:g} of {request.config}, which "
@@ -223,69 +216,12 @@ def _per_worker(
     return replace(settings, batch_size=scaled.batch_size, lr=scaled.lr), scaled.label
 
 
-_SCORING = ("batch_size", "precision", "channels_last", "loader_workers", "metric")
-"""Settings that ``--eval-only`` uses."""
-_TRAINING = ("subset", "batch_per_worker", "lr_scale", "resume", "out")
-"""Flags of a `Request` that ``--eval-only`` does not use."""
-_NO_FILES = ("digits", "synthetic")  # data sets without files
-
-
-def refuse_unused(request: Request, settings: Settings) -> None:
-    """Refuse flags that have no effect beside the others."""
-    if request.weights is not None:
-        _refuse_where_nothing_is_trained(request)
-    chosen = {
-        "momentum": (settings.optimizer == "sgd", f"--optimizer {settings.optimizer}"),
-        "step_epochs": (settings.schedule == "step", f"--schedule {settings.schedule}"),
-        "milestones": (settings.schedule == "multistep", f"--schedule {settings.schedule}"),
-        "gamma": (settings.schedule in ("step", "multistep"), f"--schedule {settings.schedule}"),
-    }
-    for name, (used, why) in chosen.items():
-        if name in request.changes and not used:
-            raise UsageError(f"{flag(name)} has no effect with {why}: omit it.")
-    if {"schedule", "step_epochs", "milestones", "gamma"} & set(request.changes):
-        _refuse_drops_after_the_end(settings)
-
-
-def refuse_recipes_nesterov(asked: Mapping[str, Any], recipe: Recipe) -> None:
-    """Refuse another optimizer for a recipe with Nesterov momentum, unless ``--no-nesterov`` is given."""
-    settings = {"nesterov": recipe.settings.nesterov, "momentum": recipe.settings.momentum, **asked}
-    if "nesterov" in asked or not settings["nesterov"]:
-        return  # `Settings` checks the user's own choice
-    optimizer = settings.get("optimizer", "sgd")
-    if optimizer != "sgd" or not settings["momentum"]:
-        chosen = f"--optimizer {optimizer}" if optimizer != "sgd" else "--momentum 0"
-        raise UsageError(
-            f"{recipe.name} uses Nesterov momentum, which does not work with {chosen}: add --no-nesterov."
-        )
-
-
-def refuse_unused_by_data(request: Request, data: str, images: Images) -> None:
-    """Refuse flags about files for a data set without files, and loading processes for one in memory."""
-    if request.data_dir is not None and data.partition(":")[0] in _NO_FILES:
-        raise UsageError(f"--data-dir has no effect with {data}, which has no files: omit it.")
-    if "loader_workers" in request.changes and isinstance(images, ImageSet):
-        raise UsageError(f"--loader-workers has no effect with {data}, which is in memory: omit it.")
-
-
-def _refuse_where_nothing_is_trained(request: Request) -> None:
-    named = [name for name in _TRAINING if getattr(request, name) is not None]
-    for name in [*named, *request.changes]:
-        if name not in _SCORING:
-            raise UsageError(
-                f"{flag(name)} has no effect with --eval-only, which trains and writes nothing: omit it."
-            )
-
-
-def _refuse_drops_after_the_end(settings: Settings) -> None:
-    epochs = settings.epochs
-    if settings.schedule == "step" and settings.step_epochs >= epochs:
-        raise UsageError(
-            f"--schedule step never drops the rate: --step-epochs is {settings.step_epochs:g}, and the "
-            f"training has {epochs} epochs. Use a smaller --step-epochs, or --schedule constant."
-        )
-    if settings.schedule == "multistep" and settings.milestones[-1] >= epochs:
-        raise UsageError(
-            f"--milestones {settings.milestones[-1]:g} is not before the end of the training, which has "
-            f"{epochs} epochs. Omit that milestone, or use more --epochs."
-        )
+def refuse_unused(request: Request, settings: Settings, data: str) -> None:
+    """Refuse flags that have no effect beside the other settings, and on this data set."""
+    given = {flag(name): value for name, value in request.changes.items()} | {"--data-dir": request.data_dir}
+    check_options(OF_FLAGS_BESIDE_SETTINGS, settings.as_options() | {"--data": data}, given)
+    drops = {"step": settings.step_epochs, "multistep": max(settings.milestones, default=0.0)}
+    last = drops.get(settings.schedule, 0.0)
+    if {"schedule", "step_epochs", "milestones"} & set(request.changes) and last >= settings.epochs:
+        name = "--step-epochs" if settings.schedule == "step" else "--milestones"
+        raise UsageError(f"{name} is {last:g}, after the end of the training: --epochs is {settings.epochs}.")

@@ -19,9 +19,9 @@ from samestep.parallel.sharding.position import Position
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.newest import SelectedCheckpoint, choose_on_all, is_bare, newest_valid
-from samestep.training.checkpoint.retention import adopt, set_aside_later
+from samestep.training.checkpoint.retention import set_aside_later
 from samestep.training.checkpoint.snapshot import AVERAGE, MODEL
-from samestep.training.checkpoint.third_party import load_state
+from samestep.training.checkpoint.weights import load_state
 from samestep.training.loop.callbacks import Callbacks, stop_request
 from samestep.training.loop.evaluate import Score
 from samestep.training.loop.metrics import metrics_of
@@ -261,7 +261,7 @@ def _outputs(
         folder = RunFolder(resolved.out, display.note)
         if not resolved.resume:
             folder.write_config(resolved.config())
-        skipped = _set_aside_later(folder.checkpoints, training, chosen) if resolved.resume else None
+        skipped = _set_aside_later(folder.checkpoints, training) if resolved.resume else None
         warnings = [line for line in (skipped, unlocked) if line is not None]
         for line in [*_resume_lines(resolved, training, chosen), *warnings]:
             display.note(line)
@@ -273,10 +273,8 @@ def _outputs(
     return next(iter(opened), (Sink(), Display()))
 
 
-def _set_aside_later(checkpoints: Path, training: Training, chosen: SelectedCheckpoint | None) -> str | None:
+def _set_aside_later(checkpoints: Path, training: Training) -> str | None:
     """Set aside the checkpoints after the restored one; return a warning about those of other runs."""
-    if chosen is not None:
-        adopt(chosen.path)
     _, warning = set_aside_later(checkpoints, than=training.journal.steps)
     return warning
 

@@ -5,19 +5,12 @@ import re
 from pathlib import Path
 
 from samestep.training.checkpoint.snapshot import FILES, MARK
-from samestep.training.checkpoint.third_party import WRAPPINGS
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "guide" / "checkpoints.md").read_text()
 
 
 def test_the_guide_describes_every_file_of_a_checkpoint_and_no_other():
     assert set(re.findall(r"^\| `([\w.]+)` \|", GUIDE, re.MULTILINE)) == FILES | {MARK}
-
-
-def test_the_guide_lists_the_usual_keys_of_a_state_dict():
-    (listed,) = re.findall(r"under its usual keys: ([^;]+);", GUIDE)
-
-    assert tuple(re.findall(r"`(\w+)`", listed)) == WRAPPINGS
 
 
 def test_the_code_in_the_guide_is_valid_python():

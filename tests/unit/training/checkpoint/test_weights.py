@@ -1,4 +1,4 @@
-"""Weights saved by other programs are found, and get the names of the serial script."""
+"""Saved weights get the names of the serial script, and are loaded into any wrapper of its model."""
 
 import argparse
 import shutil
@@ -12,7 +12,7 @@ from torch import nn
 
 import samestep
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.third_party import WRAPPINGS, load_state, serial_names
+from samestep.training.checkpoint.weights import load_state, serial_names
 from support.snapshots import network, same, snapshot, write
 
 
@@ -64,24 +64,6 @@ def test_names_that_are_equal_without_their_prefixes_are_refused():
         load_state({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("name", WRAPPINGS)
-def test_a_state_dict_is_found_under_its_usual_keys(name):
-    saved = {"epoch": 3, "loss": torch.tensor(0.1), "optimizer": {"state": {}}, name: prefixed("module.")}
-
-    assert same(load_state(saved), weights())
-    assert same(load_state({"state_dict": saved}), weights())
-
-
-def test_a_common_prefix_is_removed_only_if_the_remaining_names_fit_the_model():
-    lightning = {"state_dict": prefixed("model."), "pytorch-lightning_version": "2"}
-    nested = nn.Module()
-    nested.model = network(2)
-
-    assert same(load_state(lightning, network(2)), weights())
-    assert list(load_state(lightning)) == list(prefixed("model."))
-    assert same(load_state(lightning, nested), prefixed("model."))
-
-
 def test_serial_weights_get_the_names_of_a_wrapped_model():
     model = nn.Module()
     model.module = network(2)  # as DistributedDataParallel names it
@@ -98,16 +80,6 @@ def test_a_compiled_model_loads_serial_weights():
     load_state(weights(), torch.compile(model, backend="eager"))
 
     assert same(dict(model.state_dict()), weights())
-
-
-def test_batch_norms_of_old_files_can_lack_their_counter():
-    old = {name: tensor for name, tensor in prefixed("model.").items() if "num_batches" not in name}
-    model = network(2)
-
-    found = load_state(old, model)
-
-    assert "1.num_batches_tracked" not in found
-    assert torch.equal(model[0].weight, weights()["0.weight"])
 
 
 def test_extra_state_is_loaded_into_its_module():
@@ -169,47 +141,22 @@ def test_checkpoints_of_samestep_are_read_and_verified(tmp_path):
     assert warned[0].filename == __file__
 
 
-def test_a_pickle_that_needs_another_class_is_refused_with_the_name_of_the_class(tmp_path):
-    torch.save({"model": weights(), "args": argparse.Namespace(lr=0.1)}, tmp_path / "w.pt")
+@pytest.mark.parametrize("contents", [b"<!DOCTYPE html>\n<html>not found</html>\n", None])
+def test_a_file_with_other_contents_is_refused_in_one_line(tmp_path, contents):
+    torch.save({"weight": torch.ones(1), "args": argparse.Namespace(lr=0.1)}, tmp_path / "w.pt")
+    if contents is not None:
+        (tmp_path / "w.pt").write_bytes(contents)
 
-    with pytest.raises(CheckpointError, match=r"w\.pt .* argparse\.Namespace"):
+    with pytest.raises(CheckpointError, match=r"w\.pt .*weights_only=False") as caught:
         load_state(tmp_path / "w.pt")
-
-
-@pytest.mark.parametrize(
-    "contents",
-    [
-        b"<!DOCTYPE html>\n<html>not found</html>\n",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12\n",
-        b"contents of\nGLOBAL interest\n",  # which a pickle would begin so as to name a global
-    ],
-)
-def test_a_file_that_torch_did_not_save_is_refused_with_its_first_bytes(tmp_path, contents):
-    (tmp_path / "w.pth").write_bytes(contents)
-
-    with pytest.raises(CheckpointError) as caught:
-        load_state(tmp_path / "w.pth")
-
-    assert str(tmp_path / "w.pth") in str(caught.value)
-    assert repr(contents[:20]) in str(caught.value)
-    assert "weights_only" not in str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_with_an_unsupported_operation_is_refused_without_other_advice(tmp_path, zipped):
-    torch.save(weights(), tmp_path / "w.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
-
-    with pytest.raises(CheckpointError, match=r"w\.pt .* Unsupported operand 149") as caught:
-        load_state(tmp_path / "w.pt")
-    assert "weights_only" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 def test_a_file_that_is_not_a_checkpoint_is_refused_with_its_name(tmp_path, name):
     (tmp_path / name).write_bytes(b"PK\x03\x04 not weights")
 
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read as a checkpoint"):
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
         load_state(tmp_path / name)
 
 
@@ -220,7 +167,7 @@ def test_a_missing_file_and_a_value_without_weights_are_refused(tmp_path):
         load_state(tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="a list, not a state dict"):
         load_state(tmp_path / "list.pt")
-    with pytest.raises(CheckpointError, match=r"no state dict, .*'epoch', 'generator'"):
+    with pytest.raises(CheckpointError, match=r"its epoch is a int.*\['epoch'\]"):
         load_state({"epoch": 1, "generator": weights()})
-    with pytest.raises(CheckpointError, match="the mapping under 'model' has no state dict"):
-        samestep.load_state({"model": {}})
+    with pytest.raises(CheckpointError, match=r"its model is a dict.*\['model'\]"):
+        samestep.load_state({"model": weights()})
