@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "samestep"
 PICTURE = Path(__file__).parent / "images" / "rooms.svg"
 ROOMS = (
-    *("cli", "studies", "run", "training", "autopilot", "observe", "parallel"),
-    *("launch", "ranks", "hooks", "launchers", "base"),
+    *("cli", "verify", "scaling", "bench", "doctor", "report", "run", "training", "autopilot", "observe"),
+    *("parallel", "submit", "launch", "ranks", "hooks", "launchers", "base"),
 )
 _ROW, _CELL, _NAME, _PARTS, _TOP = 30, 26, 92, 372, 74
 

@@ -230,7 +230,7 @@ CONSTRUCTORS = {
     *("randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
 }
 """Functions of torch that create tensors on the default device."""
-WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "studies/verify", "training")
+WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "verify", "training")
 """Folders whose code runs within scripts, which may have set a default device."""
 
 

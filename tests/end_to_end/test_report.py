@@ -4,7 +4,7 @@ import json
 import re
 
 from samestep.cli.main import run_command
-from samestep.studies.scaling.analysis.study import write_study
+from samestep.scaling.analysis.study import write_study
 from support.run_folders import run_folder, scaled_folder
 from support.studies import study
 

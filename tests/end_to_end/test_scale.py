@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from samestep.base.machine.description import cpu_share
-from samestep.studies.scaling.analysis.study import read_study
-from samestep.studies.scaling.report.rows import results
+from samestep.scaling.analysis.study import read_study
+from samestep.scaling.report.rows import results
 from support.forked_commands import samestep
 
 NATIVE = """

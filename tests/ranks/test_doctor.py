@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from samestep.studies.doctor import gather as gathering
-from samestep.studies.doctor.gather import agree_on_exit_code, gather
-from samestep.studies.doctor.report import lines, record
-from samestep.studies.doctor.results import Finding, RankResult, Result, ResultStore
+from samestep.doctor import gather as gathering
+from samestep.doctor.gather import agree_on_exit_code, gather
+from samestep.doctor.report import lines, record
+from samestep.doctor.results import Finding, RankResult, Result, ResultStore
 from support.stores import Memory
 
 

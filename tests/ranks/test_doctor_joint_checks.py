@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from samestep.base.errors import WorldError
+from samestep.doctor import joining, run_folder
+from samestep.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
+from samestep.doctor.results import ResultStore
 from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.doctor import joining, run_folder
-from samestep.studies.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
-from samestep.studies.doctor.results import ResultStore
 from support.stores import Memory
 
 SHARED, JOINING = (check for check in CHECKS if check.joint)
@@ -130,7 +130,7 @@ def test_a_failed_detection_of_devices_is_a_finding(error, says, monkeypatch):
     def fail():
         raise error
 
-    monkeypatch.setattr("samestep.studies.doctor.checks.facts_here", fail)
+    monkeypatch.setattr("samestep.doctor.checks.facts_here", fail)
     results = run_checks({}, Options(), checks=())
     ((_, finding),) = results.report.findings
     assert says in finding.text

@@ -4,10 +4,10 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 
-from samestep.studies.scaling.analysis.points import from_times, measured
-from samestep.studies.scaling.analysis.rank_files import RankFile, Run
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.verdict import conclude
+from samestep.scaling.analysis.points import from_times, measured
+from samestep.scaling.analysis.rank_files import RankFile, Run
+from samestep.scaling.analysis.study import Study
+from samestep.scaling.analysis.verdict import conclude
 
 PHASES = ("data", "to_device", "forward", "backward", "optimizer", "other")
 OWN = {

@@ -191,7 +191,7 @@ def _toml():
 
 def _read_toml(folder):
     from samestep.base.config import table
-    from samestep.launch.submit.site_defaults import KubernetesSite, SlurmSite
+    from samestep.submit.site_defaults import KubernetesSite, SlurmSite
 
     table(folder / "config.toml", "slurm", SlurmSite)
     table(folder / "config.toml", "kubernetes", KubernetesSite)
@@ -298,9 +298,9 @@ def _read_clocked(folder):
 def _jobs():
     from tempfile import TemporaryDirectory
 
-    from samestep.studies.scaling.sweep.execution import Frame
-    from samestep.studies.scaling.sweep.plan import Request, plan
-    from samestep.studies.scaling.sweep.slurm_runs import SubmittedJob, write_jobs
+    from samestep.scaling.sweep.execution import Frame
+    from samestep.scaling.sweep.plan import Request, plan
+    from samestep.scaling.sweep.slurm_runs import SubmittedJob, write_jobs
 
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -313,7 +313,7 @@ def _jobs():
 
 
 def _read_jobs(folder):
-    from samestep.studies.scaling.sweep.slurm_runs import read_jobs
+    from samestep.scaling.sweep.slurm_runs import read_jobs
 
     read_jobs(folder)
 
@@ -326,7 +326,7 @@ def _read_script(folder):
 
 
 def _begin_commands():
-    for name in ("samestep.training.recipes.run_recipe", "samestep.studies.scaling.report.page"):
+    for name in ("samestep.training.recipes.run_recipe", "samestep.scaling.report.page"):
         import_module(name)
 
 

@@ -15,6 +15,7 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
+from samestep.bench.figures import figures
 from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.main import VERBS, application
 from samestep.launch.local.local_backend import Round, worker_variables
@@ -24,9 +25,8 @@ from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.bench.figures import figures
-from samestep.studies.scaling.analysis.rank_files import MACHINE
-from samestep.studies.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
+from samestep.scaling.analysis.rank_files import MACHINE
+from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
@@ -72,8 +72,8 @@ def test_every_verb_in_the_readme_exists():
 @pytest.mark.parametrize(
     ("page", "folder"),
     [
-        ("scaling", "studies.scaling.analysis"),
-        ("studies", "studies.scaling.sweep"),
+        ("scaling", "scaling.analysis"),
+        ("scaling", "scaling.sweep"),
         ("observe", "observe.clock"),
         ("ranks", "ranks.hang"),
         ("hooks", "hooks"),

@@ -11,6 +11,8 @@ from samestep.base.console import log, progress_bar
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_seconds
+from samestep.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
+from samestep.bench.time_limit import Limit, exit_on_timeout
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import as_arguments, grouped, option
@@ -18,12 +20,10 @@ from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.run.decision import Decision
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, start_own
-from samestep.studies.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
-from samestep.studies.bench.time_limit import Limit, exit_on_timeout
 
 if TYPE_CHECKING:
+    from samestep.bench.synchronizers import Problem
     from samestep.ranks.world.protocol import World
-    from samestep.studies.bench.synchronizers import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def step(
     check_seconds("--seconds", duration.seconds)
     check_seconds("--hang-timeout", duration.hang_timeout)
     decision = _decide(start)
-    from samestep.studies.bench.synchronizers import Problem
+    from samestep.bench.synchronizers import Problem
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, **asdict(duration)}
@@ -132,9 +132,9 @@ def _start_or_bind(decision: Decision, arguments: Sequence[str]) -> None:
 
 def _measure_collective(request: Request, *, threads: int | None, as_json: bool) -> None:
     """Measure a collective, as one of the workers."""
+    from samestep.bench.measurement import perform
+    from samestep.bench.text import report_text
     from samestep.ranks.world.join import join
-    from samestep.studies.bench.measurement import perform
-    from samestep.studies.bench.text import report_text
 
     with join(threads=threads) as world:
         with progress_bar(len(request.sizes), shown=world.place.is_main) as done:
@@ -148,10 +148,10 @@ def _measure_steps(
     problem: "Problem", names: list[str], duration: Duration, *, threads: int | None, as_json: bool
 ) -> None:
     """Measure training steps, as one of the workers."""
+    from samestep.bench.step_times import measure
+    from samestep.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
     from samestep.ranks.world.join import join
-    from samestep.studies.bench.step_times import measure
-    from samestep.studies.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
-    from samestep.studies.report.page import text_table
+    from samestep.report.page import text_table
 
     with join(threads=threads) as world:
         names = chosen_synchronizers(world, names)
@@ -181,7 +181,7 @@ def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
 
     If they cannot run one of them, rank 0 logs an error and the result is empty. All workers call this.
     """
-    from samestep.studies.bench.synchronizers import NEEDS, ways_here
+    from samestep.bench.synchronizers import NEEDS, ways_here
 
     can = [name for name in ways_here(world) if name != ALONE]
     missing = next((name for name in names if name not in can), None)

@@ -13,11 +13,11 @@ from samestep.base.console import BAD, DOUBTFUL, print_verdict
 from samestep.base.units import check_seconds
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import as_arguments, grouped, option
+from samestep.doctor.checks import Options, Outcome, any_stuck, run_checks
+from samestep.doctor.report import Report, lines, record
 from samestep.launch.job import Job
 from samestep.launchers.detect import detect
 from samestep.run.execution import OWN_PROGRAM, decide_own, execute
-from samestep.studies.doctor.checks import Options, Outcome, any_stuck, run_checks
-from samestep.studies.doctor.report import Report, lines, record
 
 _STYLES = {"problem": BAD, "note": DOUBTFUL}
 """The styles of the words that begin a finding."""

@@ -34,11 +34,11 @@ from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
 from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
+from samestep.report.read_run import read_run
+from samestep.report.run_page import charts, write_report
+from samestep.report.write import write_figures
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
-from samestep.studies.report.read_run import read_run
-from samestep.studies.report.run_page import charts, write_report
-from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.registry import RECIPES
 from samestep.training.settings import RunOptions, Settings

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from samestep.studies.bench.request import SYNCS
-from samestep.studies.bench.step_times import measure
-from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem, Trainee, ways_here
+from samestep.bench.request import SYNCS
+from samestep.bench.step_times import measure
+from samestep.bench.synchronizers import ALONE, WAYS, Problem, Trainee, ways_here
 
 PROBLEM = Problem(batch_per_worker=2, shape=(1, 8, 8))
 

@@ -9,12 +9,12 @@ from unittest.mock import patch
 import torch
 
 from samestep.base.place import Place
+from samestep.bench.measurement import perform
+from samestep.bench.request import Request
+from samestep.bench.step_times import measure
+from samestep.bench.synchronizers import ALONE, WAYS, Problem
+from samestep.bench.time_limit import Limit, exit_on_timeout
 from samestep.ranks.collectives.algorithms import ALL_REDUCE
-from samestep.studies.bench.measurement import perform
-from samestep.studies.bench.request import Request
-from samestep.studies.bench.step_times import measure
-from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem
-from samestep.studies.bench.time_limit import Limit, exit_on_timeout
 from samestep_lab.testing.ranks import on_processes
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from samestep.bench.synchronizers import Problem
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.studies.bench.synchronizers import Problem
 from samestep_lab.experiments import (
     algorithms,
     backends,

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from samestep.base import env
+from samestep.bench import measurement
+from samestep.bench.figures import figures
+from samestep.bench.request import COLLECTIVES, Request
 from samestep.cli import bench
 from samestep.cli.main import run_command
-from samestep.studies.bench import measurement
-from samestep.studies.bench.figures import figures
-from samestep.studies.bench.request import COLLECTIVES, Request
 
 
 @pytest.mark.parametrize(

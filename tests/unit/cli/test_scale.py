@@ -9,10 +9,10 @@ from typer.main import get_command
 
 from samestep.cli import scale_target
 from samestep.cli.main import application, run_command
-from samestep.studies.scaling.analysis.study import read_study
-from samestep.studies.scaling.sweep import local_runs
-from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.trial import Outcome
+from samestep.scaling.analysis.study import read_study
+from samestep.scaling.sweep import local_runs
+from samestep.scaling.sweep.host_load import Load
+from samestep.scaling.sweep.trial import Outcome
 from samestep.training.recipes.registry import find
 from support.studies import study
 

@@ -10,7 +10,7 @@ import pytest
 from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
 from samestep.cli.main import run_command
-from samestep.studies.verify.verdict import Finding, Report
+from samestep.verify.verdict import Finding, Report
 from samestep_lab.command import rank_counts, start
 from samestep_lab.exercises.grading import CHECKS, grade_file
 from samestep_lab.exercises.starters import EXERCISES, serial, serial_path, solution, starter, write_starter

@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
-from samestep.studies.verify.verdict import Cause, Finding, NoteCode, Report
+from samestep.verify.verdict import Cause, Finding, NoteCode, Report
 from samestep_lab.exercises.own_function import load_functions, parsed
 from samestep_lab.exercises.starters import EXERCISES, serial_path
 from samestep_lab.testing import (

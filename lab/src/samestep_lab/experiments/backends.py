@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.machine.interfaces import interfaces
-from samestep.studies.doctor.gpus import nvidia_smi, parse_links
+from samestep.doctor.gpus import nvidia_smi, parse_links
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 ROWS = (

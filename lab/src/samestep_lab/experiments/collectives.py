@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from samestep.ranks.world.protocol import World
-from samestep.studies.report.bar_charts import Bar, BarChart
-from samestep.studies.report.drawing import color
+from samestep.report.bar_charts import Bar, BarChart
+from samestep.report.drawing import color
 from samestep_lab.collectives import ring, rooted_collectives
 from samestep_lab.collectives.algorithms import ALL_REDUCE
 from samestep_lab.collectives.all_reduce import NAIVE, RING, TREE, AllReduce

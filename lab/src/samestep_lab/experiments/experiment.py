@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
-from samestep.studies.report.drawing import Chart
-from samestep.studies.scaling.analysis.confidence import student_t
+from samestep.report.drawing import Chart
+from samestep.scaling.analysis.confidence import student_t
 
 Ranks: TypeAlias = Callable[..., list[Any]]
 """Runs ``fn(world, *args)`` on N ranks and returns their results, as `samestep.spawn` and `run_ranks` do."""

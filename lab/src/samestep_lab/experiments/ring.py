@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from samestep.base.units import bytes_text, seconds_text
+from samestep.bench.figures import quartiles
+from samestep.bench.interleaving import timed_interleaved
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import quartiles
-from samestep.studies.bench.interleaving import timed_interleaved
 from samestep_lab.collectives.all_reduce import NAIVE, RING
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 from samestep_lab.testing.checks import CountingWorld

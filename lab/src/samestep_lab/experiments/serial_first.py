@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from samestep.base.errors import UsageError
 from samestep.base.units import rate_text, seconds_text
+from samestep.bench.figures import as_good, best_text, quartiles
+from samestep.bench.interleaving import in_rounds
+from samestep.bench.synchronizers import Problem
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.figures import as_good, best_text, quartiles
-from samestep.studies.bench.interleaving import in_rounds
-from samestep.studies.bench.synchronizers import Problem
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.loop.compiling import compiled, in_memory_format

@@ -2,11 +2,11 @@
 
 from dataclasses import asdict
 
+from samestep.bench.request import ALONE
+from samestep.bench.step_times import StepRow, measure
+from samestep.bench.synchronizers import NEEDS, WAYS, Problem, ways_here
+from samestep.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
 from samestep.ranks.world.protocol import World
-from samestep.studies.bench.request import ALONE
-from samestep.studies.bench.step_times import StepRow, measure
-from samestep.studies.bench.synchronizers import NEEDS, WAYS, Problem, ways_here
-from samestep.studies.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 SECONDS = 20.0

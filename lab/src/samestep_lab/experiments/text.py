@@ -3,8 +3,8 @@
 from typing import Any
 
 from samestep.base.units import counted
-from samestep.studies.report.drawing import patterns
-from samestep.studies.report.page import bullets, numeric_columns, page, section, table, text_table
+from samestep.report.drawing import patterns
+from samestep.report.page import bullets, numeric_columns, page, section, table, text_table
 from samestep_lab.experiments.experiment import Experiment, Outcome
 from samestep_lab.experiments.registry import EXPERIMENTS
 
