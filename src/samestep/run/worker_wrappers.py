@@ -1,9 +1,27 @@
-"""Chooses the wrappers around each worker's program: splitting, counting, the clock and the checks."""
+"""Chooses the wrappers around each worker's program, from the outside to the script.
+
+::
+
+    --device cpu, --scratch     of a script that starts its own workers: around it and them
+    its own workers
+      --bind
+        --sanitize              these four on rank 0 alone, where the other ranks only help
+        the check of the group
+        --clock
+        --count
+          --device cpu          of a script that runs on each worker
+          no variables of ranks of a serial script that does so
+          --scratch
+            the script, if it runs once with its helpers
+
+Modules that import torch are imported where they are used: the launcher may run without them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from samestep.base import env
 from samestep.launch.local.hosting import Ending
@@ -15,20 +33,27 @@ from samestep.launchers.registry import RANK_VARIABLES
 from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
 from samestep.run.decision import Decision
 
-# Modules that import torch are imported where they are used: the launcher may run without them.
+Wrapper: TypeAlias = Callable[..., Ending]
+"""Runs a worker's program, its argument, in ``around``, which has the wrappers inside of this one."""
 
 
 def wrapper(decision: Decision) -> Around:
     """Return the function that runs each program that is started, with all that the decision asks for."""
     if not decision.forks_workers:
         return _of_worker(decision)
-    # The workers are forked within these.
-    around = _of_spawning_script(decision)
-    if decision.options.scratch is not None:
-        around = partial(_run_in_scratch, around=around, scratch=decision.options.scratch)
+    wrappers: list[Wrapper] = []  # the workers are forked within these
     if decision.options.device == "cpu":
-        around = partial(_run_on_cpu, around=around, gpus=_local(decision))
-    return around
+        wrappers.append(partial(_run_on_cpu, gpus=_local(decision)))
+    if decision.options.scratch is not None:
+        wrappers.append(partial(_run_in_scratch, scratch=decision.options.scratch))
+    return _nested(wrappers, _of_spawning_script(decision))
+
+
+def _nested(wrappers: Sequence[Wrapper], inner: Around) -> Around:
+    """Return `inner` in `wrappers`, the first of which is the outermost."""
+    for one in reversed(wrappers):
+        inner = partial(one, around=inner)
+    return inner
 
 
 def _of_spawning_script(decision: Decision) -> Around:
@@ -47,12 +72,13 @@ def _of_spawning_script(decision: Decision) -> Around:
         f"--bind {decision.bind}": decision.bind != "none",
     }
     inner = replace(decision, options=replace(options, device="auto", scratch=None))
+    bound = partial(_run_bound, kind=decision.bind)
     how = SpawnedRuns(
         asked=None if decision.job.asked() is None else _local(decision),
         needs_fork=next((name for name, value in given.items() if value), ""),
         must_spawn=decision.count or clocking is not None,
-        around=partial(_run_bound, around=_of_worker(inner), kind=decision.bind),
-        again=partial(_run_bound, around=_of_worker(replace(inner, clocking=None)), kind=decision.bind),
+        around=_nested([bound], _of_worker(inner)),
+        again=_nested([bound], _of_worker(replace(inner, clocking=None))),
         has_steps=(lambda _: False) if clocking is None else partial(_has_clocked, clocking),
         watch=partial(_monitor_of_spawned, decision),
         was_stopped=None if clocking is None or clocking.steps is None else partial(_was_stopped, clocking),
@@ -90,39 +116,40 @@ def _local(decision: Decision) -> int:
 
 def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
-    inner = _running(decision)
+    observers, inner = _observers(decision), _running(decision)
     if decision.runs_once and not decision.has_helpers:
-        return partial(_on_main_rank, around=_observed(decision, inner), as_helper=inner)
-    return _observed(decision, inner)
+        return partial(_on_main_rank, observed=_nested(observers, inner), as_helper=inner)
+    return _nested(observers, inner)
 
 
-def _on_main_rank(run: Callable[[], Ending], *, around: Around, as_helper: Around) -> Ending:
-    """Run a script that runs once in `around` on rank 0, and help it on the other ranks."""
+def _on_main_rank(run: Callable[[], Ending], *, observed: Around, as_helper: Around) -> Ending:
+    """Run a script that runs once on rank 0, and help it on the other ranks."""
     is_main = detect(env.snapshot()).place.is_main
-    return around(run) if is_main else as_helper(run)
+    return observed(run) if is_main else as_helper(run)
 
 
-def _observed(decision: Decision, inner: Around) -> Around:
-    """Return `inner` within the checks and records that the user asked for."""
-    if decision.count:
-        from samestep.run.worker_monitors import counted
+def _observers(decision: Decision) -> list[Wrapper]:
+    """Return the checks and records that the user asked for."""
+    wrappers: list[Wrapper] = []
+    if decision.sanitize:
+        from samestep.run.worker_monitors import sanitized
 
-        inner = partial(counted, around=inner, native=not decision.runs_once)
-    if decision.clocking is not None:
-        from samestep.run.worker_clock import clocked
-
-        kind = _kind(decision)
-        inner = partial(clocked, around=inner, clocking=decision.clocking, kind=kind, size=decision.size)
+        wrappers.append(sanitized)
     if decision.must_have_group:
         from samestep.run.worker_monitors import checked_group
 
         reads = decision.script.reads if decision.script else ()
-        inner = partial(checked_group, around=inner, reads=reads)
-    if not decision.sanitize:
-        return inner
-    from samestep.run.worker_monitors import sanitized
+        wrappers.append(partial(checked_group, reads=reads))
+    if decision.clocking is not None:
+        from samestep.run.worker_clock import clocked
 
-    return partial(sanitized, around=inner)
+        kind, size = _kind(decision), decision.size
+        wrappers.append(partial(clocked, clocking=decision.clocking, kind=kind, size=size))
+    if decision.count:
+        from samestep.run.worker_monitors import counted
+
+        wrappers.append(partial(counted, native=not decision.runs_once))
+    return wrappers
 
 
 def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
@@ -146,18 +173,20 @@ def _watched(decision: Decision, *, forked: int | None) -> Watch:
 def _running(decision: Decision) -> Around:
     """Return the function that runs a serial script with its helpers, and other programs as they are."""
     options = decision.options
-    as_given = as_it_is
-    if options.scratch is not None:
-        as_given = partial(_run_in_scratch, around=as_it_is, scratch=options.scratch)
-    if not decision.is_serial:
-        return partial(_run_on_cpu, around=as_given) if options.device == "cpu" else as_given
-    if not decision.runs_once and options.device == "auto":
-        return partial(_run_as_one_process, around=as_given)
-    from samestep.autopilot.once_script import run_launched, run_once
+    if decision.is_serial and (decision.runs_once or options.device != "auto"):
+        from samestep.autopilot.once_script import run_launched, run_once
 
-    if decision.has_helpers or decision.size == 1:
-        return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
-    return partial(run_launched, timeout_s=decision.hang_timeout_s, options=options)
+        if decision.has_helpers or decision.size == 1:
+            return partial(run_once, size=decision.size, timeout_s=decision.hang_timeout_s, options=options)
+        return partial(run_launched, timeout_s=decision.hang_timeout_s, options=options)
+    wrappers: list[Wrapper] = []
+    if options.device == "cpu":
+        wrappers.append(_run_on_cpu)
+    if decision.is_serial:
+        wrappers.append(_run_as_one_process)
+    if options.scratch is not None:
+        wrappers.append(partial(_run_in_scratch, scratch=options.scratch))
+    return _nested(wrappers, as_it_is)
 
 
 def _kind(decision: Decision) -> Kind:
