@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samestep.scaling.analysis.verdict import SENTENCES
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def documented(heading: str) -> set[str]:

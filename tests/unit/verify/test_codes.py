@@ -6,7 +6,7 @@ from typing import get_args
 
 from samestep.verify.verdict import Cause, Finding, NotCompared, NoteCode, Report, Row
 
-GUIDE = Path(__file__).parents[4] / "docs" / "guide" / "verify.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "verify.md"
 
 
 def test_the_guide_lists_every_cause():

@@ -14,7 +14,7 @@ from samestep.scaling.sweep.plan import Request, plan
 from samestep.scaling.sweep.trial import Outcome, is_usage_error, outcome_of
 from samestep.scaling.sweep.variants import variants
 
-DOCS = Path(__file__).parents[5] / "docs" / "reference"
+DOCS = Path(__file__).parents[4] / "docs" / "reference"
 
 
 def request(folder, **changes):
