@@ -12,7 +12,6 @@ OTHER_MEANINGS = {
     "--workers": "a number, or for scale and verify several",
     "--algorithm": "of a recipe's gradients, or for bench several to measure",
     "--config": "of a training, or of the options of run",
-    "--hang-timeout": "for bench of a call, which always ends",
     "--nproc-per-node": "for run a number or a word, for scale a maximum",
     "--out": "of a run, or of a study",
     "--page": "for lab an addition, for report the result",

@@ -25,11 +25,9 @@ class Request:
     sizes: tuple[int, ...]  # in bytes, ascending
     algorithms: tuple[str, ...] = ()  # their names; empty for all that the ranks can run
     seconds: float = 2.0  # time for each size
-    timeout_s: float = 30.0  # timeout of one block of calls of an algorithm
 
     def __post_init__(self) -> None:
         check_seconds("--seconds", self.seconds)
-        check_seconds("--hang-timeout", self.timeout_s)
 
 
 def sizes_of(text: str | None) -> tuple[int, ...]:
