@@ -24,9 +24,9 @@ from typing import NoReturn, TypeAlias
 
 from memory import keep_memory
 
-from samestep.studies.scaling.analysis.confidence import student_t
-from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
-from samestep.studies.scaling.analysis.run_steps import steady_steps
+from samestep.scaling.analysis.confidence import student_t
+from samestep.scaling.analysis.rank_files import Run, read_ranks
+from samestep.scaling.analysis.run_steps import steady_steps
 
 SCRIPTS = Path(__file__).parent / "scripts"
 WORKERS = (1, 2)

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samestep.studies.report.drawing import WIDTH
-from samestep.studies.report.line_charts import LineChart, PointChart
-from samestep.studies.report.scales import DataPoint
+from samestep.report.drawing import WIDTH
+from samestep.report.line_charts import LineChart, PointChart
+from samestep.report.scales import DataPoint
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/image_classification.py"

@@ -14,12 +14,10 @@ from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "samestep"
-PROGRAM = SOURCE / "testing" / "gpu"
-"""A program that tests all rooms on GPUs, and is in no room's way: no module imports it."""
 PICTURE = Path(__file__).parent / "images" / "rooms.svg"
 ROOMS = (
-    *("cli", "lab", "studies", "run", "training", "autopilot", "observe", "parallel"),
-    *("testing", "launch", "ranks", "hooks", "launchers", "base"),
+    *("cli", "verify", "scaling", "bench", "doctor", "report", "run", "training", "autopilot", "observe"),
+    *("parallel", "submit", "launch", "ranks", "hooks", "launchers", "base"),
 )
 _ROW, _CELL, _NAME, _PARTS, _TOP = 30, 26, 92, 372, 74
 
@@ -32,7 +30,7 @@ def parts(room: str) -> list[str]:
 def imported(room: str) -> set[str]:
     """Return the rooms that the modules of `room` import, at their top or in a function."""
     found = set()
-    for path in set((SOURCE / room).rglob("*.py")) - set(PROGRAM.rglob("*.py")):
+    for path in (SOURCE / room).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("samestep"):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -12,6 +12,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.main import VERBS, application
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
@@ -23,10 +24,10 @@ _HEAD = """# Command reference: all options
 
 def commands() -> Iterator[tuple[str, str, list[Any]]]:
     """Return each command with its summary and its visible parameters."""
-    for verb, summary in VERBS.items():
+    for verb in (*VERBS, *PACKAGES):
         command: Any = get_command(application(verb)).commands[verb]  # type: ignore[attr-defined]
         below = getattr(command, "commands", {})
-        yield f"samestep {verb}", summary, [] if below else _visible(command)
+        yield f"samestep {verb}", VERBS.get(verb, command.help), [] if below else _visible(command)
         for name, one in below.items():
             yield (
                 f"samestep {verb} {name}",

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.ranks.rendezvous.network_store import close_all
 from support import process_budget
+from support.lab_verb import add_lab_verb
 
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("samestep")
@@ -71,6 +72,7 @@ def _kept(thread: threading.Thread) -> bool:
 
 def pytest_configure(config):
     process_budget.watch()
+    add_lab_verb()
     # A background job ignores the signal, and so would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -12,10 +12,13 @@ from typing import get_args, get_type_hints
 import pytest
 
 import samestep
+import samestep_lab
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "samestep"
+LAB = ROOT / "lab" / "src" / "samestep_lab"
 MODULES = sorted(SOURCE.rglob("*.py"))
+LAB_MODULES = sorted(LAB.rglob("*.py"))
 LONGEST = 700
 CAUGHT = {
     "AuthenticationError": "a connection without the secret; the store retries or raises WorldError",
@@ -29,7 +32,6 @@ CAUGHT = {
     "UnmatchedParametersError": "parameters are compared without their names",
     "WritesFileError": "the call is not split",
     "_NotExtrapolated": "becomes UsageError",
-    "_RankFailed": "ends a thread whose error is in its outcome",
     "FormatError": "becomes UsageError",
 }
 """Exceptions that samestep raises and catches itself, and what follows."""
@@ -71,7 +73,6 @@ def test_public_names_are_these_and_all_load():
         "save",
         "shard",
         "spawn",
-        "testing",
         "timed",
         "workers",
     ]
@@ -91,7 +92,7 @@ def returned_types(fn):
 
 
 def test_classes_that_public_functions_and_methods_return_are_public():
-    public = {getattr(samestep, name) for name in samestep.__all__ if name not in ("errors", "testing")}
+    public = {getattr(samestep, name) for name in samestep.__all__ if name != "errors"}
     functions = {one for one in public if inspect.isfunction(one)}
     for kind in public - functions:
         for name, member in vars(kind).items():
@@ -140,7 +141,12 @@ def test_every_exception_that_reaches_a_user_has_a_public_name():
         kind = getattr(samestep.errors, name)
         assert f"{kind.__module__}.{kind.__qualname__}" == f"samestep.errors.{name}"
     assert samestep.Error is samestep.errors.Error
-    assert samestep.testing.Nonconforming is samestep.errors.Nonconforming
+
+
+def test_the_lab_has_the_version_of_the_package_and_needs_it():
+    version = samestep.__version__
+    assert samestep_lab.__version__ == version
+    assert f'dependencies = ["samestep=={version}"]' in (ROOT / "lab" / "pyproject.toml").read_text()
 
 
 def test_type_checkers_see_the_same_public_names():
@@ -162,11 +168,11 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
 
 
 def test_the_init_file_of_a_folder_is_one_sentence():
-    with_names = {SOURCE, SOURCE / "testing"}  # which a user imports
+    with_names = {SOURCE, LAB, LAB / "testing"}  # which a user imports, or which have a version
     trees = {
         path: ast.parse(path.read_text())
-        for path in sorted(SOURCE.rglob("__init__.py"))
-        if path.parent not in with_names
+        for path in [*MODULES, *LAB_MODULES]
+        if path.name == "__init__.py" and path.parent not in with_names
     }
     found = {path for path, tree in trees.items() if len(tree.body) != 1 or "\n" in ast.get_docstring(tree)}
 
@@ -174,7 +180,8 @@ def test_the_init_file_of_a_folder_is_one_sentence():
 
 
 def test_no_module_is_longer_than_the_limit():
-    lengths = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in MODULES}
+    modules = [*MODULES, *LAB_MODULES]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
 
     assert {path: length for path, length in lengths.items() if length > LONGEST} == {}
 
@@ -193,7 +200,7 @@ def test_relative_links_resolve():
 def test_the_pages_about_the_code_name_files_that_exist():
     pages = [(ROOT / name).read_text() for name in ("docs/design.md", "CONTRIBUTING.md")]
     names = [re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page) for page in pages]
-    paths = {f"/{path.relative_to(ROOT)}" for path in SOURCE.rglob("*")}
+    paths = {f"/{path.relative_to(ROOT)}" for path in [*SOURCE.rglob("*"), *LAB.rglob("*")]}
 
     def exists(name: str) -> bool:
         return (ROOT / name).exists() or any(path.endswith(f"/{name.rstrip('/')}") for path in paths)
@@ -223,7 +230,7 @@ CONSTRUCTORS = {
     *("randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
 }
 """Functions of torch that create tensors on the default device."""
-WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "studies/verify", "training")
+WITH_SCRIPTS = ("autopilot", "hooks", "observe", "parallel", "ranks", "run", "verify", "training")
 """Folders whose code runs within scripts, which may have set a default device."""
 
 
@@ -309,9 +316,9 @@ def patches_of(tree: ast.Module):
 
 def test_only_hooks_change_attributes_of_other_libraries():
     found = {
-        f"{module.relative_to(SOURCE)}: {patch}"
-        for module in MODULES
-        if module.parent not in (SOURCE / "hooks", SOURCE / "testing" / "gpu" / "scripts")
+        f"{module.relative_to(SOURCE if module in MODULES else LAB)}: {patch}"
+        for module in [*MODULES, *LAB_MODULES]
+        if module.parent != SOURCE / "hooks"
         for patch in patches_of(ast.parse(module.read_text()))
         if not patch.startswith(INTERPRETERS)
     }

@@ -12,8 +12,15 @@ import typer
 from samestep.cli.main import VERBS, application, run_command
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "samestep"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+SOURCES = (ROOT / "src" / "samestep", ROOT / "lab" / "src" / "samestep_lab")
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        ROOT / "lab" / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
+)
 _BRITISH = "synchron|optim|normal|initial|serial|parallel|organ|recogn|summar|minim|maxim|util"
 TERMS = {
     r"told|tells?|telling": "reports, prints, sends",
@@ -88,8 +95,9 @@ def test_pages_use_the_terms_of_the_field():
 def test_first_lines_of_docstrings_use_the_terms_of_the_field():
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
-        f"{module.relative_to(SOURCE)}:{getattr(node, 'lineno', 1)}: {line}"
-        for module in sorted(SOURCE.rglob("*.py"))
+        f"{module.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {line}"
+        for source in SOURCES
+        for module in sorted(source.rglob("*.py"))
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, kinds)
         and (line := (ast.get_docstring(node) or "").split("\n", 1)[0])
@@ -101,7 +109,7 @@ def test_first_lines_of_docstrings_use_the_terms_of_the_field():
 
 def test_help_uses_the_terms_of_the_field(capsys):
     found = {}
-    for verb in VERBS:
+    for verb in (*VERBS, "lab"):
         command = typer.main.get_command(application(verb)).commands[verb]
         for words in ([verb], *([verb, name] for name in getattr(command, "commands", ()))):
             assert run_command([*words, "--help"]) == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from samestep import errors, testing
+    from samestep import errors
     from samestep.autopilot.once_script import workers
     from samestep.autopilot.split.declared_dimensions import batch_dim
     from samestep.base.errors import Error
@@ -53,7 +53,6 @@ _HOMES = {
     "timed": "samestep.ranks.world.timed_region",
     "workers": "samestep.autopilot.once_script",
 }
-_MODULES = ("errors", "testing")
 _RENAMED = {"Pending": "Work"}
 
 __all__ = [
@@ -78,7 +77,6 @@ __all__ = [
     "save",
     "shard",
     "spawn",
-    "testing",
     "timed",
     "workers",
 ]
@@ -86,8 +84,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its home on first use (PEP 562)."""
-    if name in _MODULES:
-        return import_module(f"samestep.{name}")
+    if name == "errors":
+        return import_module("samestep.errors")
     if name in _RENAMED:
         from samestep.base.renamed import warn_renamed
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 from shellingham import ShellDetectionFailure
 
+from samestep.cli.added_verbs import added_verbs
 from samestep.cli.main import VERBS, completed_words, run_command
 
 
@@ -34,7 +35,7 @@ def completed_by_bash(*words):
 
 
 def test_bash_completes_verbs_and_options(path):
-    assert set(completed_by_bash("samestep", '""')) == set(VERBS)
+    assert set(completed_by_bash("samestep", '""')) == {*VERBS, *added_verbs()}
     assert completed_by_bash("samestep", "run", "--nproc") == ["--nproc-per-node"]
 
 

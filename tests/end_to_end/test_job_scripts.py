@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.launch.submit.job_command import parse_command
-from samestep.launch.submit.site_defaults import SlurmSite
-from samestep.launch.submit.slurm import SlurmJob, script
+from samestep.submit.job_command import parse_command
+from samestep.submit.site_defaults import SlurmSite
+from samestep.submit.slurm import SlurmJob, script
 
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)
 COUNTS = ("-n", "--nproc-per-node", "--nproc_per_node")

@@ -1,4 +1,4 @@
-"""The wheel and the source archive: their metadata, and an installation of the wheel that trains."""
+"""The wheels and the source archives: their metadata, and an installation that trains and has the lab."""
 
 import re
 import subprocess
@@ -26,11 +26,13 @@ def run(*command, **variables):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Return the wheel, which is built from the source archive, and that archive."""
+    """Return the wheels of samestep and its lab, built from the source archives, and those archives."""
     folder = tmp_path_factory.mktemp("dist")
-    ended = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+    for project in (ROOT, ROOT / "lab"):
+        ended = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    wheels = sorted(folder.glob("*.whl"), key=lambda path: len(path.name))
+    return *wheels, *folder.glob("*.tar.gz")
 
 
 def metadata(wheel):
@@ -43,7 +45,7 @@ def test_the_package_index_accepts_wheel_and_source_archive(built):
     ended = run(sys.executable, "-m", "twine", "check", "--strict", *built, NO_COLOR="1")
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count("PASSED") == 2
+    assert ended.stdout.count("PASSED") == 4
 
 
 def test_the_description_has_only_absolute_links_and_they_lead_to_files(built):
@@ -71,7 +73,17 @@ def test_version_and_citation_are_those_of_the_code(built):
     )
 
 
-def test_the_installed_wheel_trains_on_two_workers(built, tmp_path):
+def test_the_wheel_of_samestep_has_no_lab(built):
+    folders = {}
+    for wheel in built[:2]:
+        with ZipFile(wheel) as archive:
+            folders[wheel] = {name.partition("/")[0] for name in archive.namelist()}
+
+    own, lab = ({name for name in found if not name.endswith(".dist-info")} for found in folders.values())
+    assert (own, lab) == ({"samestep"}, {"samestep_lab"})
+
+
+def test_the_installed_wheels_train_on_two_workers_and_have_the_lab(built, tmp_path):
     """No dependency is installed: the new environment finds those of this one behind its own packages."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
@@ -89,3 +101,8 @@ def test_the_installed_wheel_trains_on_two_workers(built, tmp_path):
     assert Path(origin.stdout.strip()).is_relative_to(tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run" / "result.json").exists()
+
+    assert run(*pip, built[1]).returncode == 0
+    listed = run(tmp_path / "venv/bin/samestep", "lab")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.startswith("hello ")

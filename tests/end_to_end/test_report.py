@@ -4,7 +4,7 @@ import json
 import re
 
 from samestep.cli.main import run_command
-from samestep.studies.scaling.analysis.study_file import write_study
+from samestep.scaling.analysis.study import write_study
 from support.run_folders import run_folder, scaled_folder
 from support.studies import study
 
@@ -40,7 +40,7 @@ def test_a_missing_run_and_a_missing_folder_are_one_line_and_exit_code_2(tmp_pat
 
 def test_a_study_gets_its_table_and_a_page_beside_it(tmp_path, capsys):
     write_study(tmp_path / "study.json", study(bar=None))
-    verdict = study(bar=0.5).verdict.manager
+    verdict = study(bar=0.5).verdict.sentence
     assert run_command(["report", str(tmp_path / "study.json"), "--worth", "0.5"]) == 0
     out = capsys.readouterr().out
     assert "4      7,950" in out

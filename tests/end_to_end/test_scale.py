@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from samestep.base.machine.description import cpu_share
-from samestep.studies.scaling.analysis.study_file import read_study
-from samestep.studies.scaling.report.rows import results
+from samestep.scaling.analysis.study import read_study
+from samestep.scaling.report.rows import results
 from support.forked_commands import samestep
 
 NATIVE = """
@@ -79,7 +79,7 @@ def test_a_native_script_is_measured_and_a_number_of_workers_that_fails_is_named
     assert (point["workers"], point["mode"], point["global_batch"]) == (2, "strong", 12)
     assert point["samples_per_second"] > 0
     assert point["step_s"]["exposed_sync"] > 0
-    (note,) = [note for note in said["notes"] if note.startswith("3 workers")]
+    (note,) = [one["text"] for one in said["notes"] if one["code"] == "run-failed"]
     assert note.startswith("3 workers, round 1 failed with exit code 1: ")
     why, log = note.split(" Its log: ")
     assert why.endswith("ValueError: a batch of 4 is too small.")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.studies.scaling.analysis.study_file import read_study
+from samestep.scaling.analysis.study import read_study
 from support.commands import finish
 from support.forked_commands import samestep, scale, start
 from support.tiers import long_param, mostly_long

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.lab.exercises import SOLUTIONS
+from samestep_lab.exercises.starters import SOLUTIONS
 from support.commands import Ended, environment
 from support.forked_commands import samestep, scale
 from support.tiers import mostly_long

@@ -154,6 +154,7 @@ SCRIPTS = [
     Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
     Script("rare_layers.py", ("layers.npz",)),
     Script("batch_memories.py"),
+    Script("observed_wholes.py"),
     Script("cached_tables.py"),
     Script("trains_in_forward.py", ("adapted.pt", "trained.pt")),
     Script("kept_in_objects.py"),

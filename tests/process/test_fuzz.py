@@ -56,7 +56,7 @@ def test_wrong_content_is_one_line_or_read_right(fuzzed, name, count):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=JSON)
-@pytest.mark.parametrize("name", ["study", "jobs", "crossovers", "run-result", "clocked"])
+@pytest.mark.parametrize("name", ["study", "jobs", "run-result", "clocked"])
 def test_any_json_is_one_line_or_read_right(fuzzed, name, content):
     answer = fuzzed.read(name, json.dumps(content).encode())
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from samestep.base.errors import WorldError
+from samestep.doctor import joining, run_folder
+from samestep.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
+from samestep.doctor.results import ResultStore
 from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.doctor import joining, links, run_folder
-from samestep.studies.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
-from samestep.studies.doctor.pair_measurement import LinkServer, measure_pair
-from samestep.studies.doctor.report import lines
-from samestep.studies.doctor.results import ResultStore
 from support.stores import Memory
 
 SHARED, JOINING = (check for check in CHECKS if check.joint)
@@ -132,7 +130,7 @@ def test_a_failed_detection_of_devices_is_a_finding(error, says, monkeypatch):
     def fail():
         raise error
 
-    monkeypatch.setattr("samestep.studies.doctor.checks.facts_here", fail)
+    monkeypatch.setattr("samestep.doctor.checks.facts_here", fail)
     results = run_checks({}, Options(), checks=())
     ((_, finding),) = results.report.findings
     assert says in finding.text
@@ -150,55 +148,3 @@ def environment_of(rank, home):
         "HOME": str(home),
         "USER": "ada",
     }
-
-
-def test_a_ticket_masks_findings_of_joint_checks(tmp_path, monkeypatch):
-    """Rank 1 has another run folder, which is in its user's home folder."""
-    board, results = ResultStore(Memory()), {}
-    monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
-    monkeypatch.setattr(links, "_LONGEST_S", 0.01)
-    monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
-    monkeypatch.setattr(
-        "samestep.studies.doctor.checks._connect", lambda *_: (board, LinkServer("127.0.0.1"))
-    )
-    folders = [tmp_path / "runs", tmp_path / "ada" / "runs"]
-    for folder in folders:
-        folder.mkdir(parents=True)
-
-    def rank_main(rank):
-        wishes = Options(run_folder=folders[rank], devices=False, ticket=True)
-        results[rank] = run_checks(environment_of(rank, tmp_path / "ada"), wishes, checks=[SHARED])
-        results[rank].agree_on_exit_code()
-
-    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    shown = "\n".join(lines(results[0].report))
-    assert "problem (rank 1): ~/runs is not the folder that rank 0 sees" in shown
-    assert str(tmp_path / "ada") not in shown
-
-
-def test_a_ticket_masks_the_reason_of_a_failed_connection(tmp_path, monkeypatch):
-    def fail(*_):
-        raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
-
-    monkeypatch.setattr("samestep.studies.doctor.checks._connect", fail)
-    results = run_checks(environment_of(1, tmp_path), Options(devices=False, ticket=True), checks=[SHARED])
-    ((_, finding),) = results.report.findings
-    assert "'~/store'" in finding.text
-    assert str(tmp_path) not in finding.text
-
-
-def test_links_are_measured_over_ipv6():
-    try:
-        door = LinkServer("::1")
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    thread = threading.Thread(target=door.answer, args=(0,), kwargs={"limit_s": 10.0})
-    thread.start()
-    link = measure_pair(0, 1, at=(door.address, door.port), token=door.token, window_s=0.01, limit_s=10.0)
-    thread.join()
-    door.close()
-    assert link.there > 0

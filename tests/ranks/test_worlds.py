@@ -10,7 +10,7 @@ from samestep.ranks.world.current import current
 from samestep.ranks.world.operation import OPS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks, thread_places
-from samestep.testing.checks import CountingWorld
+from samestep_lab.testing.checks import CountingWorld
 
 SIZES = (1, 2, 3, 5)
 

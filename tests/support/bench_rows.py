@@ -1,6 +1,6 @@
 """Rows of a benchmark of collectives, made from medians."""
 
-from samestep.studies.bench.figures import figures
+from samestep.bench.figures import figures
 
 
 def rows_of(times, spread=0.0):

@@ -4,10 +4,10 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 
-from samestep.studies.scaling.analysis.points import from_times, measured
-from samestep.studies.scaling.analysis.rank_files import RankFile, Run
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.verdict import conclude
+from samestep.scaling.analysis.points import from_times, measured
+from samestep.scaling.analysis.rank_files import RankFile, Run
+from samestep.scaling.analysis.study import Study
+from samestep.scaling.analysis.verdict import conclude
 
 PHASES = ("data", "to_device", "forward", "backward", "optimizer", "other")
 OWN = {
@@ -99,11 +99,6 @@ def scaled(factor: float, **more: float) -> dict[str, float]:
 def concluded(runs, bar=None) -> Study:
     """Return the study of `runs`, with its conclusions."""
     return conclude(Study(target="digits", points=measured(runs)), bar)
-
-
-def codes(holder, kind) -> list[tuple[str, tuple[int, ...]]]:
-    """Return code and workers of the findings of one kind, of a study or its verdict."""
-    return [(one.code, one.workers) for one in holder.findings if one.kind == kind]
 
 
 def timed(times: Mapping[int, float], bar=None) -> Study:

@@ -1,4 +1,4 @@
-"""The costs of each collective's algorithms, as ``docs/collectives/index.md`` has them, on `size` ranks.
+"""The costs of each collective's algorithms, as ``docs/lab/collectives/index.md`` has them, on `size` ranks.
 
 A cost is the number of steps one after another, the volume of their messages, and the volume that the busiest
 rank sends, both in sizes of the tensor (of the result, for gathers).

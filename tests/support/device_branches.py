@@ -13,7 +13,7 @@ MODULES = (
 BACKENDS = ("cuda", "cudnn", "mps", "xpu")
 TYPES = {"cpu", "cuda", "xpu", "mps"}
 KEYWORDS = {"pin_memory", "non_blocking"}
-SKIPPED = (SOURCE / "studies" / "scaling",)
+SKIPPED = (SOURCE / "scaling",)
 """Studies, which compare the values of files on any machine."""
 
 

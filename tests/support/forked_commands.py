@@ -151,7 +151,7 @@ def _command(*arguments):
 
 
 def _scale(*arguments):
-    from samestep.studies.scaling.sweep import local_runs as local
+    from samestep.scaling.sweep import local_runs as local
 
     local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Run})
     _command("scale", *arguments)

@@ -191,7 +191,7 @@ def _toml():
 
 def _read_toml(folder):
     from samestep.base.config import table
-    from samestep.launch.submit.site_defaults import KubernetesSite, SlurmSite
+    from samestep.submit.site_defaults import KubernetesSite, SlurmSite
 
     table(folder / "config.toml", "slurm", SlurmSite)
     table(folder / "config.toml", "kubernetes", KubernetesSite)
@@ -298,10 +298,9 @@ def _read_clocked(folder):
 def _jobs():
     from tempfile import TemporaryDirectory
 
-    from samestep.studies.scaling.sweep.collect import Frame
-    from samestep.studies.scaling.sweep.plan import Request, plan
-    from samestep.studies.scaling.sweep.queue import SubmittedJob
-    from samestep.studies.scaling.sweep.slurm_runs import write_jobs
+    from samestep.scaling.sweep.execution import Frame
+    from samestep.scaling.sweep.plan import Request, plan
+    from samestep.scaling.sweep.slurm_runs import SubmittedJob, write_jobs
 
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -314,21 +313,10 @@ def _jobs():
 
 
 def _read_jobs(folder):
-    from samestep.studies.scaling.sweep.slurm_runs import read_jobs
+    from samestep.scaling.sweep.slurm_runs import read_jobs
 
     read_jobs(folder)
 
-
-def _read_crossovers(folder):
-    from samestep.base import env
-    from samestep.ranks.collectives.algorithm_choice import Measured
-
-    with env.exported({"XDG_CACHE_HOME": str(folder)}):
-        Measured(ranks=2, hosts=1, device="cpu", processor="x").load()
-
-
-_CROSSOVERS = "samestep/crossovers/all-reduce-2-ranks-1-host-cpu-x.json"
-_CROSSED = {"schema": 1, "algorithm": "tree,ring:65536", "command": ["samestep"]}
 
 _SCRIPT = b"import torch\nfrom torch import nn\n\ndef main():\n    print(nn.Linear(1, 2), 3)\n\nmain()\n"
 
@@ -338,7 +326,7 @@ def _read_script(folder):
 
 
 def _begin_commands():
-    for name in ("samestep.training.recipes.run_recipe", "samestep.studies.scaling.report.page"):
+    for name in ("samestep.training.recipes.run_recipe", "samestep.scaling.report.page"):
         import_module(name)
 
 
@@ -415,13 +403,6 @@ _FILES = (
         valid=lambda: [as_json(_jobs())],
         read=_read_jobs,
         wrong=lambda draw: as_json(mutated_json(draw, _jobs())),
-    ),
-    Reader(
-        name="crossovers",
-        file=_CROSSOVERS,
-        valid=lambda: [as_json(_CROSSED)],
-        read=_read_crossovers,
-        wrong=lambda draw: as_json(mutated_json(draw, _CROSSED)),
     ),
     Reader(name="script", file="train.py", valid=lambda: [_SCRIPT], read=_read_script, begin=_begin_commands),
 )

@@ -266,9 +266,9 @@ def _read_flags(content):
 
 def begin_flags():
     """Replace the functions that start processes, so that only the checks before are tested."""
+    import samestep.bench.synchronizers
     import samestep.cli
-    import samestep.studies.bench.synchronizers
-    import samestep.studies.verify.verification
+    import samestep.verify.verification
     from samestep.cli import bench, doctor, train, verify
     from samestep.cli import run as run_module
     from samestep.run import execution
@@ -286,7 +286,7 @@ def begin_flags():
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.run_checks = _Nothing
-    samestep.studies.verify.verification.Verification = _Nothing
+    samestep.verify.verification.Verification = _Nothing
     verify._prepare = lambda size: None
     verify._print = lambda report: None
     _options()

@@ -15,8 +15,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from support.commands import Ended, environment, finish
@@ -117,20 +116,6 @@ class Nodes:
         """Run a command on a node to its end."""
         return finish(self.start(node, *command, folder=folder, **changes))
 
-    @contextmanager
-    def limited(self, rate: str) -> Iterator[None]:
-        """Let no node send or receive faster than `rate`, such as ``100mbit``."""
-        # A bucket holds what arrives between two ticks of the kernel, and one large packet at least.
-        bucket = ["root", "tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
-        ends = [("switch", f"to-{name}") for name in self.names] + [(name, "eth0") for name in self.names]
-        for node, link in ends:
-            self._net(node, "tc", "qdisc", "replace", "dev", link, *bucket)
-        try:
-            yield
-        finally:
-            for node, link in ends:
-                self._net(node, "tc", "qdisc", "del", "dev", link, "root")
-
     def disconnect(self, node: str) -> None:
         """Disconnect a node at the switch; on the node itself the link is up."""
         self._net("switch", "ip", "link", "set", f"to-{node}", "nomaster")
@@ -197,7 +182,7 @@ class Nodes:
 
 def can_make_nodes() -> None:
     """Skip the test, or fail it if ``netns`` is required, where this process may not make namespaces."""
-    for name in ("ip", "tc", "nsenter", "unshare"):
+    for name in ("ip", "nsenter", "unshare"):
         program("netns", name)
     tried = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False

@@ -222,6 +222,13 @@ def on_workers(_, size, options, work, *args):
     return found, _whole(account.split), _whole(account.unsplit), lines
 
 
+def parts_on_workers(_, size, options, work, *args):
+    """Run `work` with helpers; return its result, and the numbers of split and unsplit calls of parts."""
+    with script_with_helpers(size, options, forks=True) as account:
+        found = work(*args)
+    return found, *(calls.total() - _whole(calls) for calls in (account.split, account.unsplit))
+
+
 def _whole(calls):
     return sum(number for what, number in calls.items() if not _OF_PART.match(what))
 
@@ -367,6 +374,13 @@ def surprised():
     return [
         model(drawn(9, 4, seed=number) * (1e7 if number > 2 else 1), labels(9)).item() for number in range(6)
     ]
+
+
+def of_single_samples():
+    """Return outputs for batches of one sample, and for a batch of several."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).double()
+    return [layers(drawn(count, 4, seed=count)).sum().item() for count in (1, 1, 1, 9)]
 
 
 def kept_unsplit():

@@ -1,7 +1,7 @@
 """Makes scaling studies for tests from a simple model of a step on N workers."""
 
-from samestep.studies.scaling.analysis.study import PHASES, Point, Rank, Span, Study
-from samestep.studies.scaling.analysis.verdict import conclude
+from samestep.scaling.analysis.study import PHASES, Point, Rank, Span, Study
+from samestep.scaling.analysis.verdict import conclude
 
 BATCH = 256
 STEP_S = {

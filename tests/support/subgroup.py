@@ -13,11 +13,11 @@ from torch import Tensor
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.ranks.collectives.all_reduce import RING, TREE
-from samestep.ranks.collectives.ring import all_gather
-from samestep.ranks.collectives.rooted_collectives import TREE_BROADCAST
 from samestep.ranks.world.operation import Op
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
+from samestep_lab.collectives.all_reduce import RING, TREE
+from samestep_lab.collectives.ring import all_gather
+from samestep_lab.collectives.rooted_collectives import TREE_BROADCAST
 
 T = TypeVar("T")
 SMALL = 1 << 14

@@ -85,7 +85,7 @@ def report_on(
     from samestep.autopilot.script.options import DEFAULTS
     from samestep.cli.verify import _kind, _watch
     from samestep.launch.job import Program
-    from samestep.studies.verify.verification import Script, Verification
+    from samestep.verify.verification import Script, Verification
 
     def script(path, mode):
         program = Program(target=str(path), args=tuple(arguments))

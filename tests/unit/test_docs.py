@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,9 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
+from samestep.bench.figures import figures
+from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.main import VERBS, application
-from samestep.lab.registry import EXPERIMENTS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
@@ -25,17 +25,14 @@ from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.bench.figures import figures
-from samestep.studies.scaling.analysis.model_fits import fits
-from samestep.studies.scaling.analysis.rank_files import MACHINE
-from samestep.studies.scaling.analysis.speedup import relate
-from samestep.studies.scaling.analysis.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
+from samestep.scaling.analysis.rank_files import MACHINE
+from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS
 from samestep.training.settings import SMALL_SHARE, RunOptions, Settings
-from support.studies import point
+from samestep_lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -62,21 +59,21 @@ def named(text: str) -> list[str]:
 def test_every_verb_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
 
-    for verb in VERBS:
+    for verb in (*VERBS, *PACKAGES):
         assert f"`samestep {verb}" in readme
 
 
 def test_every_verb_in_the_readme_exists():
     verbs = re.findall(r"(?:`|\$ |    )samestep ([a-z]+)", (ROOT / "README.md").read_text())
 
-    assert set(verbs) == set(VERBS)
+    assert set(verbs) == {*VERBS, *PACKAGES}
 
 
 @pytest.mark.parametrize(
     ("page", "folder"),
     [
-        ("scaling", "studies.scaling.analysis"),
-        ("studies", "studies.scaling.sweep"),
+        ("scaling", "scaling.analysis"),
+        ("scaling", "scaling.sweep"),
         ("observe", "observe.clock"),
         ("ranks", "ranks.hang"),
         ("hooks", "hooks"),
@@ -92,7 +89,7 @@ def test_every_module_of_a_completely_listed_folder_is_in_the_reference(page, fo
 def test_every_experiment_is_in_the_page_about_the_lab():
     rows = [f"| `{one.name}` | {one.question} | {one.workers} |" for one in EXPERIMENTS.values()]
 
-    assert "\n".join(rows) in (DOCS / "guide" / "lab.md").read_text()
+    assert "\n".join(rows) in (DOCS / "lab" / "experiments.md").read_text()
 
 
 def test_every_public_name_is_in_the_reference():
@@ -192,7 +189,7 @@ def field_names(kind):
 
 @pytest.mark.parametrize(
     ("heading", "kind"),
-    [("## study.json", Study), ("### points", Point), ("### fit", Fit), ("### verdict", Verdict)],
+    [("## study.json", Study), ("### points", Point), ("### verdict", Verdict)],
 )
 def test_every_field_of_a_study_is_described_and_no_other(heading, kind):
     assert named(section("reference/scaling.md", heading)) == field_names(kind)
@@ -200,16 +197,6 @@ def test_every_field_of_a_study_is_described_and_no_other(heading, kind):
 
 def test_every_field_of_the_machine_of_a_study_is_described():
     assert named(section("reference/scaling.md", "### machine")) == list(MACHINE)
-
-
-def test_every_parameter_of_a_fit_is_described_and_no_other():
-    points = [point(n, mode=mode) for mode in ("strong", "weak") for n in (1, 2, 4)]
-    known = [replace(one, exchange_bytes=1000, exchange_runs=(one.exchange_s,) * 2) for one in points]
-    found = {name for one in (points, known) for fit in fits(relate(one)) for name in fit.parameters}
-
-    described = named(section("reference/scaling.md", "### parameters of a fit"))
-    assert found - {f"{name}_{end}" for name in described for end in ("low", "high")} == set(described)
-    assert {"alpha_s_low", "beta_s_per_byte_high"} <= found
 
 
 @pytest.mark.parametrize(

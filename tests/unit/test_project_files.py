@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def test_a_workflow_runs_commands_that_exist(path):
     text = path.read_text()
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
-    assert set(re.findall(r"run: samestep (\w+)", text)) <= set(VERBS)
+    assert set(re.findall(r"run: samestep (\w+)", text)) <= {*VERBS, *PACKAGES}
     assert set(re.findall(r"run: make (\w+)", text)) <= set(targets)
     assert all((ROOT / name).exists() for name in re.findall(r"bash (\S+)", text))
 

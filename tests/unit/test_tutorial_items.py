@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from samestep.lab.registry import EXPERIMENTS
+from samestep_lab.experiments.registry import EXPERIMENTS
 from support.tutorial_items import PAGE, commands, prints, rows
 
 LEAST = 141

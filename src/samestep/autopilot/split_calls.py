@@ -15,8 +15,9 @@ from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import current_slice
+from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.base.errors import UsageError
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached_all, named, wrapping
 
 _receivers: list["SplitsCalls"] = []
@@ -129,3 +130,19 @@ def is_recomputed() -> bool:
     """Return whether a backward or a slice makes this call, as an activation checkpoint does."""
     is_in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
     return is_in_backward or current_slice.get() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reason for which a call is unsplit, whatever a check of it would find."""
+
+    why: str
+    of_parts: bool = True
+    """Whether the calls of its parts are unsplit, too."""
+
+
+def may_call_parts(module: nn.Module) -> bool:
+    """Return whether a module has parts with weights whose calls can be found: those of no compiled code."""
+    parts = (part for part in module.children() if next(module_parts.parameters(part), None) is not None)
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    return next(parts, None) is not None and not is_script and not is_compiled(module)

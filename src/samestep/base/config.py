@@ -17,7 +17,7 @@ from samestep.base.typed_json import FormatError, read_as
 from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
 TABLES = ("slurm", "kubernetes")
-"""Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
+"""Names of tables that the file can have; see `samestep.submit.site_defaults`."""
 
 Table = TypeVar("Table")
 

@@ -15,13 +15,11 @@ The hierarchy, each subclass indented under its base::
         Preempted            a rank was preempted and saved a checkpoint; the run can resume
         WorkerFailed         a worker ended with an error; carries the exit code of the run
       AssertionError
-        Nonconforming        a function is not the collective that `samestep.testing` checked it as
+        Nonconforming        a function is not the collective that `samestep_lab.testing` checked it as
 
 Every message states what was found, with the values, and what to do next. The command line prints it
 without a traceback and exits with `exit_code`.
 """
-
-from collections.abc import Sequence
 
 _LONGEST = 900
 """Characters of the longest message that is printed in full; it can quote a value of any length."""
@@ -95,19 +93,6 @@ class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code or 1
-
-
-class Nonconforming(AssertionError):  # noqa: N818 - names what the function is
-    """A function is not the collective it was checked as; the message lists tensors and problems.
-
-    Args:
-        message: for people.
-        codes: of all problems, as `samestep.testing.judge.CODES` has them, in the order of the calls.
-    """
-
-    def __init__(self, message: str, codes: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.codes = tuple(codes)
 
 
 for _kind in [one for one in globals().values() if isinstance(one, type) and issubclass(one, Exception)]:

@@ -146,3 +146,12 @@ def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
             return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:.0f} {unit}"
         value /= step
     return f"{value:.3g} {units[-1]}"
+
+
+def percent(share: float) -> str:
+    """Return a share as a whole percentage.
+
+    >>> percent(0.849)
+    '85 %'
+    """
+    return f"{100 * share:.0f} %"

@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.base.console import inform, log, progress_bar
+from samestep.base.console import log, progress_bar
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_seconds
+from samestep.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, as_arguments, grouped, option, switch
+from samestep.cli.options.declare import as_arguments, grouped, option
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.registry import SAMESTEP
-from samestep.ranks.collectives.algorithm_choice import Measured
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
-from samestep.studies.bench.request import ALONE, COLLECTIVES, SYNCS, Request, chosen, names_of, sizes_of
 
 if TYPE_CHECKING:
+    from samestep.bench.synchronizers import Problem
     from samestep.ranks.world.protocol import World
-    from samestep.studies.bench.figures import Row
-    from samestep.studies.bench.synchronizers import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,6 @@ class Duration:
 
 
 _STEP_DURATION = Duration(seconds=60.0)
-_SAVE = switch("Store the fastest all-reduce for each size, for --algorithm auto.", RESULTS_PANEL, "--save")
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
@@ -50,28 +47,14 @@ def command_for(collective: str) -> Callable[..., None]:
         *,
         start: launch.Workers,
         sizes: Annotated[str | None, option("SIZE,..", "Sizes to measure, such as 4,64K,25MiB.")] = None,
-        algorithm: Annotated[
-            str | None, option("NAME,..", "Algorithms to measure. Default: all that the workers can run.")
-        ] = None,
         duration: Duration,
-        save: Annotated[bool, _SAVE] = False,
         as_json: results.AsJson = False,
         quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     ) -> None:
-        if save and collective != "all_reduce":
-            raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
-        request = Request(
-            collective=collective,
-            sizes=sizes_of(sizes),
-            algorithms=names_of(algorithm),
-            seconds=duration.seconds,
-        )
+        request = Request(collective=collective, sizes=sizes_of(sizes), seconds=duration.seconds)
         decision = _decide(start, duration)
-        if isinstance(decision.plan, Spawn):
-            _refuse_unknown(request)
-        flags = {"sizes": sizes, "algorithm": algorithm, **asdict(duration)}
-        flags |= {"save": save or None, "json": as_json or None}
-        work = partial(_measure_collective, request, threads=start.threads, save=save, as_json=as_json)
+        flags = {"sizes": sizes, **asdict(duration), "json": as_json or None}
+        work = partial(_measure_collective, request, threads=start.threads, as_json=as_json)
         _start_or_work(decision, ["bench", spelled, *as_arguments(flags)], work)
 
     command.__doc__ = f"""Measure the algorithms of {spelled}, interleaved.
@@ -109,7 +92,7 @@ def step(
         raise UsageError(f"--sync {unknown!r} is not one of {', '.join(SYNCS)}.")
     check_seconds("--seconds", duration.seconds)
     decision = _decide(start, duration)
-    from samestep.studies.bench.synchronizers import Problem
+    from samestep.bench.synchronizers import Problem
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, **asdict(duration)}
@@ -148,44 +131,27 @@ def _start_or_work(decision: Decision, arguments: Sequence[str], work: Callable[
         run_monitored(decision, work)
 
 
-def _refuse_unknown(request: Request) -> None:
-    """Refuse an unknown algorithm here, before each worker does."""
-    from samestep.studies.bench.cases import COLLECTIVES as CASES
-
-    chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
-
-
-def _measure_collective(request: Request, *, threads: int | None, save: bool, as_json: bool) -> None:
+def _measure_collective(request: Request, *, threads: int | None, as_json: bool) -> None:
     """Measure a collective, as one of the workers."""
+    from samestep.bench.measurement import perform
+    from samestep.bench.text import report_text
     from samestep.ranks.world.join import join
-    from samestep.studies.bench.measurement import perform
-    from samestep.studies.bench.text import report_text
 
     with join(threads=threads) as world:
         with progress_bar(len(request.sizes), shown=world.place.is_main) as done:
             rows = perform(world, request, done=done)
         lines = [json_line(row.as_dict()) for row in rows] if as_json else [report_text(rows)]
         world.print("\n".join(lines))
-        if save:
-            world.on_main(lambda: _save(rows, world))
-
-
-def _save(rows: list["Row"], world: "World") -> None:
-    from samestep.studies.bench.figures import crossovers
-
-    measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
-    first = [(nbytes, names[0]) for nbytes, names in crossovers(rows)]
-    inform(f"stored for --algorithm auto: {measured.save(first)}")
 
 
 def _measure_steps(
     problem: "Problem", names: list[str], *, seconds: float, threads: int | None, as_json: bool
 ) -> None:
     """Measure training steps, as one of the workers."""
+    from samestep.bench.step_times import measure
+    from samestep.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
     from samestep.ranks.world.join import join
-    from samestep.studies.bench.step_times import measure
-    from samestep.studies.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
-    from samestep.studies.report.page import text_table
+    from samestep.report.page import text_table
 
     with join(threads=threads) as world:
         names = chosen_synchronizers(world, names)
@@ -204,7 +170,7 @@ def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
 
     If they cannot run one of them, rank 0 logs an error and the result is empty. All workers call this.
     """
-    from samestep.studies.bench.synchronizers import NEEDS, ways_here
+    from samestep.bench.synchronizers import NEEDS, ways_here
 
     can = [name for name in ways_here(world) if name != ALONE]
     missing = next((name for name in names if name not in can), None)

@@ -28,11 +28,10 @@ COMMON = {
         *("data", "data_dir", "resume", "config", "out", "as_json", "quiet"),
     ),
     "report": ("scaling", "worth", "page", "figures", "pdf", "as_json", "quiet"),
-    "bench": ("workers", "sizes", "algorithm", "sync", "seconds", "save", "as_json", "quiet"),
-    "lab": ("workers", "ranks", "page", "as_json", "quiet"),
+    "bench": ("workers", "sizes", "sync", "seconds", "as_json", "quiet"),
     "submit": ("nodes", "workers", "job_name", "output", "detach", "as_json", "quiet", "dry_run"),
     "data": ("data_dir", "as_json"),
-    "doctor": ("workers", "run_folder", "devices", "wait", "clean", "as_json", "ticket"),
+    "doctor": ("workers", "run_folder", "devices", "wait", "as_json"),
 }
 """The parameters of the options that come first, by verb; the others keep the headings of their topics.
 

@@ -16,6 +16,7 @@ from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
 from samestep.base.interrupts import ended_by_interrupt
+from samestep.cli.added_verbs import added_verbs, missing_package, summary
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
@@ -26,12 +27,11 @@ VERBS: Mapping[str, str] = {
     "report": "Write a page about a run, a comparison of runs, or a scaling study.",
     "train": "Train a built-in recipe on N workers, or resume a run.",
     "bench": "Measure the time of collectives and of training steps.",
-    "lab": "Run experiments that answer the questions of tutorials on distributed training.",
     "submit": "Write a job for Slurm or Kubernetes, submit it, and follow it.",
     "data": "List, fetch and check data sets.",
     "doctor": "Report what is detected here and from which variables, and find problems.",
 }
-"""The verbs and their summaries.
+"""The verbs of this package and their summaries; `added_verbs` has those of others.
 
 Each verb is a function, or an application of several commands, with its name in ``samestep.cli.<verb>``. A
 ``SETTINGS`` there holds the settings of its context.
@@ -135,20 +135,33 @@ def application(verb: str | None) -> typer.Typer:
     """
     app = typer.Typer(pretty_exceptions_enable=False, context_settings=_SETTINGS)
     app.callback(invoke_without_command=True, help=help_of(_samestep))(_samestep)
-    for name, summary in VERBS.items():
+    for name, about in VERBS.items():
         if name == verb:
             with ended_by_interrupt():
                 module = import_module(f"samestep.cli.{name}")
             settings: dict[str, Any] = {**_SETTINGS, **getattr(module, "SETTINGS", {})}
             function = getattr(module, name)
             if isinstance(function, typer.Typer):
-                app.add_typer(function, name=name, short_help=summary)
+                app.add_typer(function, name=name, short_help=about)
             else:
                 text = help_of(function)
-                app.command(name, help=text, short_help=summary, context_settings=settings)(function)
+                app.command(name, help=text, short_help=about, context_settings=settings)(function)
         else:
-            app.command(name, short_help=summary)(_not_loaded)
+            app.command(name, short_help=about)(_not_loaded)
+    if verb not in VERBS:  # the search reads a file of each installed package
+        _add_others(app, verb)
     return app
+
+
+def _add_others(app: typer.Typer, verb: str | None) -> None:
+    """Add the verbs of other packages to an application: `verb` loaded, the others only listed."""
+    for name, entry in added_verbs().items():
+        if name == verb:
+            with ended_by_interrupt():
+                added = entry.load()
+            app.add_typer(added, name=name, short_help=summary(entry))
+        else:
+            app.command(name, short_help=summary(entry))(_not_loaded)
 
 
 def completed_words(environment: Mapping[str, str]) -> Sequence[str]:
@@ -173,15 +186,21 @@ def _samestep(
 
 
 def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
-    """Remove what dead processes left, or refuse a verb that does not work on this system."""
-    if verb not in VERBS:
+    """Remove what dead processes left, or refuse a verb that does not work here.
+
+    Raises:
+        UsageError: the verb needs another system, or a package that is not installed.
+    """
+    if verb not in VERBS and verb not in added_verbs():
+        if missing := missing_package(verb):
+            raise UsageError(missing)
         return
     try:
         Path.cwd()
     except FileNotFoundError:
         raise UsageError("the current folder does not exist any more. Change to another one.") from None
     if sys.platform == "linux":
-        if not {"-h", "--help", "--clean"}.intersection(arguments):  # doctor lists what it removes
+        if not {"-h", "--help"}.intersection(arguments):
             _remove_dead_folders()
     elif verb != _ON_ANY_SYSTEM:
         raise UsageError(_needs_linux(verb))

@@ -11,16 +11,16 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.studies.report import run_page
-from samestep.studies.report.read_run import names, read_run
-from samestep.studies.report.run_page import NAME, charts
-from samestep.studies.report.run_summary import headline, hints
-from samestep.studies.report.write import write_figures, write_pdf, write_text
-from samestep.studies.scaling.analysis.study_file import seen_from_here
-from samestep.studies.scaling.report.figures import charts as study_charts
-from samestep.studies.scaling.report.page import write_study_page
-from samestep.studies.scaling.report.sources import is_about_scaling, is_study, study_of
-from samestep.studies.scaling.report.text import study_text, terminal_width
+from samestep.report import run_page
+from samestep.report.read_run import names, read_run
+from samestep.report.run_page import NAME, charts
+from samestep.report.run_summary import headline, hints
+from samestep.report.write import write_figures, write_pdf, write_text
+from samestep.scaling.analysis.study import seen_from_here
+from samestep.scaling.report.figures import charts as study_charts
+from samestep.scaling.report.page import write_study_page
+from samestep.scaling.report.sources import is_about_scaling, is_study, study_of
+from samestep.scaling.report.text import study_text, terminal_width
 
 
 @grouped

@@ -28,25 +28,29 @@ from samestep.cli.options.declare import (
 from samestep.cli.options.serial import Mode
 from samestep.cli.other_names import dashed
 from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
-from samestep.launch.submit.site_defaults import (
+from samestep.report.run_page import NAME
+from samestep.report.write import write_figures, write_pdf
+from samestep.scaling.analysis.study import Study, seen_from_here
+from samestep.scaling.report.figures import charts
+from samestep.scaling.report.text import study_text, terminal_width
+from samestep.scaling.sweep.execution import (
+    Frame,
+    default_folder,
+    own_folder,
+    refuse_taken,
+    source_of,
+)
+from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
+from samestep.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
+from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
+from samestep.scaling.sweep.variants import compared_threads
+from samestep.submit.site_defaults import (
     SITE_PANEL,
     SIZE_PANEL,
     SOFTWARE_PANEL,
     SlurmSite,
     site_of,
 )
-from samestep.studies.report.run_page import NAME
-from samestep.studies.report.write import write_figures, write_pdf
-from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_file import seen_from_here
-from samestep.studies.scaling.report.figures import charts
-from samestep.studies.scaling.report.text import study_text, terminal_width
-from samestep.studies.scaling.sweep.collect import Frame, source_of
-from samestep.studies.scaling.sweep.execution import default_folder, own_folder, refuse_taken
-from samestep.studies.scaling.sweep.local_runs import LocalRuns, local_runs
-from samestep.studies.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
-from samestep.studies.scaling.sweep.slurm_runs import SlurmRuns, collect
-from samestep.studies.scaling.sweep.variants import compared_threads
 
 SETTINGS: Mapping[str, Any] = {
     "allow_interspersed_args": True,

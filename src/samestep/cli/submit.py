@@ -20,25 +20,25 @@ from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch,
 from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
-from samestep.launch.submit.job_command import VERBS, JobCommand, parse_command
-from samestep.launch.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
-from samestep.launch.submit.kubernetes_commands import FollowedKubernetesJob
-from samestep.launch.submit.kubernetes_commands import submit as submit_to_kubernetes
-from samestep.launch.submit.node_sizes import per_node
-from samestep.launch.submit.shell import slug
-from samestep.launch.submit.site_defaults import (
+from samestep.run.decision import recognize_script
+from samestep.run.own_workers import refuse_several_tasks
+from samestep.submit.job_command import VERBS, JobCommand, parse_command
+from samestep.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
+from samestep.submit.kubernetes_commands import FollowedKubernetesJob
+from samestep.submit.kubernetes_commands import submit as submit_to_kubernetes
+from samestep.submit.node_sizes import per_node
+from samestep.submit.shell import slug
+from samestep.submit.site_defaults import (
     POD_PANEL,
     SIZE_PANEL,
     KubernetesSite,
     SlurmSite,
     site_of,
 )
-from samestep.launch.submit.slurm import Launch, SlurmJob
-from samestep.launch.submit.slurm import script as slurm_script
-from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
-from samestep.launch.submit.slurm_commands import submit as submit_to_slurm
-from samestep.run.decision import recognize_script
-from samestep.run.own_workers import refuse_several_tasks
+from samestep.submit.slurm import Launch, SlurmJob
+from samestep.submit.slurm import script as slurm_script
+from samestep.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
+from samestep.submit.slurm_commands import submit as submit_to_slurm
 from samestep.training.recipes import registry
 
 FOLDER = Path("jobs")

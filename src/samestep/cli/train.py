@@ -29,17 +29,16 @@ from samestep.cli.options.declare import (
     with_flags_of,
 )
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
-from samestep.cli.options.serial import refuse_unmeasured
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
 from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
+from samestep.report.read_run import read_run
+from samestep.report.run_page import charts, write_report
+from samestep.report.write import write_figures
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
-from samestep.studies.report.read_run import read_run
-from samestep.studies.report.run_page import charts, write_report
-from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.registry import RECIPES
 from samestep.training.settings import RunOptions, Settings
@@ -181,7 +180,6 @@ def _start(
         from samestep.training.recipes.resolve import own_folder
         from samestep.training.recipes.run_recipe import prepare
 
-        refuse_unmeasured(decision, resolved.settings.algorithm)
         # Rank 0 writes, so its node prepares the folder.
         if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:
             resolved = replace(resolved, out=own_folder(resolved))

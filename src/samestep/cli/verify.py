@@ -33,7 +33,7 @@ from samestep.launchers.lost_environment import detect_task
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation
-from samestep.studies.verify.verdict import Finding, Report
+from samestep.verify.verdict import Finding, Report
 
 SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
 _AS_ONE_TASK = {
@@ -136,7 +136,7 @@ def _report(
     """Fork the workers of all runs, and return the report."""
     kinds = {program: _kind(program, mode) for program in (script, against) if program is not None}
     _prepare(max(sizes))
-    from samestep.studies.verify.verification import Script, Verification
+    from samestep.verify.verification import Script, Verification
 
     with owned_folder() as scratch:
         return Verification(

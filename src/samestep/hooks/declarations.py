@@ -155,9 +155,6 @@ UNPACK_OBJECT = Hook(
     "the HMAC of a pickle is checked before it is loaded",
     arguments=("tensor", "tensor_size", "group"),
 )
-COUNTED_SEND = Hook(
-    "torch.distributed:ProcessGroup", "send", "conformance checks", "the bytes that a rank sends are counted"
-)
 
 # --- serial scripts on several workers -------------------------------------------------------------------
 

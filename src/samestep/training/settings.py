@@ -9,13 +9,12 @@ from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.option_combinations import OF_SETTINGS, check_options
 from samestep.base.setting_fields import check, flag, option
 from samestep.base.signals import WARNINGS
-from samestep.ranks.collectives.algorithm_choice import check_algorithm
 from samestep.training.output.profile import steps_of
 
 SMALL_SHARE = 16
 """Samples per worker and step below which overhead dominates the time of a step."""
 
-_CHANGEABLE = frozenset({"compile", "channels_last", "sync", "algorithm"})
+_CHANGEABLE = frozenset({"compile", "channels_last", "sync"})
 """Settings that a resumed run can change: the steps stay the same, and another machine may need it."""
 
 _STEP, _SPEED = "Optimizer and schedule", "Precision and speed"
@@ -102,12 +101,6 @@ class Settings:
         panel=_SPEED,
         choices=("auto", "bucketed", "flat", "reference", "ddp"),
     )
-    algorithm: str | None = option(
-        default=None,
-        about="All-reduce of gradients for bucketed and reference: native, naive, tree, ring, "
-        "halving_doubling, direct, shared_memory, such as tree,ring:64K; auto: from bench all-reduce --save.",
-        panel=_SPEED,
-    )
     compress: str = option(
         default="none",
         about="Gradient compression; powersgd needs --sync ddp.",
@@ -118,8 +111,6 @@ class Settings:
     def __post_init__(self) -> None:
         check(self)
         check_options(OF_SETTINGS, self.as_options())
-        if self.algorithm is not None:
-            check_algorithm(self.algorithm)
         self._check_numbers()
 
     def _check_numbers(self) -> None:

@@ -72,7 +72,7 @@ COMMANDS = {
     "serial": ("run", "-n", 2, "serial.py"),
     "train": ("train", "digits", "-n", 2, "--epochs", 1, "--subset", 256, "--out", "out"),
     "doctor": ("doctor", "-n", 2, "--no-devices", "--json", "--run-folder", "."),
-    "bench": ("bench", "all-reduce", "-n", 2, "--sizes", "4,1K", "--seconds", 0.1, "--algorithm", "native"),
+    "bench": ("bench", "all-reduce", "-n", 2, "--sizes", "4,1K", "--seconds", 0.1),
 }
 
 

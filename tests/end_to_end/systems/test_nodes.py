@@ -1,22 +1,10 @@
 """The simulated nodes of other tests have their own names, addresses, memory and links."""
 
 import sys
-import time
 
 from support.commands import finish
 from support.launches import RUN
 
-SERVE = """
-import socket, sys
-with socket.create_server(("", 7000)) as server:
-    print("ready", flush=True)
-    connection, peer = server.accept()
-    with connection:
-        size = 0
-        while data := connection.recv(1 << 20):
-            size += len(data)
-    print(peer[0], size)
-"""
 CALL = "import socket; socket.create_connection(('node3', 7001), timeout=0.3)"
 KIND = """
 import samestep
@@ -24,7 +12,6 @@ from samestep.ranks.collectives.direct_world import low_latency
 with samestep.join() as world:
     print(type(low_latency(world)).__name__)
 """
-SEND = "import socket, sys; socket.create_connection(('node1', 7000)).sendall(bytes({size}))"
 
 
 def test_a_node_has_a_name_an_address_and_no_default_route(nodes):
@@ -55,20 +42,6 @@ def test_ranks_of_several_nodes_use_the_network(nodes, tmp_path):
 
     assert [done.code for done in ended] == [0, 0], ended
     assert ["DirectWorld" in done.out for done in ended] == [True, True]
-
-
-def test_a_link_can_be_limited(nodes):
-    size, rate = 2 << 20, 40e6  # bits a second
-    with nodes.limited("40mbit"):
-        server = nodes.start("node1", sys.executable, "-c", SERVE)
-        assert server.stdout.readline() == "ready\n"
-        begin = time.monotonic()
-        nodes.run("node0", sys.executable, "-c", SEND.format(size=size))
-        out, _ = server.communicate(timeout=30)
-        took = time.monotonic() - begin
-
-    assert out.split() == [nodes.addresses["node0"], str(size)]
-    assert took > 8 * (size - 2 * 524288) / rate  # each end lets a bucket of 512 kB through at once
 
 
 def test_a_node_can_be_disconnected_and_reconnected(nodes):

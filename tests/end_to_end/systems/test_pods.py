@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samestep.launch.submit.job_command import parse_command
-from samestep.launch.submit.kubernetes import KubernetesJob, manifest
-from samestep.launch.submit.site_defaults import KubernetesSite
+from samestep.submit.job_command import parse_command
+from samestep.submit.kubernetes import KubernetesJob, manifest
+from samestep.submit.site_defaults import KubernetesSite
 from support.commands import finish
 from support.launches import PLACE, placed, places
 from support.tiers import long_param

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from samestep.cli.main import run_command
-from samestep.studies.report.read_run import read_run
-from samestep.studies.report.run_page import render_side_by_side, write_report
-from samestep.studies.scaling.report.page import write_study_page
+from samestep.report.read_run import read_run
+from samestep.report.run_page import render_side_by_side, write_report
+from samestep.scaling.report.page import write_study_page
 from support.page_checks import found_in, with_checks
 from support.run_folders import run_folder
 from support.studies import study

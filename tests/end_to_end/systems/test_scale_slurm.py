@@ -145,7 +145,7 @@ def test_a_study_is_submitted_as_jobs_and_collected_later(slurm, here):
     assert points(here, "one_process") == [(1, 1, 12)] * 3
     study = json.loads((here / "study" / "study.json").read_text())
     assert "--submit slurm" in " ".join(study["command"])
-    assert any("separate job" in note for note in study["notes"])
+    assert "separate-jobs" in [note["code"] for note in study["notes"]]
 
 
 @pytest.mark.long

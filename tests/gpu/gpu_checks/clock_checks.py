@@ -17,9 +17,9 @@ from gpu_checks.context import (
 )
 from gpu_checks.scripts_table import SERIAL
 from samestep.base.step_phases import ALL, BACKWARD, FORWARD
+from samestep.bench.measurement import finisher
 from samestep.observe.clock.instants import DeviceInstants, is_captured
 from samestep.observe.clock.step_reader import loop_clock
-from samestep.studies.bench.measurement import finisher
 
 
 def events(context: Context) -> Figures:

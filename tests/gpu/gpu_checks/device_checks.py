@@ -10,6 +10,8 @@ from torch import nn
 from gpu_checks.context import Context, Figures, require
 from samestep.base.machine.accelerators import accelerator_count, workers_per_node
 from samestep.base.place import Place
+from samestep.bench.measurement import finisher
+from samestep.doctor.gpus import copy_and_compare
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.launch.local.forking import fork_is_safe
 from samestep.parallel.exact.identity import identity
@@ -26,8 +28,6 @@ from samestep.ranks.world.device import (
     toolkit_versions,
 )
 from samestep.ranks.world.timed_region import timed
-from samestep.studies.bench.measurement import finisher
-from samestep.studies.doctor.gpus import copy_and_compare
 from samestep.training.checkpoint import random_state as states
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.checkpoint.staging import Stage

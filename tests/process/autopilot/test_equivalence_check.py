@@ -5,6 +5,7 @@ import pytest
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import DeviceFailed
 from support import split_check_models as models
+from support.script_runner import ALL_SPLIT
 
 SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]
 UNSPLIT = [
@@ -78,6 +79,20 @@ def test_a_sample_check_replaces_a_result_that_differs_by_the_unsplit_one(run):
     assert found == pytest.approx(serial, rel=0, abs=1e-12)
     assert (split, unsplit) == (3, 3)
     assert any("a later call gave another result when it was split" in line for line in lines), lines
+
+
+def test_parts_are_split_once_a_later_call_has_differed(processes):
+    serial, options = models.surprised(), Options(check_every=1, short_calls="split")
+    ((found, split, _),) = processes.run(models.parts_on_workers, 1, 2, options, models.surprised)
+    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    assert split > 3  # in each of three calls, but for their first ones, which are checked
+
+
+@pytest.mark.parametrize("work", [models.of_single_samples, models.kept_unsplit])
+def test_parts_are_left_alone_where_they_have_the_reason_of_the_whole(processes, work):
+    ((found, *parts),) = processes.run(models.parts_on_workers, 1, 2, ALL_SPLIT, work)
+    assert found == pytest.approx(work(), rel=0, abs=1e-12)
+    assert parts == [0, 0]
 
 
 def test_sample_checks_do_not_change_the_results(run):

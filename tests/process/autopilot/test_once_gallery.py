@@ -16,6 +16,7 @@ UNSPLIT = {
     "simclr_inside.py": ("SimCLR",),
     "prints_in_forward.py": ("Writes",),
     "batch_memories.py": ("Queue", "Codebook", "Hardest"),
+    "observed_wholes.py": ("Hooked", "FromArrays", "WithScript", "Cycles", "Centered"),
     "trains_in_forward.py": ("Tent", "Criterion"),
     "kept_in_objects.py": ("Policy", "Remembered", "Lazy", "Decoded", "IntoList", "IntoMethod", "IntoRecord"),
     "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
@@ -28,6 +29,10 @@ UNSPLIT = {
 PARTS = {
     "simclr_inside.py": ("Sequential in SimCLR",),
     "batch_memories.py": ("Linear in Queue", "Linear in Codebook", "Linear in Hardest"),
+    "observed_wholes.py": (
+        *("Linear in Hooked", "Linear in FromArrays", "Linear in WithScript", "Linear in Cycles"),
+        *("Block in Centered", "Linear in Centered", "Clamps"),
+    ),
     "prints_in_forward.py": ("Linear in Writes",),
     "small_router.py": ("Linear in SwitchLoss", "Linear in Capacity"),
     "table_lookups.py": ("Linear in Graph",),
@@ -37,7 +42,14 @@ PARTS = {
 """Modules that are split in place of those."""
 SHORT = (
     *("accumulation", "batch_memories", "changing_globals", "compiled", "dropout_zoo", "ema", "gan"),
-    *("kept_in_objects", "later_batches", "plateau_scheduler", "rnn_classifier", "sparse_embeddings"),
+    *(
+        "kept_in_objects",
+        "later_batches",
+        "observed_wholes",
+        "plateau_scheduler",
+        "rnn_classifier",
+        "sparse_embeddings",
+    ),
     *("weights_beside", "wgan_gp"),
 )
 """Scripts that change what helpers have: weights, statistics, globals, generators; and kinds of gradients."""

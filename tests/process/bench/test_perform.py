@@ -1,9 +1,9 @@
 """Collectives are measured on real processes."""
 
-from samestep.studies.bench.cases import COLLECTIVES
-from samestep.studies.bench.measurement import perform
-from samestep.studies.bench.request import COLLECTIVES as NAMES
-from samestep.studies.bench.request import Request
+from samestep.bench.cases import COLLECTIVES
+from samestep.bench.measurement import perform
+from samestep.bench.request import COLLECTIVES as NAMES
+from samestep.bench.request import Request
 
 
 def of_all(world):

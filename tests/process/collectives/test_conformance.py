@@ -7,7 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.ranks.collectives.algorithms import (
+from samestep.ranks.collectives.shared_memory import PIECE
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.world.operation import OPS
+from samestep_lab.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -16,12 +19,9 @@ from samestep.ranks.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.ranks.collectives.shared_memory import PIECE
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.world.operation import OPS
-from samestep.testing import judge
-from samestep.testing.cases import Case, random_tensor
-from samestep.testing.judge import Result
+from samestep_lab.testing import judge
+from samestep_lab.testing.cases import Case, random_tensor
+from samestep_lab.testing.judge import Result
 from support.subgroup import Subgroup
 
 ALL = 8

@@ -16,7 +16,7 @@ from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.rendezvous import peer_connections
 from samestep.ranks.rendezvous.authentication import AuthenticationError, connect
 from samestep.ranks.world.operation import OPS
-from samestep.testing.ranks import on_processes
+from samestep_lab.testing.ranks import on_processes
 from support.tiers import long_param
 
 ELEMENTS = [0, 1, 7, SMALL // 8 + 1, MOST // 4, MOST // 4 + 1]

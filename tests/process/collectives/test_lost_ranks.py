@@ -17,13 +17,13 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base.errors import PeerLost
 from samestep.ranks.collectives import shared_memory_world
-from samestep.ranks.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
 from samestep.ranks.collectives.direct import Connections
 from samestep.ranks.collectives.semaphores import Semaphores
 from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
 from samestep.ranks.hang import peer_waits
-from samestep.testing.checks import CountingWorld
-from samestep.testing.ranks import on_processes
+from samestep_lab.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
+from samestep_lab.testing.checks import CountingWorld
+from samestep_lab.testing.ranks import on_processes
 from support.tiers import mostly_long
 
 SIZE, LOST = 4, 1

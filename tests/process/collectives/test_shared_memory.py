@@ -16,7 +16,7 @@ from samestep.ranks.collectives.semaphores import Semaphores, own_process
 from samestep.ranks.collectives.shared_memory import PIECE, SMALL
 from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.testing.checks import CountingWorld
+from samestep_lab.testing.checks import CountingWorld
 from support.subgroup import Subgroup
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]

@@ -9,7 +9,7 @@ MAY_BE_MISSING = {"evaluation", "second-epoch", "later-steps"}
 """What the script does not reach, and steps whose samples a rounding error may change."""
 SHORT = (
     *("fp16_compress_hook", "fsdp2", "gather_and_cut", "join_uneven", "pipeline_by_hand"),
-    *("tensor_and_data_parallel", "tensor_parallel", "very_deep"),
+    *("tensor_and_data_parallel", "tensor_parallel"),
 )
 """Scripts whose ranks differ in another way each: gradients, shards of weights, rows, layers, states."""
 
@@ -25,7 +25,7 @@ FAULTS = {
 
 A comparison of shards, of compressed gradients or in double precision could also see nothing.
 """
-SHORT_FAULTS = ("fp16_compress_hook", "fsdp2", "tensor_parallel", "very_deep")
+SHORT_FAULTS = ("fp16_compress_hook", "tensor_parallel")
 
 
 def codes(report):

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.ranks.collectives.algorithms import ALL_REDUCE
 from samestep.ranks.world.operation import OPS
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.testing import check_all_gather, check_all_reduce, check_broadcast
+from samestep_lab.collectives.algorithms import ALL_REDUCE
+from samestep_lab.testing import check_all_gather, check_all_reduce, check_broadcast
 from support.subgroup import Subgroup
 
 

@@ -9,7 +9,7 @@ from samestep.ranks.collectives.consistency_check import MESSAGE, steps
 from samestep.ranks.collectives.custom_reduction import fold
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.testing.checks import CountingWorld
+from samestep_lab.testing.checks import CountingWorld
 from support.hand_made_shards import DIGESTS, digest_of
 
 ELEMENTS = 840  # divisible by 2, 3, 4, 7 and 8 ranks

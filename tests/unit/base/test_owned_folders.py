@@ -23,7 +23,6 @@ from samestep.base.owned_folders import (
     use_folder,
 )
 from samestep.base.process_identity import Owner
-from samestep.studies.doctor.orphans import clean
 
 
 def names(folder):
@@ -190,14 +189,11 @@ def test_a_process_is_distinguished_from_an_earlier_one_of_the_same_pid():
     os.waitpid(child, 0)
 
 
-def test_doctor_reports_deleted_and_kept_orphans(tmp_path):
+def test_folders_of_the_dead_are_removed_and_those_of_other_hosts_are_kept(tmp_path):
     dead = of_the_dead(tmp_path)
-    (dead / "file").write_bytes(bytes(2048))
     foreign = of_another(make_folder(tmp_path), host="elsewhere")
     make_folder(tmp_path)
-    removed, left = clean([tmp_path], tmp_path / "none")
-    assert (removed.path, removed.bytes > 2048, removed.kept) == (str(dead), True, "")
-    assert (left.path, bool(left.kept)) == (str(foreign), True)
+    assert remove_dead([tmp_path]) == [dead]
     assert {one.path for one in orphans([tmp_path])} == {foreign}
     assert not dead.exists()
 

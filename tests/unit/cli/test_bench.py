@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from samestep.base import env
+from samestep.bench import measurement
+from samestep.bench.figures import figures
+from samestep.bench.request import COLLECTIVES, Request
 from samestep.cli import bench
 from samestep.cli.main import run_command
-from samestep.ranks.collectives.algorithm_choice import Measured
-from samestep.studies.bench import measurement
-from samestep.studies.bench.figures import figures
-from samestep.studies.bench.request import COLLECTIVES, Request
 
 
 @pytest.mark.parametrize(
@@ -22,14 +21,12 @@ from samestep.studies.bench.request import COLLECTIVES, Request
         (["all-reduce"], ["-n 2"]),
         (["all-reduce", "-n", "2", "--sizes", "x"], ["--sizes 'x'"]),
         (["all-reduce", "-n", "2", "--min", "4K"], ["--min", "--sizes"]),
-        (
-            ["all-reduce", "-n", "2", "--algorithm", "tre"],
-            ["--algorithm tre", "all_reduce", "ring"],
-        ),
-        (["broadcast", "-n", "2", "--save"], ["--save", "all-reduce"]),
+        (["all-reduce", "-n", "2", "--algorithm", "tree"], ["--algorithm", "leave it out"]),
+        (["all-reduce", "-n", "2", "--save"], ["--save", "leave it out"]),
+        (["scatter", "-n", "2"], ["'scatter'", "all-reduce, broadcast, all-gather"]),
         (["all-reduce", "-n", "2", "--hang-timeout", "-1"], ["--hang-timeout", "-1"]),
         (["step"], ["-n 2"]),
-        (["step", "-n", "2", "--sync", "telepathy"], ["--sync 'telepathy'", "naive, ring"]),
+        (["step", "-n", "2", "--sync", "telepathy"], ["--sync 'telepathy'", "reference, bucketed"]),
         (["step", "-n", "2", "--model", "vgg"], ["vgg"]),
         (["step", "-n", "2", "--batch-per-worker", "1"], ["batch norm"]),
         (["step", "-n", "2", "--seconds", "0"], ["--seconds", "0"]),
@@ -55,7 +52,7 @@ def test_the_help_lists_the_collectives_and_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert all(f" {name.replace('_', '-')} " in done.stdout for name in COLLECTIVES)
-    assert "--algorithm" in done.stdout
+    assert "--sizes" in done.stdout
 
 
 @pytest.fixture
@@ -67,9 +64,7 @@ def measured(monkeypatch):
         monkeypatch.setattr(env, "snapshot", dict)
         monkeypatch.setattr(measurement, "perform", lambda world, request, *, done: [row])
         request = Request(collective="broadcast", sizes=(4,))
-        bench._measure_collective(
-            request, threads=torch.get_num_threads(), **{"save": False, "as_json": False} | how
-        )
+        bench._measure_collective(request, threads=torch.get_num_threads(), **{"as_json": False} | how)
 
     return measured
 
@@ -84,12 +79,3 @@ def test_rows_are_printed_as_json(measured, capsys):
     measured(as_json=True)
 
     assert json.loads(capsys.readouterr().out)["algorithm"] == "ring"
-
-
-def test_measurements_are_stored_for_algorithm_auto(measured, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    measured(save=True)
-
-    stored = Measured(ranks=1, hosts=1, device="cpu")
-    assert str(stored.path()) in capsys.readouterr().err
-    assert stored.load().text == "ring"

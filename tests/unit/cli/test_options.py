@@ -5,12 +5,12 @@ from collections import defaultdict
 import pytest
 from typer.main import get_command
 
+from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.help_text import COMMON, common_first
 from samestep.cli.main import VERBS, application, run_command
 
 OTHER_MEANINGS = {
     "--workers": "a number, or for scale and verify several",
-    "--algorithm": "of a recipe's gradients, or for bench several to measure",
     "--config": "of a training, or of the options of run",
     "--nproc-per-node": "for run a number or a word, for scale a maximum",
     "--out": "of a run, or of a study",
@@ -32,7 +32,7 @@ WITHOUT_QUIET = {"data": "prints its result only", "doctor": "prints its result 
 
 def commands():
     """Yield each command with options."""
-    for verb in VERBS:
+    for verb in (*VERBS, *PACKAGES):
         command = get_command(application(verb)).commands[verb]
         yield from getattr(command, "commands", {verb: command}).values()
 

@@ -3,14 +3,14 @@
 import pytest
 
 from samestep.base.errors import DetectionError, UsageError
+from samestep.bench.request import Request as BenchRequest
+from samestep.bench.synchronizers import Problem
 from samestep.cli.main import run_command
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launchers.detect import detect
 from samestep.launchers.hostlist import MOST, hosts, tasks_per_node
 from samestep.launchers.mpi_hosts import open_mpi_first
-from samestep.studies.bench.request import Request as BenchRequest
-from samestep.studies.bench.synchronizers import Problem
-from samestep.studies.scaling.sweep.plan import Request
+from samestep.scaling.sweep.plan import Request
 from samestep.training.settings import RunOptions
 
 HUGE = 10**50

@@ -9,10 +9,10 @@ from typer.main import get_command
 
 from samestep.cli import scale_target
 from samestep.cli.main import application, run_command
-from samestep.studies.scaling.analysis.study_file import read_study
-from samestep.studies.scaling.sweep import local_runs
-from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.trial import Outcome
+from samestep.scaling.analysis.study import read_study
+from samestep.scaling.sweep import local_runs
+from samestep.scaling.sweep.host_load import Load
+from samestep.scaling.sweep.trial import Outcome
 from samestep.training.recipes.registry import find
 from support.studies import study
 
@@ -328,7 +328,7 @@ def test_paths_of_logs_are_relative_to_the_working_folder_in_messages_and_to_the
     out, err = capsys.readouterr()
     assert "0.9 of 2 processors" in err.splitlines()[0]
     (note,) = read_study(Path("a b/c")).notes
-    start, log = note.removesuffix(".").split("Its log: ")
+    start, log = note.text.removesuffix(".").split("Its log: ")
 
     assert Path("a b/c", log).read_text() == "no data"
     assert f"{start}Its log: a b/c/{log}." in out.splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import run_command
-from samestep.studies.scaling.sweep import local_runs
+from samestep.scaling.sweep import local_runs
 
 ALLOCATION = {
     "SLURM_JOB_ID": "12",

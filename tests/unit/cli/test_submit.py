@@ -10,7 +10,7 @@ from samestep.base import env
 from samestep.cli import submit as verb
 from samestep.cli.main import run_command
 from samestep.cli.options import submission
-from samestep.launch.submit.follow import JobStatus
+from samestep.submit.follow import JobStatus
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from samestep.cli.verify import _print
 from samestep.launch.local.child import Report
 from samestep.launch.local.hosting import Ending
 from samestep.run import rerun
-from samestep.studies.verify.verdict import Finding, Row
-from samestep.studies.verify.verdict import Report as Comparison
+from samestep.verify.verdict import Finding, Row
+from samestep.verify.verdict import Report as Comparison
 from support.recordings import recording
 
 SHELL = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}

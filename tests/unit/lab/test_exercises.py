@@ -9,11 +9,11 @@ import pytest
 
 from gallery_exercises.manifest import FUNCTIONS, SCRIPTS
 from samestep.base.errors import UsageError
-from samestep.cli.lab import rank_counts, start
 from samestep.cli.main import run_command
-from samestep.lab.exercises import EXERCISES, serial, serial_path, solution, starter, write_starter
-from samestep.lab.grading import CHECKS, grade_file
-from samestep.studies.verify.verdict import Finding, Report
+from samestep.verify.verdict import Finding, Report
+from samestep_lab.command import rank_counts, start
+from samestep_lab.exercises.grading import CHECKS, grade_file
+from samestep_lab.exercises.starters import EXERCISES, serial, serial_path, solution, starter, write_starter
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -110,7 +110,7 @@ def test_wrong_ranks_are_refused(text):
 
 
 def test_the_guide_lists_all_exercises_and_the_codes_of_all_mistakes():
-    page = (Path(__file__).parents[3] / "docs" / "guide" / "exercises.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "lab" / "exercises.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \| .* \| .* \|$", page, re.MULTILINE)
     mistakes = page.partition("\n## What is found\n")[2]
     codes = {

@@ -4,9 +4,9 @@ import pytest
 
 from samestep.base.errors import WorkerFailed
 from samestep.base.machine.description import cpu_share
-from samestep.lab import launchers, strong_scaling
-from samestep.lab.commands import parsed
-from samestep.lab.experiment import Setup
+from samestep_lab.experiments import launchers, strong_scaling
+from samestep_lab.experiments.commands import parsed
+from samestep_lab.experiments.experiment import Setup
 
 SETUP = Setup(workers=4, ranks=list)
 
@@ -24,8 +24,8 @@ def study(points):
     return {
         "points": points,
         "one_process": [],
-        "verdict": {"manager": "A.", "comparisons": ["B."]},
-        "notes": ["C."],
+        "verdict": {"sentence": "A."},
+        "notes": [{"code": "interrupted", "text": "C."}],
     }
 
 
@@ -87,7 +87,7 @@ def test_launchers_of_more_workers_than_cores_are_not_compared(calls):
     )
     measured = launchers.run(SETUP).measured
 
-    assert "B." not in measured
+    assert "highest" not in measured
     assert f"-n {cpu_share().cores}" in measured
 
 

@@ -77,10 +77,14 @@ class Verdict:
     """The ways that the check has tried."""
 
 
+KEPT_UNSPLIT = "samestep.batch_dim(..., dim=None) keeps it unsplit"
+"""The reason for a module that the script itself keeps unsplit."""
+
+
 def refusal(module: nn.Module, device: torch.device) -> str | None:
     """Return the reason why no call of this module is split, if there is one before any is computed."""
     if stays_unsplit(module):
-        return "samestep.batch_dim(..., dim=None) keeps it unsplit"
+        return KEPT_UNSPLIT
     if any(isinstance(one, torch.jit.ScriptModule) for one in module_parts.modules(module)):
         return "TorchScript has compiled it, and its reads cannot be observed"
     if device.type == "cuda" and any(map(draws_in_cudnn, module_parts.modules(module))):

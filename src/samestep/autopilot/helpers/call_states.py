@@ -132,8 +132,7 @@ class SignatureCalls:
 
     def fail_check(self, checking: Checking, why: str, given: CallArguments, *, in_parts: bool) -> None:
         """Leave the calls unsplit from now on; the last one of the check has these arguments."""
-        self.stay_unsplit(why)
-        self.splits_parts = in_parts
+        self.stay_unsplit(why, in_parts=in_parts)
         for sizes in (checking.sizes, sizes_of(given)):
             self.sizes.fail(sizes, why)
 
@@ -150,9 +149,10 @@ class SignatureCalls:
         """
         return self.losses >= _MANY_LOSSES and self.losses * _CALLS_PER_LOSS > self.splits
 
-    def stay_unsplit(self, why: str) -> None:
-        """Leave the calls unsplit from now on."""
+    def stay_unsplit(self, why: str, *, in_parts: bool = False) -> None:
+        """Leave the calls unsplit from now on; `in_parts`, split those that they make of their parts."""
         self.state, self.plan, self.why = State.UNSPLIT, None, why
+        self.splits_parts = in_parts
         self.checks.clear()
 
     def _end(self, checking: Checking) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import Pace, Verdict, refusal
+from samestep.autopilot.equivalence.check import KEPT_UNSPLIT, Pace, Verdict, refusal
 from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.equivalence.unsplit_call import without_stdout
 from samestep.autopilot.helpers.attempts import Attempt, NodeCall
@@ -54,7 +54,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.declared_dimensions import declared_dims
-from samestep.autopilot.split.guards import Attributes, Reach, observer
+from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
 from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.short_calls import MEASURED, CallKind, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -65,10 +65,11 @@ from samestep.autopilot.split_calls import (
     OTHER_STATE,
     WRAPPERS,
     ModuleCall,
+    Obstacle,
     is_inside,
     is_recomputed,
+    may_call_parts,
 )
-from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.saved_state import SavedState, carried_by
 from samestep.base.context_values import bound
 from samestep.base.errors import DeviceFailed, PeerLost
@@ -88,11 +89,9 @@ CallState: TypeAlias = tuple[Reach, Attributes, Signature]
 """The modules and tensors that a call reaches, the attributes that guard its plan, and its signature."""
 
 
-def may_call_parts(module: nn.Module) -> bool:
-    """Return whether a module has parts with weights whose calls can be found: those of no compiled code."""
-    parts = (part for part in module.children() if next(module_parts.parameters(part), None) is not None)
-    is_script = isinstance(module, torch.jit.ScriptModule)
-    return next(parts, None) is not None and not is_script and not is_compiled(module)
+def _concerns_whole(why: str) -> bool:
+    """Return whether a reason why a call is unsplit is none for its parts."""
+    return why not in (KEPT_UNSPLIT, FEWER)
 
 
 def _is_of_signal(error: Exception) -> bool:
@@ -190,8 +189,9 @@ class MainCalls:
         known = self._known.setdefault(module, ModuleCalls())
         self._recover()
         state = self._obstacle(call) or self._state_of(call, known)
-        if isinstance(state, str):
-            return self._unsplit(call, state)
+        if isinstance(state, Obstacle):
+            in_parts = not state.of_parts and may_call_parts(module)
+            return self._unsplit(call, state.why, in_parts=in_parts)
         _, plain, signature = state
         calls = known.by_signature[signature]
         if why := self._reason_to_wait(calls):
@@ -241,14 +241,14 @@ class MainCalls:
             self._drop_check(checking.number)  # the next call may do something else
         return outputs
 
-    def _state_of(self, call: ModuleCall, known: ModuleCalls) -> CallState | str:
+    def _state_of(self, call: ModuleCall, known: ModuleCalls) -> CallState | Obstacle:
         """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
         try:
             reach = Reach.of(call.module)
             plain = {**reach.plain, **reach.of_tensors}
             return reach, plain, self._signatures.signature(call.module, call.given, plain, known.failed())
         except Exception as error:  # noqa: BLE001 - of any object of the script
-            return f"its state cannot be read ({type(error).__name__}: {error})"
+            return Obstacle(f"its state cannot be read ({type(error).__name__}: {error})")
 
     def _continues(self, checking: Checking, given: CallArguments) -> bool:
         """Return whether a call continues a check, or begins it again."""
@@ -284,18 +284,30 @@ class MainCalls:
         calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
         return True
 
-    def _obstacle(self, call: ModuleCall) -> str | None:
+    def _obstacle(self, call: ModuleCall) -> Obstacle | None:
+        """Return why a call cannot be split, if that is known before it is checked."""
+        if (why := self._obstacle_of_parts(call)) is not None:
+            return Obstacle(why)
+        if not call.given.may_have_samples(self._size):
+            return Obstacle(NO_TENSORS, of_parts=False)
+        hooked = hooked_module(call.module)
+        if hooked is None:
+            return None
+        return Obstacle(f"a hook on {hooked} would get slices", of_parts=False)
+
+    def _obstacle_of_parts(self, call: ModuleCall) -> str | None:
+        """Return why neither a call nor those of its parts can be split."""
         module, given = call.module, call.given
         if self._helpers.are_lost:
             return NO_HELPERS
         if (why := bypassed_modules.obstacle()) is not None:
             return why
-        if not given.may_have_samples(self._size):
-            return FEWER if given.tensors() else NO_TENSORS
+        if (why := observer()) is not None:
+            return why
+        if given.tensors() and not given.may_have_samples(self._size):
+            return FEWER
         if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
-        if (why := observer(module, of_weights=False)) is not None:
-            return why
         return MADE_AGAIN if self._fresh.waits(module) else None
 
     def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:
@@ -303,7 +315,7 @@ class MainCalls:
         module, given = call.module, call.given
         bypassed_modules.note_direct_forward(self._account, module)
         if why := refusal(module, self.device):
-            calls.stay_unsplit(why)
+            calls.stay_unsplit(why, in_parts=_concerns_whole(why) and may_call_parts(module))
             return
         checking = calls.check_of(given)
         if checking is None:
@@ -321,8 +333,8 @@ class MainCalls:
             self._account.explain(self._account.place_of(module), verdict.trace.tried)
         if verdict.plan is None:
             self._drop_check(checking.number)
-            why, in_parts = verdict.trace.explained(verdict.why), may_call_parts(module)
-            calls.fail_check(checking, why, given, in_parts=in_parts)
+            in_parts = _concerns_whole(verdict.why) and may_call_parts(module)
+            calls.fail_check(checking, verdict.trace.explained(verdict.why), given, in_parts=in_parts)
         else:
             calls.pass_check(checking, verdict.plan, given, self._size)
 
@@ -532,9 +544,9 @@ class MainCalls:
                 calls.losses += 1
             else:
                 self.release(attempt.number)
-                calls.stay_unsplit(found)
+                calls.stay_unsplit(found, in_parts=may_call_parts(module))
                 self._mirrored.pop(module, None)
-            return self._unsplit(call, found)
+            return self._unsplit(call, found, in_parts=calls.splits_parts)
         self._account.split[self._account.place_of(module)] += 1
         calls.splits += 1
         if kind.grad:

@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -51,20 +52,33 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to make a value that pickle would find by its name, or refuse."""
-        if isinstance(value, CodeType):  # with the name of its file, by which code of the user is known
-            return marshal.loads, (marshal.dumps(value),)
-        if isinstance(value, _CACHED) and isinstance(value.__wrapped__, FunctionType):
-            if is_user_code(value.__wrapped__.__code__.co_filename):
-                return _cached, (value.__wrapped__, value.cache_parameters())
-        elif isinstance(value, ModuleType) and type(value) is not ModuleType:  # such as torch.ops
-            if sys.modules.get(value.__name__) is value:
-                return importlib.import_module, (value.__name__,)
-        elif base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
-            state = contents_of(value), fields_of(value)
-            return empty, (type(value), setting_of(value)), state, None, None, _fill
-        elif isinstance(value, nn.Module) and parametrize.is_parametrized(value):
-            return _parametrized, (type(value).__mro__[1], vars(value))
-        return super().reducer_override(value)
+        reduced = _reduced_code(value) or _reduced_object(value)
+        return super().reducer_override(value) if reduced is None else reduced
+
+
+def _reduced_code(value: Any) -> tuple[Any, ...] | None:
+    """Return how to make code, a function, or a module such as ``torch.ops``; None for what pickle knows."""
+    if isinstance(value, CodeType):  # with the name of its file, by which code of the user is known
+        return marshal.loads, (marshal.dumps(value),)
+    if isinstance(value, torch.jit.ScriptFunction):
+        return _compiled, (value.save_to_buffer({}),)
+    cached = value.__wrapped__ if isinstance(value, _CACHED) else None
+    if isinstance(cached, FunctionType) and is_user_code(cached.__code__.co_filename):
+        return _cached, (cached, value.cache_parameters())
+    special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
+    if special is not None and sys.modules.get(special.__name__) is special:
+        return importlib.import_module, (special.__name__,)
+    return None
+
+
+def _reduced_object(value: Any) -> tuple[Any, ...] | None:
+    """Return how to make a container or a module; None for those that pickle can make."""
+    if base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
+        state = contents_of(value), fields_of(value)
+        return empty, (type(value), setting_of(value)), state, None, None, _fill
+    if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
+        return _parametrized, (type(value).__mro__[1], vars(value))
+    return None
 
 
 def _is_stored_as_base(kind: type) -> bool:
@@ -81,6 +95,11 @@ def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return lru_cache(**parameters)(function)
+
+
+def _compiled(content: bytes) -> Callable[..., Any]:
+    """Return a function that TorchScript has compiled; torch loads it as the only method of a module."""
+    return torch.jit.load(BytesIO(content)).forward  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _parametrized(kind: type[nn.Module], fields: Mapping[str, Any]) -> nn.Module:

@@ -49,7 +49,7 @@ class StepCosts:
     """Whether a step with unsplit calls is clearly shorter."""
     checks_s: float = 0.0
     """The seconds of all checks."""
-    _is_told: bool = False
+    _is_noted: bool = False
     _process: int = field(default_factory=getpid)
     _split: int = 0
     _unsplit: int = 0
@@ -88,8 +88,12 @@ class StepCosts:
 
     def _compare(self, split_s: float, unsplit_s: float) -> None:
         self.is_faster_unsplit = unsplit_s < _CLEARLY * split_s
-        if self.is_faster_unsplit and not self._is_told:
-            self._is_told = True
+
+    def note_unsplit_steps(self) -> None:
+        """Report, once, that calls are unsplit from now on because their steps are shorter."""
+        if not self._is_noted:
+            self._is_noted = True
+            split_s, unsplit_s = median(self._split_s), median(self._unsplit_s)
             write_stderr(
                 f"samestep: note: a step takes {seconds_text(split_s)} with split calls and "
                 f"{seconds_text(unsplit_s)} with unsplit ones, which are therefore used\n"

@@ -48,7 +48,7 @@ def obstacle() -> str | None:
     if _is_functional.get():
         return "functional_call passes its weights; load them into the module and call it"
     if is_checkpointed.get():
-        return "an activation checkpoint outside of a module calls it"
+        return "an activation checkpoint calls it, outside of any call that is split"
     if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
     is_open = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

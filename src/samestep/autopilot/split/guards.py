@@ -300,37 +300,27 @@ def _is_share(value: Any, total: int) -> bool:
     return isinstance(value, float) and (value * total).is_integer()
 
 
-def observer(module: nn.Module, *, of_weights: bool = True) -> str | None:
-    """Return which hook or mode of the script would get slices if a call were split; None for neither.
-
-    Hooks on parameters count `of_weights`: they get the gradients of slices if every rank runs the script.
-    """
-    hook = _hooked(module, of_weights=of_weights)
-    if hook is not None:
-        return f"a hook on {hook} would get slices"
+def observer() -> str | None:
+    """Return which hook or mode of the script would get slices of any split call; None for neither."""
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
+        return "a hook on all modules would get slices"
     modes: list[object] = [
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
     ]
-    for one in modes:  # torch selects a default device by `DeviceContext`
-        if not isinstance(one, DeviceContext) and not type(one).__module__.startswith("samestep."):
-            return f"{type(one).__name__} is active, and would get slices"
+    for mode in modes:  # torch selects a default device by `DeviceContext`
+        if not isinstance(mode, DeviceContext) and not type(mode).__module__.startswith("samestep."):
+            return f"{type(mode).__name__} is active, and would get slices"
     return None
 
 
-def _hooked(module: nn.Module, *, of_weights: bool) -> str | None:
-    """Return the name of a module or a parameter with a hook that would get a slice, if there is one."""
-    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
-        return "all modules"
-    for one in modules_of(module):
-        before = [hook for hook in one._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
-        if before or one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
-            return next(name for name, other in module_parts.named_modules(module) if other is one) or "it"
-        for parameter in one._parameters.values() if of_weights else ():  # noqa: SLF001 - named_parameters takes ten times as long
-            if parameter is not None and _is_hooked(parameter):
-                return next(
-                    name for name, other in module_parts.named_parameters(module) if other is parameter
-                )
+def hooked_module(module: nn.Module) -> str | None:
+    """Return the name of a module that has a hook of the script, which would get slices; None without one."""
+    for part in modules_of(module):
+        before = [hook for hook in part._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
+        if before or part._forward_hooks or part._backward_hooks or part._backward_pre_hooks:  # noqa: SLF001
+            names = (name for name, named in module_parts.named_modules(module) if named is part)
+            return next(names) or "it"
     return None
 
 
@@ -338,19 +328,6 @@ def _is_torchs(hook: Any) -> bool:
     """Return whether a hook is defined by torch, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
-
-
-def _is_hooked(parameter: nn.Parameter) -> bool:
-    if parameter._backward_hooks:  # noqa: SLF001 - there is no public spelling
-        return True
-    after = getattr(parameter, "_post_accumulate_grad_hooks", None)
-    return after is not None and not all(map(_is_ours, after.values()))
-
-
-def _is_ours(hook: Any) -> bool:
-    """Return whether a hook is one of samestep's, which average gradients."""
-    module = getattr(getattr(hook, "func", hook), "__module__", "")
-    return module.startswith(("samestep.parallel.gradients.", "samestep.hooks."))
 
 
 def _others(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -94,6 +94,8 @@ class ShortCalls:
         elif self._is_enabled:
             # A device computes while the script goes on, so the times of a few steps are no measurement.
             takes_longer = grad and self._device.type == "cpu" and self._account.steps.is_faster_unsplit
+            if takes_longer:
+                self._account.steps.note_unsplit_steps()
             kind.is_unsplit = kind.is_short or takes_longer
         return kind
 

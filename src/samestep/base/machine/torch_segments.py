@@ -37,22 +37,6 @@ _HOSTS_PID = "pid:[4026531836]"
 _HOSTS_IPC = "ipc:[4026531839]"
 
 
-def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
-    """Return all ids of all processes of this host, including those within their containers.
-
-    None where not all are visible: in a container, or where other users' processes are hidden.
-    """
-    if name_space("pid", proc) != _HOSTS_PID or not (proc / "1").exists():
-        return None
-    numbers: set[str] = set()
-    for status in proc.glob("[0-9]*/status"):
-        with suppress(OSError):  # it has ended since
-            lines = status.read_text(errors="replace").splitlines()
-            numbers.add(status.parent.name)
-            numbers.update(*(line.split()[1:] for line in lines if line.startswith("NSpid:")))
-    return numbers
-
-
 def memory_is_numbered_apart() -> bool:
     """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``)."""
     return name_space("ipc") == _HOSTS_IPC and name_space("pid") != _HOSTS_PID

@@ -41,9 +41,9 @@ def choose(
         UsageError: there is more to choose than workers on one host's cores, or nothing could be measured.
     """
     # These modules read clock files, and start late.
-    from samestep.studies.scaling.sweep import auto_workers
-    from samestep.studies.scaling.sweep.local_runs import command, executed
-    from samestep.studies.scaling.sweep.plan import in_lines
+    from samestep.scaling.sweep import auto_workers
+    from samestep.scaling.sweep.local_runs import command, executed
+    from samestep.scaling.sweep.plan import in_lines
 
     _refuse_tasks()
     _refuse_other_programs(job, str(flags["mode"]))

@@ -14,8 +14,8 @@ from samestep.base.errors import UsageError
 from samestep.base.folders import PACKAGE
 from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
-from samestep.launch.submit.site_defaults import SIZE_PANEL
 from samestep.observe.clock.clock_file import ClockOptions
+from samestep.submit.site_defaults import SIZE_PANEL
 
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program.")]
 Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]

@@ -5,11 +5,8 @@ from typing import Annotated, Any
 
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
-from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.setting_fields import flag
 from samestep.cli.options.declare import WORKERS_PANEL, option
-from samestep.launch.plan import Spawn
-from samestep.ranks.collectives.algorithm_choice import AUTO, Measured
 from samestep.run.decision import Decision
 
 SPLIT = ("short_calls", "device")
@@ -63,18 +60,3 @@ def not_serial(name: str, target: str) -> str:
         f"{flag(name)} is for serial scripts, and {target} was not detected as one. Leave it out, or give "
         "--mode autopilot."
     )
-
-
-def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:
-    """Refuse ``--algorithm auto`` without measurements, as far as this can be checked before workers start.
-
-    Only workers may open accelerators, and on several nodes the file of rank 0's node counts.
-
-    Raises:
-        UsageError: nothing was measured; the message names the command that measures.
-    """
-    if algorithm != AUTO or decision.size == 1 or not isinstance(decision.plan, Spawn):
-        return
-    nodes = decision.plan.nodes
-    if (nodes.count == 1 or nodes.rank == 0) and not accelerator_count():
-        Measured(ranks=decision.size, hosts=nodes.count, device="cpu").load()

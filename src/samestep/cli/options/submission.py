@@ -9,7 +9,7 @@ from samestep.base.console import StatusLine, inform, log
 from samestep.base.errors import INTERRUPTED
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
-from samestep.launch.submit.follow import FollowedJob, follow
+from samestep.submit.follow import FollowedJob, follow
 
 
 class _Console:

@@ -28,7 +28,6 @@ from samestep.parallel.gradients.initial_agreement import (
 from samestep.parallel.gradients.running_statistics import Norm, average_statistics, by_kind
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, Reference, SyncConfig
 from samestep.parallel.gradients.weight_checksum import check_equal
-from samestep.ranks.collectives.algorithms import ByAlgorithm, overlaps_compute
 from samestep.ranks.collectives.direct_world import low_latency, separates_gradients
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.world.current import current
@@ -70,8 +69,7 @@ def replicate(
 
     Args:
         model: parameters and buffers on this rank's device, trained by ``backward`` and any optimizer.
-        world: the ranks; by default those of the job that was joined here. A world of `by_algorithm` selects
-            the all-reduce of the gradients, for ``bucketed`` and ``reference``.
+        world: the ranks; by default those of the job that was joined here.
         sync: the gradient synchronizer: ``bucketed``, ``flat``, ``reference`` or ``ddp``; ``auto`` is
             ``flat`` if the ranks compute on the CPUs of one host, else ``bucketed``.
         batch_norm: ``global`` computes batch statistics over the global batch, as the serial script does;
@@ -102,7 +100,6 @@ def replicate(
         )
     check_supported(model)
     world = current() if world is None else world
-    _check_all_reduce(world, sync)
     replicas = Replicas(model, world, check_every=check_every)
     replicas.attach(sync, batch_norm, compress=compress, bucket_bytes=bucket_bytes)
     _replicated[model] = replicas
@@ -112,14 +109,6 @@ def replicate(
 def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
     if value not in choices:
         raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
-
-
-def _check_all_reduce(world: World, sync: str) -> None:
-    if isinstance(world, ByAlgorithm) and sync in ("flat", "ddp"):
-        raise UsageError(
-            f"sync={sync!r} has its own all-reduce, but the world selects {world.crossovers.describe()}. "
-            "Use sync='bucketed' or 'reference', or another world."
-        )
 
 
 @contextmanager
@@ -159,7 +148,7 @@ class Replicas:
         assert model is not None
         if self._world.place.size == 1:
             return
-        gradient_world = self._resolve_sync(compress)
+        self._resolve_sync(compress)
         norms, local = batch_norms(model), batch_norm == "local"
         if not local:
             check_torch_forward(norms)
@@ -175,14 +164,13 @@ class Replicas:
             for restore in redirected + ([] if local else use_global_statistics(norms.values(), self._world)):
                 undo.callback(restore)
             config = SyncConfig(
-                world=gradient_world,
+                world=self._world,
                 model=self._model,
                 parameters=self._parameters,
                 statistics=self._statistics,
                 bucket_bytes=bucket_bytes,
                 compress=compress,
                 may_overlap=self.sync != "ddp"
-                and overlaps_compute(gradient_world)
                 and (local or not norms or separates_gradients(self._world))
                 and not _has_sync_batch_norm(model),
                 after_sync=self._after_sync,
@@ -193,22 +181,13 @@ class Replicas:
             undo.callback(finalize(model, self._synchronizer.detach).detach)
             self._undo = undo.pop_all()
 
-    def _resolve_sync(self, compress: str | None) -> World:
-        """Resolve ``auto``, and use shared memory or direct connections where ranks can.
-
-        Returns:
-            the world whose all-reduces average the gradients.
-        """
-        world = self._world
-        if isinstance(world, ByAlgorithm):
-            self._world, self.sync = world.inner, "bucketed" if self.sync == AUTO else self.sync
-            return world
+    def _resolve_sync(self, compress: str | None) -> None:
+        """Resolve ``auto``, and use shared memory or direct connections where ranks can."""
         if self.sync == "flat" or (self.sync == AUTO and compress is None):
             self._world = low_latency(self._world)
         if self.sync == AUTO:
             near = isinstance(self._world, OneHostWorld) and compress is None
             self.sync = "flat" if near else "bucketed"
-        return self._world
 
     @property
     def exposed_s(self) -> float | None:

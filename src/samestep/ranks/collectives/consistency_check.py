@@ -22,7 +22,6 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
-from samestep.ranks.collectives.executor import may_post_receives_early
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.world.protocol import World
 
@@ -89,3 +88,8 @@ def _merged(state: bytes, received: bytes) -> bytes:
         if any(candidate) and not same_call(candidate, mine):
             return mine + candidate
     return state
+
+
+def may_post_receives_early(tensor: Tensor) -> bool:
+    """Return whether receives may begin before the sends that belong to them; NCCL would wait for them."""
+    return tensor.is_cpu

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from samestep.ranks.collectives.call_counter import Progress
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
-from samestep.ranks.collectives.schedule import bounds
-from samestep.ranks.collectives.shared_memory import PIECE, pieces
+from samestep.ranks.collectives.shared_memory import PIECE, bounds, pieces
 from samestep.ranks.world.operation import Op, as_contiguous, flattened, put_back, reduce_in_rank_order
 
 

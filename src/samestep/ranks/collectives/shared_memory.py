@@ -68,8 +68,8 @@ class _Views:
 
     def __init__(self, slots: Tensor, dtype: torch.dtype, count: int) -> None:
         size = slots.shape[1]
-        bounds = [count * rank // size for rank in range(size + 1)]
-        self.parts = [slice(*pair) for pair in pairwise(bounds)]  # the elements that each rank reduces
+        # The elements that each rank reduces.
+        self.parts = [slice(*pair) for pair in pairwise(bounds(count, size))]
         self.halves = [list(half) for half in slots[:, :, : count * dtype.itemsize].view(dtype)]
         """By half and rank."""
         self.by_part = [[[one[part] for part in self.parts] for one in half] for half in self.halves]
@@ -279,3 +279,12 @@ def pieces(tensor: Tensor) -> list[slice]:
     """Return the elements of each piece of a tensor; none of an empty one."""
     elements = PIECE // max(1, tensor.element_size())
     return [slice(at, at + elements) for at in range(0, tensor.numel(), elements)]
+
+
+def bounds(elements: int, chunks: int) -> list[int]:
+    """Return the first element of each chunk, and the end of the last; chunk sizes differ by at most one.
+
+    >>> bounds(10, 4)
+    [0, 2, 5, 7, 10]
+    """
+    return [elements * chunk // chunks for chunk in range(chunks + 1)]

@@ -64,15 +64,6 @@ def headroom(op: Op, dtype: torch.dtype, size: int) -> int:
     return 1 << (size - 1).bit_length() if op == "mean" and is_half(dtype) else 1
 
 
-def accumulator(flat: Tensor, divisor: int = 1) -> Tensor:
-    """Return the tensor to sum in: a single-precision copy of a half-precision tensor, else `flat` itself.
-
-    `divisor` is from `headroom`; it is 1 wherever `flat` itself is returned.
-    """
-    total = flat.float() if is_half(flat.dtype) else flat
-    return total.div_(divisor) if divisor > 1 else total
-
-
 def finish(total: Tensor, op: Op, size: int, divisor: int = 1) -> None:
     """Turn the sum of a mean over `size` ranks, each divided by `divisor` before, into the mean, in place."""
     if op == "mean":

@@ -16,7 +16,6 @@ from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.share import share
-from samestep.ranks.collectives.algorithms import by_algorithm
 from samestep.ranks.world.protocol import World
 from samestep.training.data.image_set import Images
 from samestep.training.data.loader import Batch, ImageLoader, LoaderOptions, loading_processes
@@ -127,10 +126,9 @@ def synchronized_step(
             yield ExactStep(exact=exact, number=number, **common), exact.check
         return
     compress = None if settings.compress == "none" else settings.compress
-    ranks = world if settings.algorithm is None else by_algorithm(world, settings.algorithm)
     with replicate(
         learner.model,
-        ranks,
+        world,
         sync=settings.sync,
         batch_norm=settings.batch_norm or "global",
         compress=compress,

@@ -16,8 +16,6 @@ from samestep.base.last_step import record_step
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Config
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.parallel.sharding.position import Position
-from samestep.ranks.collectives.algorithm_choice import AUTO, Crossovers
-from samestep.ranks.collectives.algorithms import settled
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.newest import SelectedCheckpoint, choose_on_all, is_bare, newest_valid
@@ -199,8 +197,6 @@ def _without_auto(world: World, resolved: ResolvedConfig) -> ResolvedConfig:
     if settings.precision == "auto":
         precision = world.broadcast_object("bf16" if machine_has_bf16(world.device) else "fp32")
         settings = replace(settings, precision=precision)
-    if settings.algorithm == AUTO and resolved.weights is None and world.place.size > 1:
-        settings = replace(settings, algorithm=settled(world, AUTO).text)
     return replace(resolved, settings=settings)
 
 
@@ -267,7 +263,7 @@ def _outputs(
             folder.write_config(resolved.config())
         skipped = _set_aside_later(folder.checkpoints, training) if resolved.resume else None
         warnings = [line for line in (skipped, unlocked) if line is not None]
-        for line in [*_algorithms(resolved), *_resume_lines(resolved, training, chosen), *warnings]:
+        for line in [*_resume_lines(resolved, training, chosen), *warnings]:
             display.note(line)
         folder.begin(_session(world, training, chosen))
         sink = with_loggers(folder, resolved.options.logger, resolved.config(), report=display.note)
@@ -281,14 +277,6 @@ def _set_aside_later(checkpoints: Path, training: Training) -> str | None:
     """Set aside the checkpoints after the restored one; return a warning about those of other runs."""
     _, warning = set_aside_later(checkpoints, than=training.journal.steps)
     return warning
-
-
-def _algorithms(resolved: ResolvedConfig) -> list[str]:
-    """Return a line about the all-reduce of gradients if the user has chosen it."""
-    algorithm = resolved.settings.algorithm
-    if algorithm is None or algorithm == AUTO:  # still auto with one worker, which has no all-reduce
-        return []
-    return [f"gradients: all-reduce by {Crossovers.parse(algorithm).describe()}"]
 
 
 def _resume_lines(

@@ -117,3 +117,18 @@ def test_the_report_advises_one_worker_if_most_calls_take_longer_split():
     account.note_unsplit("Field at ode.py:3", LONGER_SPLIT)
     assert TOO_SHORT in account.lines()
     assert any("2 ms" in line and "100 us" in line for line in account.lines())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_steps_that_are_shorter_unsplit_are_reported_only_where_they_are_used(capsys, enabled):
+    clock, account, module = Clock(), Account(), nn.Linear(2, 2)
+    account.steps.clock = clock
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for is_split in [True] * 5 + [False] * 5:
+        account.steps.note_call(is_split=is_split)
+        clock.now += 2.0 if is_split else 1.0
+        account.steps.after_step(optimizer)
+    short = ShortCalls(torch.device("cpu"), account, enabled=enabled, clock=clock)
+    kinds = [short.begin(module, CallArguments((torch.ones(20, 2),))) for _ in range(2)]
+    assert [kind.is_unsplit for kind in kinds] == [enabled] * 2
+    assert len(capsys.readouterr().err.splitlines()) == enabled

@@ -1,0 +1,1 @@
+"""Collectives to read: algorithms as schedules of messages, and what executes them."""

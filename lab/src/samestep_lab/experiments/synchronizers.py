@@ -1,0 +1,49 @@
+"""Measures a training step with each gradient synchronizer."""
+
+from dataclasses import asdict
+
+from samestep.bench.request import ALONE
+from samestep.bench.step_times import StepRow, measure
+from samestep.bench.synchronizers import NEEDS, WAYS, Problem, ways_here
+from samestep.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
+from samestep.ranks.world.protocol import World
+from samestep_lab.experiments.experiment import Outcome, Setup, Table
+
+SECONDS = 20.0
+
+
+def on_rank(world: World, problem: Problem, seconds: float) -> list[StepRow]:
+    """Return the figures of each synchronizer that these ranks can run."""
+    names = [name for name in ways_here(world) if name != ALONE]
+    return measure(world, problem, names, seconds=seconds)
+
+
+def noise(found: list[StepRow]) -> str:
+    """Return sentences on steps that are not slower with communication than without."""
+    among = [row for row in found if row.sync != ALONE]
+    faster = [row.sync for row in among if row.efficiency_quartiles[0] > 1]
+    equal = [row.sync for row in among if row.sync not in faster and row.efficiency_quartiles[1] >= 1]
+    sentences = ""
+    if equal:
+        sentences += f" No difference from steps without communication is measured for {', '.join(equal)}."
+    if faster:
+        sentences += (
+            f" Faster than without communication: {', '.join(faster)}. Only other load on this machine "
+            "explains that; run it again without other programs."
+        )
+    return sentences
+
+
+def run(setup: Setup, *, problem: Problem | None = None, seconds: float = SECONDS) -> Outcome:
+    """Run the experiment."""
+    found = setup.ranks(on_rank, setup.workers, problem or Problem(), seconds)[0]
+    measured = {row.sync for row in found}
+    missing = [f" {name} is not measured: it needs {NEEDS[name]}." for name in WAYS if name not in measured]
+    return Outcome(
+        tables=[Table(head=STEP_HEAD, rows=step_cells(found))],
+        measured=(
+            f"Fastest: {fastest_synchronizer(found)}. Figures are medians over interleaved rounds."
+            f"{noise(found)}{''.join(missing)}"
+        ),
+        values={row.sync: asdict(row) for row in found},
+    )

@@ -1,0 +1,250 @@
+"""Lists all checks, and runs them on one rank: its own, then those with the other ranks, then the report."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from samestep.base.env import Environment
+from samestep.base.errors import Error
+from samestep.base.machine.description import machine, package_version
+from samestep.base.polling import with_timeout
+from samestep.base.units import bytes_text, ranges
+from samestep.doctor import gpus, joining, limits, network, run_folder, settings
+from samestep.doctor.context import Context, predict
+from samestep.doctor.gather import agree_on_exit_code, gather
+from samestep.doctor.report import Report
+from samestep.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
+from samestep.hooks.registry import problems
+from samestep.hooks.table import ALL
+from samestep.launchers.binding import undo_default_binding
+from samestep.launchers.compute_threads import without_default_threads
+from samestep.launchers.detect import detect
+from samestep.launchers.lost_environment import refuse_pods
+from samestep.launchers.mpi_hosts import with_main_host
+from samestep.ranks.world.banner import describe
+from samestep.ranks.world.device import BACKENDS, DeviceFacts, available_here, facts_here, toolkit_versions
+
+THREAD = "samestep-doctor"
+"""The name of the thread that runs a check."""
+_DEVICES_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check."""
+
+    subject: str  # for messages
+    run: Callable[[Context], Result]  # the function
+    timeout_s: float  # time limit in seconds
+    joint: bool = False  # whether all ranks run it together, after the other checks
+    needs_devices: bool = False  # whether ``--no-devices`` leaves it out
+    on_timeout: str = "The check of {subject} failed: {error}. Something there hangs."
+
+
+def run_check(check: Check, context: Context) -> Result:
+    """Return the result of a check, or a finding if it failed or took too long."""
+    try:
+        return with_timeout(check.timeout_s, lambda: check.run(context), name=THREAD)
+    except TimeoutError as error:
+        text = check.on_timeout.format(subject=check.subject, limit=check.timeout_s, error=error)
+    except Exception as error:  # noqa: BLE001 - the other checks run after any error
+        text = f"The check of {check.subject} failed: {type(error).__name__}: {error}."
+    return Result(findings=[problem(text)])
+
+
+def any_stuck() -> bool:
+    """Return whether a check still runs after its time limit; this process must not wait for it."""
+    return any(thread.name == THREAD for thread in threading.enumerate())
+
+
+def launcher(context: Context) -> Result:
+    """Return the launcher of this process, its place in the job, and its device, back end and threads."""
+    detected, machine, choice, threads = context.detected, context.machine, context.choice, context.threads
+    cpu = machine.cpu
+    evidence = [f"{name}={value}" for name, value in detected.evidence]
+    found: list[Row] = [
+        ("place", detected.place.describe()),
+        ("launcher", detected.launcher),
+        *rows("because", evidence or ["no launcher's variables are set"]),
+        *rows("outer", [", ".join(detected.outer)] if detected.outer else []),
+        *rows("inferred", [", ".join(detected.assumed)] if detected.assumed else []),
+        *rows("rendezvous", ["{}:{}".format(*context.master)] if context.master else []),
+    ]
+    if context.devices is not None and choice is not None:
+        found.append(("device", f"{choice.device} ({choice.reason})"))
+        found.append(("back end", _backend(context.backend, choice.kind)))
+    found += [
+        ("threads", f"{threads.count} ({threads.reason})"),
+        ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
+        ("mask", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
+        ("memory", bytes_text(machine.memory_bytes)),
+        ("host", f"{machine.hostname}, {machine.system}"),
+    ]
+    facts = {
+        "place": asdict(detected.place),
+        "launcher": detected.launcher,
+        "evidence": dict(detected.evidence),
+        "master": context.master,
+        "device": choice and choice.device,
+        "kind": choice and choice.kind,
+        "uuid": choice and choice.uuid,
+        "backend": context.backend,
+        "threads": {"count": threads.count, "reason": threads.reason},
+        "cpus": list(cpu.allowed),
+        "processors": {"usable": cpu.usable, "of": cpu.machine, "limited_by": cpu.limited_by},
+        "memory_bytes": machine.memory_bytes,
+        "host": machine.hostname,
+    }
+    return Result(rows=found, findings=context.findings, facts=facts)
+
+
+def versions(context: Context) -> Result:
+    """Return the versions that ranks should share."""
+    machine = context.machine
+    found = {
+        "samestep": machine.samestep,
+        "python": machine.python,
+        "torch": machine.torch,
+        "numpy": package_version("numpy"),
+        **(toolkit_versions(context.devices.kind) if context.devices is not None else {}),
+    }
+    text = ", ".join(f"{name} {version}" for name, version in found.items())
+    return Result(rows=[("versions", text)], facts={"versions": found})
+
+
+def networks(context: Context) -> Result:
+    """Check the network interfaces, InfiniBand, the settings that name them, and the rendezvous' port."""
+    found = network.read(context)
+    about_settings = settings.judge(context.environment, found)
+    return joined(
+        (network.interfaces(found), network.infiniband(found), about_settings, network.port(context))
+    )
+
+
+def hooks(_: Context) -> Result:
+    """Check that the installed libraries have every attribute that samestep replaces."""
+    wrong = [problem(f"{one}.") for one in problems(ALL)]
+    return Result(rows=[("hooks", f"{len(ALL) - len(wrong)} of {len(ALL)} fit")], findings=wrong)
+
+
+CHECKS: Sequence[Check] = (
+    Check("the launcher", launcher, 5.0),
+    Check("versions", versions, 20.0),
+    Check("networks", networks, 15.0),
+    Check("limits", limits.check, 5.0),
+    Check("accelerators", gpus.check, 60.0),
+    Check("hooks into libraries", hooks, 60.0, needs_devices=True),
+    Check("the run folder", run_folder.check, 20.0),
+    Check("the shared run folder", run_folder.check_shared, 25.0, joint=True),
+    Check("joining", joining.check, 40.0, joint=True, needs_devices=True, on_timeout=joining.ON_TIMEOUT),
+)
+
+
+def _backend(backend: str | None, kind: str) -> str:
+    """Return the row of the table of back ends that applies, and why."""
+    if backend is None:
+        return "none needed"
+    others = ", ".join(f"{carrier} for {carried}" for carried, carrier in BACKENDS.items() if carried != kind)
+    return f"{backend} (which carries tensors of device {kind}; {others})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    run_folder: Path = Path("runs")  # the run folder
+    devices: bool = True  # whether to detect devices, and to join as a training does
+    wait_s: float = 60.0  # seconds to wait for the other ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Outcome of the doctor on one rank."""
+
+    report: Report | None  # of rank 0, or of a rank that could not reach the others
+    store: ResultStore | None = None  # in which the ranks agree on the exit code
+    rank: int = 0  # this rank
+    unreached: bool = False  # whether the other ranks could not be reached
+
+    def agree_on_exit_code(self) -> int:
+        """Return the exit code; the same on all ranks that reached each other."""
+        code = 0 if self.report is None else self.report.exit_code
+        try:
+            return code if self.store is None else agree_on_exit_code(self.store, self.rank, self.report)
+        except ConnectionError:  # rank 0 has reported, and exited
+            return code
+
+
+def run_checks(environment: Environment, options: Options, checks: Sequence[Check] = CHECKS) -> Outcome:
+    """Check this rank, and together with the other ranks of the job, if any.
+
+    Raises:
+        DetectionError: the launcher's variables contradict each other, or torchrun is missing.
+    """
+    devices, failures = _devices() if options.devices else (None, Result())
+    context = _context(environment, options, devices)
+    own = _own_result(context, [failures, *(run_check(one, context) for one in checks if not one.joint)])
+    if own.size == 1:
+        return Outcome(report=Report.of_one(own))
+
+    def joint() -> Result:
+        chosen = [one for one in checks if one.joint and (options.devices or not one.needs_devices)]
+        with_store = replace(context, store=store)
+        return joined(run_check(one, with_store) for one in chosen)
+
+    try:
+        store = _connect(context, options)
+        report = gather(store, own, joint=joint, wait_s=options.wait_s)
+    except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
+        text = f"The other ranks could not be reached: {error}"
+        known = any(finding.text in text for finding in own.findings)
+        return Outcome(
+            report=Report.of_one(own, *([] if known else [problem(text)])), rank=own.rank, unreached=True
+        )
+    return Outcome(report=report, store=store, rank=own.rank)
+
+
+def _devices() -> tuple[DeviceFacts | None, Result]:
+    try:
+        return with_timeout(_DEVICES_S, facts_here, name=THREAD), Result()
+    except ImportError as error:
+        text = f"torch cannot be imported ({error}). Install it to train."
+    except TimeoutError:
+        text = f"Device detection did not end within {_DEVICES_S:g} s: a driver hangs. See `dmesg`."
+    except RuntimeError as error:  # raised by a driver
+        text = f"Device detection failed: {str(error).splitlines()[0]}"
+    return None, Result(findings=[problem(text)])
+
+
+def _context(environment: Environment, options: Options, devices: DeviceFacts | None) -> Context:
+    started = detect(environment)
+    refuse_pods(environment, started)
+    undo_default_binding(environment, started.launcher)  # as ranks that join do
+    variables = without_default_threads(environment, started.launcher)
+    detected = with_main_host(detect(variables), variables)
+    context = predict(variables, detected, machine(), devices=devices, available=available_here)
+    return replace(context, environment=environment, run_folder=options.run_folder)
+
+
+def _own_result(context: Context, results: Sequence[Result]) -> RankResult:
+    """Return the results of this rank's checks."""
+    result = joined(results)
+    kind = "" if context.choice is None else context.choice.kind
+    return RankResult(
+        rank=context.place.rank,
+        size=context.place.size,
+        host=context.machine.hostname,
+        summary=describe(context.detected, device=kind, backend=context.backend, threads=context.threads),
+        rows=result.rows,
+        findings=result.findings,
+        facts=result.facts,
+    )
+
+
+def _connect(context: Context, options: Options) -> ResultStore:
+    """Return the store of the job's ranks."""
+    from samestep.ranks.rendezvous.store import open_store
+
+    store = open_store(context.environment, context.detected, master=None, timeout_s=options.wait_s)
+    return ResultStore(store)

@@ -1,0 +1,145 @@
+"""Computes the points of a study, from its runs or from a table of times; repeats become one point."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from samestep.scaling.analysis.confidence import of_rates
+from samestep.scaling.analysis.rank_files import Run
+from samestep.scaling.analysis.run_steps import (
+    SAME_BATCH,
+    SteadySteps,
+    in_samples,
+    steady_steps,
+    with_epochs,
+)
+from samestep.scaling.analysis.study import PHASES, Mode, Point, Rank
+
+UNIT = "runs/s"
+"""The unit of the rates of such a study."""
+
+
+class _Repeat(NamedTuple):
+    """A run and its counted steps."""
+
+    run: Run
+    steps: SteadySteps
+
+
+def measured(runs: Sequence[Run], *, one_process: bool = False) -> tuple[Point, ...]:
+    """Return a point for each number of workers, variant and measured global batch.
+
+    With `one_process` they are those of one worker with the cores of several, and else all others. Speedup
+    and efficiency are those of a study of one point, until `conclude` relates them.
+
+    Raises:
+        UsageError: a run has no counted step.
+    """
+    counted = with_epochs(in_samples(runs))
+    repeats = [_Repeat(run, steady_steps(run)) for run in counted if (run.cores_of > 1) == one_process]
+    return tuple(_point(group) for group in _grouped(repeats))
+
+
+def same_batch(one: float, other: float) -> bool:
+    """Return whether two global batches are equal up to rounding."""
+    return abs(one - other) <= SAME_BATCH * max(one, other)
+
+
+def _grouped(repeats: Sequence[_Repeat]) -> list[list[_Repeat]]:
+    """Return the repeats of each point, by the measured batch, not by the requested one."""
+    groups: list[list[_Repeat]] = []
+    for repeat in repeats:
+        alike = next((group for group in groups if _is_same(group[0], repeat)), None)
+        if alike is None:
+            groups.append([repeat])
+        else:
+            alike.append(repeat)
+    return groups
+
+
+def _is_same(one: _Repeat, other: _Repeat) -> bool:
+    first, second = ((run.workers, run.cores_of, run.variant) for run in (one.run, other.run))
+    return first == second and same_batch(one.steps.global_batch, other.steps.global_batch)
+
+
+def _point(repeats: Sequence[_Repeat]) -> Point:
+    rates = tuple(repeat.steps.samples_per_second for repeat in repeats)
+    known = of_rates(rates)
+    rate = known["samples_per_second"]
+    usual = repeats[rates.index(rate)]
+    headers = [rank.header for rank in usual.run.ranks]
+    first, hosts = headers[0], [str(header["host"]) for header in headers]
+    phases = usual.steps.phases()
+    workers, cores_of = usual.run.workers, usual.run.cores_of
+    epoch = _most(repeats, "samples_per_epoch")
+    return Point(
+        workers=workers,
+        cores_of=cores_of,
+        variant=usual.run.variant,
+        nodes=int(first.get("nodes") or len(set(hosts))),
+        threads=first.get("threads"),
+        processors=first.get("processors"),
+        device=str(first.get("device", "")),
+        kind=usual.run.kind,
+        sync=str(first.get("sync") or ""),
+        backend=str(first.get("backend") or ""),
+        global_batch=median(repeat.steps.global_batch for repeat in repeats),
+        speedup=float(workers),
+        efficiency=1.0,
+        step_s={name: sum(rank[name] for rank in phases) / workers for name in PHASES},
+        exchange_s=usual.steps.exchange_s,
+        waiting_s=usual.steps.waiting_s,
+        exchange_bytes=usual.steps.exchange_bytes,
+        ranks=tuple(
+            Rank(rank=number, host=host, step_s=seconds)
+            for number, (host, seconds) in enumerate(zip(hosts, phases, strict=True))
+        ),
+        timeline=usual.steps.timeline(),
+        memory_bytes=_most(repeats, "peak_memory_bytes"),
+        device_memory_bytes=_most(repeats, "peak_device_bytes"),
+        worker_hours_per_epoch=None if epoch is None else workers * cores_of * epoch / rate / 3600,
+        **known,
+        oversubscribed=any(repeat.run.oversubscribed for repeat in repeats),
+    )
+
+
+def _most(repeats: Sequence[_Repeat], name: str) -> int | None:
+    """Return the largest value of that name in the last lines of all ranks, or None."""
+    ends: list[Mapping[str, Any]] = [rank.end for repeat in repeats for rank in repeat.run.ranks]
+    return max((int(end[name]) for end in ends if end.get(name) is not None), default=None)
+
+
+class Time(NamedTuple):
+    """The time of one run."""
+
+    workers: int
+    seconds: float
+    is_weak: bool = False  # whether the work of each worker, not of all together, is that of the baseline
+
+
+def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
+    """Return a point for each number of workers and mode; several rows of one are its repeats.
+
+    The baseline runs are of both modes, unless each mode has its own (`has_two_bases`). Their work is one
+    run in `UNIT`.
+    """
+    times = [Time(*row) for row in rows]
+    smallest = min(time.workers for time in times)
+    has_two = has_two_bases(times)
+    seconds: dict[tuple[int, bool], list[float]] = {}
+    for time in times:
+        is_weak = time.is_weak and (has_two or time.workers > smallest)
+        seconds.setdefault((time.workers, is_weak), []).append(time.seconds)
+    points = []
+    for (workers, is_weak), taken in sorted(seconds.items()):
+        runs = workers / smallest if is_weak else 1.0
+        mode: Mode = "weak" if is_weak else "strong"
+        rates = of_rates(tuple(runs / one for one in taken))
+        points.append(Point(workers=workers, mode=mode, speedup=float(workers), efficiency=1.0, **rates))
+    return tuple(points)
+
+
+def has_two_bases(times: Sequence[Time]) -> bool:
+    """Return whether the baseline has both strong and weak runs, which need not do the same work."""
+    smallest = min(time.workers for time in times)
+    return len({time.is_weak for time in times if time.workers == smallest}) > 1

@@ -1,0 +1,268 @@
+"""Evaluates the steps of runs: rates, phases and waiting between ranks, and what counts as a sample.
+
+A step can call several models with one batch, or one model with all nodes of several graphs, and the first
+dimension of a batch can be time. The samples that a loader returned are the batch in all of these cases. But
+they need not be the training batch: in some scripts each worker loads the global batch and takes its shard.
+If two measures of a batch disagree between few workers and many, the one that shrank with the workers is
+right, since only a shard shrinks. So without a loader, the elements of the models' inputs are compared with
+their rows. In the same way, an epoch that grows with the workers is none: each worker reads all data.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, median_low
+from typing import Any, TypeAlias
+
+from samestep.base import units
+from samestep.base.errors import UsageError
+from samestep.scaling.analysis.rank_files import RankFile, Run
+from samestep.scaling.analysis.study import PHASES, Span
+
+Step: TypeAlias = Sequence[Mapping[str, Any]]
+"""The records of one step, by rank."""
+
+# The order of phases on a time line; a script's other work is mostly before its batch.
+_DRAWN = ("other", "data", "to_device", "forward", "backward", "exposed_sync", "optimizer")
+
+_MOSTLY = 0.9  # the smallest part of all steps with a batch from a loader for which loaders are the measure
+SAME_BATCH = 0.02
+"""The largest relative difference of equal batches: shards are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteadySteps:
+    """The counted steps of a run."""
+
+    steps: Sequence[Step]
+
+    @property
+    def global_batch(self) -> float:
+        """Samples of a step on all ranks: the median, since the last batch of an epoch can be smaller."""
+        return float(median(_samples(step) for step in self.steps))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all counted steps on the slowest rank."""
+        by_rank = zip(*self.steps, strict=True)
+        return float(max(sum(line["seconds"] for line in lines) for lines in by_rank))
+
+    @property
+    def samples_per_second(self) -> float:
+        """The samples of all counted steps divided by their time."""
+        return sum(_samples(step) for step in self.steps) / self.seconds
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of a step in which all ranks waited: the communication itself, not a wait for a rank."""
+        return fmean(min(_synced(line) for line in step) for step in self.steps)
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of a step in which a rank waited for other ranks, the mean over ranks."""
+        return fmean(fmean(_synced(line) for line in step) for step in self.steps) - self.exchange_s
+
+    @property
+    def exchange_bytes(self) -> int | None:
+        """Gradient bytes that a rank sends in a step: the median; None if a record has none."""
+        sizes = [line.get("exchange_bytes") or 0 for step in self.steps for line in step]
+        return int(median_low(sizes)) if all(sizes) and len(self.steps[0]) > 1 else None
+
+    def phases(self) -> list[dict[str, float]]:
+        """Return the mean seconds of each phase, for each rank."""
+        return [
+            {name: max(0.0, fmean(line.get(name, 0.0) for line in lines)) for name in PHASES}
+            for lines in zip(*self.steps, strict=True)
+        ]
+
+    def timeline(self) -> tuple[tuple[Span, ...], ...]:
+        """Return a step of median length: for each rank its phases in sequence.
+
+        Ranks are aligned at the end of the communication, which all of them leave at the same time. The
+        recorded start times are not used: the clocks of hosts differ, and other work, which is drawn first,
+        can be at either end of a step.
+        """
+        seconds = [max(line["seconds"] for line in step) for step in self.steps]
+        step = self.steps[seconds.index(median_low(seconds))]
+        begins = [-sum(line.get(name, 0.0) for name in _DRAWN[:-1]) for line in step]
+        return tuple(
+            tuple(_spans(line, begin - min(begins))) for line, begin in zip(step, begins, strict=True)
+        )
+
+
+def steady_steps(run: Run) -> SteadySteps:
+    """Return the counted steps of `run`, see `kept_steps`.
+
+    Raises:
+        UsageError: there are none.
+    """
+    steps, kept = _common(run), kept_steps(run)
+    counted = SteadySteps(kept)
+    why = ""
+    if not steps:
+        ended = next((rank.end["message"] for rank in run.ranks if rank.end.get("message")), "")
+        why = f"it ended before all ranks completed a measured step{f' ({ended})' if ended else ''}"
+    elif not any(map(_samples, kept)):
+        why = "its steps have no samples"
+    elif counted.seconds <= 0:
+        why = "the recorded time of its steps is 0"
+    if why:
+        workers = units.counted(run.workers, "worker")
+        raise UsageError(f"the run on {workers} has no step that can be counted: {why}.")
+    return counted
+
+
+def kept_steps(run: Run) -> list[Step]:
+    """Return the steps of `run` that all ranks recorded and in which no rank evaluated.
+
+    If most steps have an evaluation, it is part of the training (an agent that acts before it learns), and
+    all steps are returned.
+    """
+    steps = _common(run)
+    without = [step for step in steps if not _has_evaluation(step)]
+    return without if 2 * len(without) >= len(steps) else steps
+
+
+def _has_evaluation(step: Step) -> bool:
+    return any(line.get("evaluated") for line in step)
+
+
+def _common(run: Run) -> list[Step]:
+    by_rank = [{line["step"]: line for line in rank.steps} for rank in run.ranks]
+    numbers = sorted(set.intersection(*(set(lines) for lines in by_rank)))
+    return [[lines[number] for lines in by_rank] for number in numbers]
+
+
+def _samples(step: Step) -> float:
+    return float(sum(line["samples"] for line in step))
+
+
+def _synced(line: Mapping[str, Any]) -> float:
+    return float(line.get("exposed_sync", 0.0))
+
+
+def _spans(line: Mapping[str, Any], begin: float) -> list[Span]:
+    spans = []
+    for name in _DRAWN:
+        length = float(line.get(name, 0.0))
+        if length > 0:
+            spans.append(Span(name, begin, begin + length))
+            begin += length
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchSums:
+    """The batches of a run, summed over all its steps and ranks.
+
+    Models were called with rows (`called`) of `elements`; `loaded` is None if not every step has a batch from
+    a loader.
+    """
+
+    run: Run
+    called: float
+    loaded: float | None
+    elements: float
+
+    def rows_by(self, *, loading: bool) -> float:
+        """Return rows per loaded sample, or elements per row; 0 if there are none."""
+        if loading:
+            return self.called / self.loaded if self.loaded else 0.0
+        return self.elements / self.called if self.called else 0.0
+
+
+def in_samples(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Return `runs` with their counted samples, in one unit for all numbers of workers."""
+    sums, loading = _measures(runs)
+    return tuple(_counted(one, _part(one, sums, loading=loading), loading=loading) for one in sums)
+
+
+def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Return `runs` as of `in_samples`, without the samples of an epoch where these grew with the workers."""
+    larger = {id(run) for run in grown(runs)}
+    return tuple(
+        replace(run, ranks=[replace(rank, end={**rank.end, "samples_per_epoch": None}) for rank in run.ranks])
+        if id(run) in larger
+        else run
+        for run in runs
+    )
+
+
+def grown(runs: Sequence[Run]) -> list[Run]:
+    """Return those of `runs` whose epoch has far more samples than that of the baseline."""
+    found = []
+    for alike in by_variant(runs).values():
+        smallest = min(run.workers for run in alike)
+        usual = max(epoch_of(run) for run in alike if run.workers == smallest)
+        for run in alike:
+            times = run.workers / smallest
+            # The geometric mean of an epoch that is constant and one that grows with the workers.
+            if times > 1 and usual and epoch_of(run) > usual * times**0.5:
+                found.append(run)
+    return found
+
+
+def epoch_of(run: Run) -> float:
+    """Return the samples of an epoch on all workers together; 0 if unknown."""
+    return max((float(rank.end.get("samples_per_epoch") or 0) for rank in run.ranks), default=0.0)
+
+
+def by_variant(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return `runs` by variant."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.variant, []).append(run)
+    return found
+
+
+def _measures(runs: Sequence[Run]) -> tuple[list[_BatchSums], bool]:
+    """Return the batches of each run, and whether loaders are their measure."""
+    sums = list(map(_sums, runs))
+    return sums, all(one.loaded is not None for one in sums)
+
+
+def _sums(run: Run) -> _BatchSums:
+    steps = kept_steps(run)
+    loaded = [[line.get("loaded") for line in step] for step in steps]
+    is_known = bool(steps) and sum(map(any, loaded)) >= _MOSTLY * len(steps)
+    is_known = is_known and not any(None in step for step in loaded)
+    return _BatchSums(
+        run,
+        called=_sum(line["samples"] for step in steps for line in step),
+        loaded=_sum(size for step in loaded for size in step) if is_known else None,
+        elements=_sum(line.get("elements", 0) for step in steps for line in step),
+    )
+
+
+def _part(of: _BatchSums, sums: Sequence[_BatchSums], *, loading: bool) -> float:
+    """Return the part of the measured samples that each worker trained on; 1 for all of them."""
+    alike = [one for one in sums if one.run.variant == of.run.variant]
+    smallest = min(one.run.workers for one in alike)
+    times = of.run.workers / smallest
+    found = of.rows_by(loading=loading)
+    usual = min(one.rows_by(loading=loading) for one in alike if one.run.workers == smallest)
+    # The geometric mean of a measure that is constant and one that shrinks with the workers.
+    is_part = of.run.kind == "native" and times > 1 and 0 < found < usual * times**-0.5
+    return 1 / times if is_part else 1
+
+
+def _counted(sums: _BatchSums, part: float, *, loading: bool) -> Run:
+    run = sums.run
+    if not loading and part == 1 and run.kind == "recipe":
+        return run
+
+    def line_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
+        samples = float(line.get("loaded") or 0) if loading else line["samples"]
+        return {**line, "samples": samples * part}
+
+    def end_of(end: Mapping[str, Any]) -> Mapping[str, Any]:
+        samples = end.get("samples_per_epoch")
+        if samples is not None:
+            samples = samples * part if loading or run.kind == "recipe" else None
+        return {**end, "samples_per_epoch": samples}
+
+    ranks = [RankFile(rank.header, list(map(line_of, rank.steps)), end_of(rank.end)) for rank in run.ranks]
+    return replace(run, ranks=ranks)
+
+
+def _sum(sizes: Iterable[float | None]) -> float:
+    return float(sum(size or 0 for size in sizes))

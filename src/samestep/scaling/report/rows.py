@@ -1,0 +1,293 @@
+"""Groups the points of a study by mode and variant, and formats them as rows of a terminal or a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+from typing import Any
+
+from samestep.base.units import bytes_text, count_text, percent, seconds_text
+from samestep.report.drawing import PARTS
+from samestep.scaling.analysis.confidence import is_vague
+from samestep.scaling.analysis.point_text import (
+    amount,
+    notable_losses,
+    phase_name,
+    sync_words,
+    threads_of,
+    times,
+)
+from samestep.scaling.analysis.points import UNIT
+from samestep.scaling.analysis.speedup import fair, one_process_of, rate_ratio, series_of
+from samestep.scaling.analysis.study import Loss, Point, Study
+from samestep.scaling.analysis.verdict import outdone
+
+INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
+OVER, ALIKE, FASTEST = "over one with", "over one like each", "of the fastest"
+MEMORY, COST = "memory each", "workers' time per epoch"
+"""Names of columns."""
+NO_POINTS = "No run was measured."
+_MANY_H = 100  # hours from which minutes are not shown
+_MOST_RANKS = 16
+_MODES = {
+    "strong": "strong scaling",
+    "weak": "weak scaling",
+    "neither": "with other batches",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The points of one mode and variant, by number of workers, and one worker with the cores of several."""
+
+    letter: str  # short name; empty if the study has only one kind
+    name: str
+    points: Sequence[Point]
+    one_process: Sequence[Point] = field(default_factory=tuple)
+
+    @property
+    def rows(self) -> list[Point]:
+        """All points, those of one worker first."""
+        return [self.points[0], *self.one_process, *self.points[1:]]
+
+    @property
+    def title(self) -> str:
+        """Letter and name."""
+        return f"{self.letter}: {self.name}" if self.letter else self.name
+
+    @property
+    def has_speedup(self) -> bool:
+        """Whether there are several numbers of workers."""
+        return len({point.workers for point in self.points}) > 1
+
+    @property
+    def largest(self) -> Point:
+        """The point with the most workers, not oversubscribed if possible."""
+        return ([point for point in self.points if not point.oversubscribed] or self.points)[-1]
+
+
+def kinds(study: Study) -> list[Kind]:
+    """Return the kinds of `study` in the order of its points."""
+    series = series_of(study.points)
+    modes = {mode for mode, _ in series}
+    found = []
+    for number, ((mode, variant), points) in enumerate(series.items()):
+        letter = ascii_lowercase[number % 26] if len(series) > 1 else ""
+        words = _MODES[mode] if len(modes) > 1 or not variant else ""
+        name = ", ".join(filter(None, [words, variant]))
+        found.append(Kind(letter, name, points, one_process_of(points, study.one_process)))
+    return found
+
+
+def headings(found: Sequence[Kind]) -> list[str]:
+    """Return the titles of kinds, after their common mode if the titles lack it."""
+    modes = {kind.points[0].mode for kind in found}
+    titles = [kind.title for kind in found]
+    return titles if len(modes) > 1 else list(dict.fromkeys([*(_MODES[mode] for mode in modes), *titles]))
+
+
+def results(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row for each point of `study`, without empty columns."""
+    rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.rows]
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    return names, [[row[name] for name in names] for row in rows]
+
+
+def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
+    """Return the numbers of a point as text, by column."""
+    step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
+    base, (rate, interval) = kind.points[0], rates(study, point)
+    alike = point.efficiency * point.workers * point.cores_of
+    return {
+        "workers": str(point.workers),
+        "threads": _threads(kind, point),
+        "kind": kind.letter,
+        rate_name(study): rate,
+        INTERVAL: interval,
+        "speedup": times(point.speedup) if kind.has_speedup else "",
+        OVER: threads_of(point.baseline_cores_of, base) if kind.one_process else "",
+        ALIKE: times(alike) if kind.one_process else "",
+        "efficiency": percent(point.efficiency) if kind.has_speedup else "",
+        FASTEST: of_fastest(study, point),
+        "step": seconds_text(step_s) if step_s else "",
+        "global batch": "" if point.global_batch is None else amount(point.global_batch),
+        "synchronization": sync_words(point),
+        "gradients": f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
+        MEMORY: bytes_text(point.memory_bytes) if point.memory_bytes else "",
+        "on its device": bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
+        COST: "" if cost is None else worker_time(cost),
+        WORTH: worth(study, point),
+        OVERHEAD: overhead(point, most=2),
+        "": "oversubscribed" if point.oversubscribed else "",
+    }
+
+
+def steps(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row for each point: time and share of each phase of a step."""
+    known = [(kind, point) for kind in kinds(study) for point in kind.points if point.step_s]
+    shown = [name for name in PARTS if any(parts(point)[name] > 0 for _, point in known)]
+    rows = []
+    for kind, point in known:
+        seconds = parts(point)
+        whole = sum(seconds.values()) or 1.0
+        cells = [f"{seconds_text(seconds[name])} ({percent(seconds[name] / whole)})" for name in shown]
+        rows.append([_named(kind, point), seconds_text(whole), *cells])
+    return ["workers", "a step", *(PARTS[name][1] for name in shown)], rows
+
+
+def ranks(point: Point) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row for each shown rank of `point`: time of each phase of its step."""
+    by_rank = {number: rank_parts(point, number) for number in shown_ranks(point)}
+    shown = [name for name in PARTS if any(seconds[name] > 0 for seconds in by_rank.values())]
+    rows = [
+        [str(number), point.ranks[number].host, *(seconds_text(seconds[name]) for name in shown)]
+        for number, seconds in by_rank.items()
+    ]
+    return ["rank", "host", *(PARTS[name][1] for name in shown)], rows
+
+
+def parts(point: Point) -> dict[str, float]:
+    """Return the seconds of each part of a step, with waiting for other ranks separate if it is known."""
+    seconds = {name: point.step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None and point.waiting_s is not None:
+        seconds["exposed_sync"], seconds["waiting"] = point.exchange_s, point.waiting_s
+    return seconds
+
+
+def rank_parts(point: Point, rank: int) -> dict[str, float]:
+    """Return the seconds of each part of a rank's step; see `parts`."""
+    seconds = {name: point.ranks[rank].step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None:
+        seconds["waiting"] = max(0.0, seconds["exposed_sync"] - point.exchange_s)
+        seconds["exposed_sync"] -= seconds["waiting"]
+    return seconds
+
+
+def shown_ranks(point: Point) -> list[int]:
+    """Return the ranks to show: all, or rank 0 and the slowest ones."""
+    if len(point.ranks) <= _MOST_RANKS:
+        return list(range(len(point.ranks)))
+
+    def busy_s(rank: int) -> float:
+        return sum(s for phase, s in point.ranks[rank].step_s.items() if phase != "exposed_sync")
+
+    slowest = sorted(range(1, len(point.ranks)), key=busy_s, reverse=True)[: _MOST_RANKS - 1]
+    return [0, *sorted(slowest)]
+
+
+def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and non-empty values of a mapping as text."""
+    rows = []
+    for name, value in values.items():
+        text = _size(value) if name.endswith("_bytes") else _text(value)
+        if text:
+            rows.append((name.removesuffix("_bytes").replace("_", " "), text))
+    return rows
+
+
+def loss_text(loss: Loss) -> str:
+    """Return one cause of overhead and its share."""
+    words = ("slower " if loss.cause == "compute" else "") + phase_name(loss.cause)
+    if loss.rank is not None:
+        slow = f", slow in {phase_name(loss.phase)}" if loss.phase else ""
+        words = f"rank {loss.rank}{' waits for data' if loss.phase == 'data' else slow}"
+    return f"{words} ({percent(loss.share)})"
+
+
+def overhead(point: Point, *, most: int) -> str:
+    """Return the largest causes of the overhead of `point`; empty if the measurement is inconclusive."""
+    return "" if point.is_open else "; ".join(loss_text(loss) for loss in notable_losses(point)[:most])
+
+
+def worth(study: Study, point: Point) -> str:
+    """Return whether `point` reaches the required efficiency, or ``unknown`` if this is inconclusive.
+
+    A question mark marks an uncertain answer. The result is empty without a required efficiency, and for the
+    baseline.
+    """
+    of = point.workers, point.mode, point.variant
+    alike = series_of(study.points)[point.mode, point.variant]
+    base = alike[0]
+    answers = study.verdict.worth if study.verdict else ()
+    one = next((one for one in answers if (one.workers, one.mode, one.variant) == of), None)
+    if one is None or point.workers == base.workers:
+        return ""
+    oversubscribed = point.oversubscribed or base.oversubscribed
+    if not one.is_certain and (oversubscribed or point.is_open or outdone(alike) is not None):
+        return "unknown"
+    return ("yes" if one.is_worth else "no") + ("" if one.is_certain else "?")
+
+
+def rates(study: Study, point: Point) -> tuple[str, str]:
+    """Return the speed of `point` and its interval, in the unit of `rate_name`.
+
+    An interval that is too wide to be useful is ``unknown``.
+    """
+    middle, low, high = point.samples_per_second, point.samples_per_second_low, point.samples_per_second_high
+    base = series_of(study.points)[point.mode, point.variant][0]
+    runs = point.workers / base.workers if point.mode == "weak" else 1.0
+    of_times = study.unit == UNIT
+    rate = amount(runs / middle if of_times else middle)
+    if low is None or high is None:
+        return rate, ""
+    if is_vague((low, high)):
+        return rate, "unknown"
+    ends = (runs / high, runs / low) if of_times else (low, high)
+    return rate, " to ".join(map(amount, ends))
+
+
+def of_fastest(study: Study, point: Point) -> str:
+    """Return the rate of `point` by that of the fastest variant on as many workers, with its interval.
+
+    It is empty without several variants. One worker does not communicate, so variants can share its runs.
+    """
+    variants = [
+        variant
+        for variant in fair(study.points)
+        if (variant.cores_of, variant.mode, variant.workers) == (point.cores_of, point.mode, point.workers)
+    ]
+    if len(variants) < 2 or point.oversubscribed:
+        return ""
+    fastest = max(variants, key=lambda variant: variant.samples_per_second)
+    ratio = times(point.samples_per_second / fastest.samples_per_second)
+    between = None if point.runs == fastest.runs else rate_ratio(point, fastest)
+    return ratio if between is None else f"{ratio} ({' to '.join(map(times, between))})"
+
+
+def worker_time(hours: float) -> str:
+    """Return the time of all workers as text.
+
+    >>> [worker_time(hours) for hours in (0.0000845, 0.25, 1234)]
+    ['304 ms', '15 min 0 s', '1,234 h']
+    """
+    return f"{hours:,.0f} h" if hours >= _MANY_H else seconds_text(3600 * hours)
+
+
+def rate_name(study: Study) -> str:
+    """Return the name of the speed of a point: ``seconds`` if only those of whole runs are known."""
+    return "seconds" if study.unit == UNIT else study.unit
+
+
+def _threads(kind: Kind, point: Point) -> str:
+    """Return the threads of each worker if they differ between points, or one worker has those of several."""
+    if kind.one_process:
+        return threads_of(point.cores_of, kind.points[0]).split()[0]
+    return str(point.threads or "") if len({one.threads for one in kind.points}) > 1 else ""
+
+
+def _named(kind: Kind, point: Point) -> str:
+    return f"{point.workers} {kind.letter}".strip()
+
+
+def _size(value: object) -> str:
+    sizes = value if isinstance(value, list) else [value]
+    return ", ".join(bytes_text(size) if isinstance(size, int) else _text(size) for size in sizes)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items() if _text(one))
+    if isinstance(value, Sequence | set) and not isinstance(value, str):
+        return ", ".join(dict.fromkeys(_text(one) for one in value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

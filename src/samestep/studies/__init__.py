@@ -1,1 +1,0 @@
-"""Measures and verifies trainings, and reports the results."""

@@ -1,0 +1,283 @@
+"""Compares the steps of a run on several workers with those on one; a third run measures rounding."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from samestep.verify.run_record import RunRecord, Vector, relative, same_samples
+from samestep.verify.verdict import Cause, Finding
+
+Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
+MARGIN = 100.0
+"""Allowed deviation of a run, as a multiple of the control's."""
+ROUNDING = 16.0
+"""Units in the last place that rounding alone adds to the result of a step."""
+_HALF = 1e-4
+"""A type with a coarser unit in the last place is a half type, whose rounding leaves no room for a margin."""
+_MOST_FOR_HALF = 0.1  # largest relative rounding error of a half type
+_AT_FIRST = 2.0
+"""Units in the last place of a half type that a sum over many elements is off before the first update."""
+MOST = 0.3
+"""Largest relative deviation that counts as rounding, unless the control deviates by more."""
+_SAME_RATE = 1e-9  # relative rounding of learning rates, which are computed in double precision
+_SUMS = ("loss", "gradient norm")
+"""Sums over many elements: their relative rounding error is smaller than that of one element."""
+_BEFORE_UPDATE = ("loss", "gradient", "gradient norm")
+"""Quantities of a step that are known before its update; other samples change them."""
+FAULT_OF_SAMESTEP = (
+    "The script is serial, so this is a fault of samestep and not of the script: train it on one worker, and "
+    "report it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The deviation of a quantity from the reference in one step, and the allowed one; both are relative."""
+
+    quantity: str
+    step: int
+    value: float
+    allowed: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains the deviation."""
+        return self.value <= self.allowed
+
+
+def deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[Deviation]:
+    """Return the deviation of each quantity in each step, in step order.
+
+    Args:
+        reference: the run on one worker.
+        run: the run that is compared with it.
+        control: the reference again, its gradients disturbed by rounding.
+    """
+    found = []
+    envelope: dict[str, float] = {}
+    for step in range(min(reference.steps, run.steps)):
+        for quantity, measure in MEASURES.items():
+            # The next step counts too: rounding can appear one step earlier in the run than in the control.
+            ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
+            most = max((measure(control, reference, one) for one in ahead), default=0.0)
+            envelope[quantity] = max(envelope.get(quantity, 0.0), most)
+            allowed = (
+                _AT_FIRST * reference.facts.epsilon
+                if step == 0 and quantity in _SUMS and is_half(reference)
+                else allowed_deviation(envelope[quantity], _floor(quantity, reference, step))
+            )
+            found.append(Deviation(quantity, step, measure(run, reference, step), allowed))
+    return found
+
+
+def is_half(run: RunRecord) -> bool:
+    """Return whether a run computes in half precision, where two roundings are near a percent."""
+    return run.facts.epsilon > _HALF
+
+
+def beginning(reference: RunRecord, control: RunRecord) -> list[Deviation]:
+    """Return the deviations between two runs of one script before its gradients are disturbed."""
+    allowed = rounding_of(reference.facts.epsilon)
+    one, other = control.at(0), reference.at(0)
+    return [
+        Deviation(quantity, 0, relative(np.array(a), np.array(b)), allowed)
+        for quantity, a, b in (
+            ("parameters", one.before, other.before),
+            ("loss", one.losses[:1], other.losses[:1]),
+        )
+    ]
+
+
+def largest(found: Sequence[Deviation]) -> dict[str, float]:
+    """Return the largest deviation of each quantity."""
+    return {name: max((one.value for one in found if one.quantity == name), default=0.0) for name in MEASURES}
+
+
+def rounding_of(epsilon: float) -> float:
+    """Return the relative tolerance of results in a type with this unit in the last place."""
+    if epsilon > _HALF:
+        return min(ROUNDING * epsilon, _MOST_FOR_HALF)
+    return MARGIN * ROUNDING * epsilon
+
+
+def allowed_deviation(usual: float, floor: float) -> float:
+    """Return the allowed deviation of a run where the control deviates by `usual`."""
+    grown = MARGIN * usual
+    return max(floor, grown if usual > MOST else min(grown, MOST))
+
+
+def _floor(quantity: str, reference: RunRecord, step: int) -> float:
+    if quantity == "learning rate":
+        return _SAME_RATE
+    rounding = rounding_of(reference.facts.epsilon)
+    if quantity != "update":
+        return rounding
+    # An update is the difference of two rounded parameters.
+    moved = float(np.linalg.norm(reference.update(step)))
+    size = float(np.linalg.norm(reference.parameters(step)))
+    return rounding + rounding_of(reference.facts.parameter_epsilon) * size / moved if moved else np.inf
+
+
+def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
+    if not (one.has_loss(step) and other.has_loss(step)):
+        return 0.0
+    # Losses that are divided by a rank's number of backwards have equal sums, others equal means.
+    return min(_loss_deviation(one, other, step, total_of) for total_of in (np.mean, np.sum))
+
+
+def _loss_deviation(one: RunRecord, other: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
+    target = other.losses(step, total_of)[0]
+    scale = max(abs(target), 1e-3 * abs(other.losses(0, total_of)[0]))
+    here = one.losses(step, total_of)
+    if np.isnan(target):
+        return 0.0 if np.isnan(here[0]) else float("inf")
+    best = min(abs(loss - target) for loss in here)
+    return best / scale if scale else (0.0 if not best else float("inf"))
+
+
+def _gradient_norm(one: RunRecord, other: RunRecord, step: int) -> float:
+    here, usual = one.at(step).gradient_norm, other.at(step).gradient_norm
+    return 0.0 if np.isnan(here) else relative(_number(here), _number(usual))
+
+
+MEASURES: Mapping[str, Measure] = {
+    "learning rate": lambda one, other, step: relative(
+        np.array(one.at(step).learning_rates), np.array(other.at(step).learning_rates)
+    ),
+    "loss": _loss,
+    "gradient": lambda one, other, step: relative(one.gradient(step), other.gradient(step)),
+    "gradient norm": _gradient_norm,
+    "update": lambda one, other, step: relative(one.update(step), other.update(step)),
+    "parameters": lambda one, other, step: relative(one.parameters(step), other.parameters(step)),
+}
+
+
+def _number(value: float) -> Vector:
+    return np.array([value])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run, its reference, and a control that measures rounding."""
+
+    reference: RunRecord  # the run on one worker
+    run: RunRecord  # the run on several workers
+    control: RunRecord  # the reference again, its gradients disturbed by rounding
+    # first step with another learning rate, whose update and later steps are not compared
+    other_rates: int | None = field(default=None, kw_only=True)
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.run.size
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps that both runs have."""
+        return min(self.reference.steps, self.run.steps)
+
+    @cached_property
+    def deviations(self) -> Sequence[Deviation]:
+        """Deviations of all steps."""
+        found, last = deviations(self.reference, self.run, self.control), self.other_rates
+        if last is None:
+            return found
+        return [
+            one for one in found if one.step < last or (one.step == last and one.quantity in _BEFORE_UPDATE)
+        ]
+
+    @cached_property
+    def first(self) -> Deviation | None:
+        """The first deviation that rounding does not explain."""
+        return self.first_of(None)
+
+    @cached_property
+    def first_epoch(self) -> int:
+        """Number of steps before a sample repeats in either run."""
+        return min(self.reference.first_epoch(), self.run.first_epoch())
+
+    def until_samples_differ(self, found: Sequence[Finding]) -> "Comparison":
+        """Return the comparison of the steps before the first with other samples."""
+        if not found:
+            return self
+        step = min(self.first_epoch if one.step is None else one.step for one in found)
+        records = (one.until(step) for one in (self.reference, self.run, self.control))
+        return Comparison(*records)
+
+    def until_rates_differ(self, step: int) -> "Comparison":
+        """Return the comparison of what comes before the update of the first step with another rate."""
+        return replace(self, other_rates=step)
+
+    def first_of(self, quantity: str | None) -> Deviation | None:
+        """Return the first deviation of a quantity, or of any, that rounding does not explain."""
+        found = (one for one in self.deviations if quantity in (None, one.quantity) and not one.is_rounding)
+        return next(found, None)
+
+    @cached_property
+    def other_samples(self) -> int | None:
+        """The step of the first difference, if that step computes a different result from different samples.
+
+        Different sample keys alone prove nothing: a model's input does not always have the samples along its
+        first dimension. In half precision the rounding tolerance hides a few different samples: there, keys
+        count as samples if other steps have the reference's keys.
+        """
+        if is_half(self.reference) and (step := self._other_keys()) is not None:
+            return step
+        numeric = {
+            one.step for one in self.deviations if not one.is_rounding and one.quantity in _BEFORE_UPDATE
+        }
+        for step in sorted(numeric):
+            if not same_samples(self.run.samples(step), self.reference.samples(step)):
+                is_first = self.first is not None and step <= self.first.step
+                return step if is_first or self._has_other_count(step) else None
+        return None
+
+    def _has_other_count(self, step: int) -> bool:
+        """Return whether a step uses more or fewer samples; a difference of values changes no number."""
+        known = any(len(set(self.reference.samples(k))) > 1 and self.has_same_samples(k) for k in range(step))
+        return known and len(self.run.samples(step)) != len(self.reference.samples(step))
+
+    def _other_keys(self) -> int | None:
+        """Return the first step whose keys differ, if another step has several keys and they are equal."""
+        last = self.steps if self.first is None else self.first.step + 1
+        other = [step for step in range(self.steps) if not self.has_same_samples(step)]
+        is_known = any(len(set(self.reference.samples(k))) > 1 for k in range(self.steps) if k not in other)
+        off = {
+            one.step
+            for one in self.deviations
+            if one.quantity in _BEFORE_UPDATE and one.value > self.reference.facts.epsilon
+        }
+        return next((step for step in other if step < last and step in off), None) if is_known else None
+
+    def has_same_samples(self, step: int) -> bool:
+        """Return whether a step certainly uses the samples that it uses on one worker."""
+        usual = self.reference.samples(step)
+        return usual.size > 0 and same_samples(self.run.samples(step), usual)
+
+    def finding(
+        self, cause: Cause, message: str, step: int | None = None, *, advice: str = "", **more: Any
+    ) -> Finding:
+        """Return a finding with the largest deviation of its step, the first one that shows it.
+
+        `advice` is what the author of a distributed script can do, and `more` are further fields.
+        """
+        if self.run.runs_once and cause != "refused":  # a refusal says itself what to do
+            advice = FAULT_OF_SAMESTEP
+        values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
+        return Finding(
+            cause=cause,
+            message=f"{message} {advice}".rstrip(),
+            workers=self.size,
+            step=step,
+            max_relative_deviation=max(values, default=None),
+            advice=advice,
+            **more,
+        )
+
+    @property
+    def largest_deviation(self) -> float | None:
+        """The largest deviation of all quantities and steps; None if none is a finite number."""
+        return max((one.value for one in self.deviations if np.isfinite(one.value)), default=None)

@@ -1,0 +1,380 @@
+"""Finds the first module whose values, or whose parameters' gradients, differ, and adds it to a finding."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from samestep.verify.compare import Comparison, allowed_deviation, rounding_of
+from samestep.verify.modules.joined_distance import (
+    Shard,
+    forward_distance,
+    gradient_distance,
+    scales_of,
+)
+from samestep.verify.modules.module_record import Call, Key, ModuleRecord, Value
+from samestep.verify.run_record import EQUAL, Vector, differ, relative
+from samestep.verify.tensor_summary import BUCKETS
+from samestep.verify.verdict import Finding
+
+Phase: TypeAlias = Literal["forward", "backward"]
+Part: TypeAlias = Literal[
+    "parameters", "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
+]
+"""The kinds of the first difference: the parameters of a top-level module, between the ranks; the input of a
+top-level module; the output of a module; what a module gives to one of its parts; the gradient of the output
+of a top-level module, which the loss gives; the gradient of a module's input; the gradient that a module
+gives to one of its parts; the gradient of a parameter."""
+_OF_VALUES = ("gradient", "gradient-norm", "gradient-scale", "loss", "update", "parameters")
+_BETWEEN_RANKS = ("never-averaged", "accumulation-not-averaged")
+_PARTS: dict[Part, str] = {
+    "parameters": "its parameters",
+    "input": "its input",
+    "output": "its output",
+    "input of part": "the input that it gives to a part",
+    "loss": "the gradient that the loss gives to its output",
+    "gradient": "the gradient of its input",
+    "gradient of part": "the gradient that it gives to the output of a part",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleDifference:
+    """The first difference in a module."""
+
+    call: Call  # the call of the module
+    phase: Phase  # whether it differs in forward or in backward
+    part: Part  # what differs
+    value: float  # the relative deviation
+    allowed: float  # the deviation that rounding explains
+    parameter: str = ""  # name of the parameter, if the gradient of one differs
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the difference arises outside of all modules."""
+        return self.part in ("input", "loss")
+
+
+@dataclass(frozen=True)
+class ModuleRecords:
+    """The records of one step, and the machine epsilon of the computation."""
+
+    reference: ModuleRecord  # the record of one worker
+    control: ModuleRecord  # the same, disturbed by rounding
+    ranks: Sequence[ModuleRecord]  # the record of each rank
+    epsilon: float  # the machine epsilon
+    are_replicas: bool = True  # whether the ranks begin the step with equal parameters
+
+    def first_difference(self) -> ModuleDifference | None:
+        """Return the first module whose input, output or gradient differs, in the order of execution."""
+        return next(self._apart(), None) or next(self._forward(), None) or next(self._backward(), None)
+
+    @property
+    def _sides(self) -> tuple[Sequence[ModuleRecord], Sequence[ModuleRecord]]:
+        """The records that are compared with the reference: those of the ranks, and of the control."""
+        return self.ranks, [self.control]
+
+    @property
+    def _first_rank(self) -> ModuleRecord:
+        """The record in which a difference is attributed: a script can do other things on one worker."""
+        return self.ranks[0]
+
+    def _apart(self) -> Iterator[ModuleDifference]:
+        """Yield the top-level calls whose parameters differ between the ranks, if all ranks make the call."""
+        for calls in zip(*(record.calls for record in self.ranks if self.are_replicas), strict=False):
+            if len({(call.name, call.kind, call.number, len(call.parameters)) for call in calls}) > 1:
+                return
+            first, *others = (np.array(call.parameters) for call in calls)
+            value = max((relative(one, first) for one in others), default=0.0)
+            if value > EQUAL:
+                yield ModuleDifference(calls[0], "forward", "parameters", value, EQUAL)
+
+    def _forward(self) -> Iterator[ModuleDifference]:
+        for key in self.reference.by_key:
+            found = self._measured(self._forward_distance(key, side) for side in self._sides)
+            if found is not None:
+                yield self._of_value(self._first_rank.by_key[key], *found)
+
+    def _backward(self) -> Iterator[ModuleDifference]:
+        numbers = {number for _, number in self.reference.gradients_by_key}
+        scales = {number: [self._scales(number, side) for side in self._sides] for number in numbers}
+        for key, number in self.reference.gradients_by_key:
+            found = self._measured(
+                self._gradient_distance(key, number, side, scale)
+                for side, scale in zip(self._sides, scales[number], strict=True)
+            )
+            if found is not None:
+                yield self._of_gradient(self._first_rank.by_key[key], *found)
+
+    def _measured(self, distances: Iterator[float | None]) -> tuple[float, float] | None:
+        """Return the deviation of the ranks and the allowed one, if it is larger than that.
+
+        Args:
+            distances: that of the ranks, and that of the control, which is computed only if needed.
+        """
+        value = next(distances)
+        if value is None:
+            return None
+        floor = rounding_of(self.epsilon)
+        if value <= floor:
+            return None
+        allowed = allowed_deviation(next(distances) or 0.0, floor)
+        return (value, allowed) if value > allowed else None
+
+    def _forward_distance(self, key: Key, records: Sequence[ModuleRecord]) -> float | None:
+        shards = [_shard(record, record.by_key[key]) for record in records if key in record.by_key]
+        if len(shards) < len(records):  # a rank has not called the module
+            return None
+        first = key._replace(leaf=0)
+        if any(record.leaves[first] != self.reference.leaves[first] for record in records):
+            return None  # a tensor for each sample: others in each shard
+        return forward_distance(_shard(self.reference, self.reference.by_key[key]), shards)
+
+    def _gradient_distance(
+        self, key: Key, backward: int, records: Sequence[ModuleRecord], scales: Sequence[Vector]
+    ) -> float | None:
+        pair = _gradients(self.reference, records, key, backward)
+        return None if pair is None else gradient_distance(*pair, scales)
+
+    def _scales(self, backward: int, records: Sequence[ModuleRecord]) -> Sequence[Vector]:
+        """Return the factor of each rank's gradients that the loss gives, or the usual ones if not known.
+
+        It is that of the first gradient with a row for each sample, in the order of execution.
+        """
+        for key, number in self.reference.gradients_by_key:
+            pair = _gradients(self.reference, records, key, number) if number == backward else None
+            if pair is not None and (scale := scales_of(*pair)) is not None:
+                return [scale]
+        count = len(records)
+        return [np.ones(count), np.full(count, float(count))]
+
+    def _of_value(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
+        """Return the difference of an input, which the calling module has computed, or of an output."""
+        call = self._first_rank.calls[value.call]
+        if value.role == "output":
+            return ModuleDifference(call, "forward", "output", deviation, allowed)
+        if call.parent is None:
+            return ModuleDifference(call, "forward", "input", deviation, allowed)
+        return ModuleDifference(
+            self._first_rank.calls[call.parent], "forward", "input of part", deviation, allowed
+        )
+
+    def _of_gradient(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
+        """Return the difference of a gradient, which the module that received the tensor has computed."""
+        given = [self._first_rank.calls[one.call] for one in self._same_tensor(value) if one.role == "input"]
+        found = self._common([call for call in given if call.index in self._differentiated])
+        if found is None:
+            found = self._first_rank.calls[min(one.call for one in self._same_tensor(value))]
+            if found.parent is None:
+                return ModuleDifference(found, "backward", "loss", deviation, allowed)
+            around = self._first_rank.calls[found.parent]  # its own code has used the tensor
+            return ModuleDifference(around, "backward", "gradient of part", deviation, allowed)
+        return ModuleDifference(found, "backward", "gradient", deviation, allowed)
+
+    def _same_tensor(self, value: Value) -> list[Value]:
+        """Return all inputs and outputs that are one tensor."""
+        return [one for one in self._first_rank.values if one.tensor == value.tensor]
+
+    @cached_property
+    def _differentiated(self) -> set[int]:
+        """Calls with an output that has a gradient."""
+        with_gradient = {one.tensor for one in self._first_rank.gradients}
+        return {
+            one.call
+            for one in self._first_rank.values
+            if one.role == "output" and one.tensor in with_gradient
+        }
+
+    def _path(self, call: int) -> list[int]:
+        """Return the indices of the calls around a call, from the outside in, and of the call itself."""
+        parent = self._first_rank.calls[call].parent
+        return [call] if parent is None else [*self._path(parent), call]
+
+    def _common(self, calls: Sequence[Call]) -> Call | None:
+        """Return the innermost of nested calls; of calls beside each other, the one around all of them."""
+        paths = [self._path(call.index) for call in calls]
+        paths = [one for one in paths if not any(one == other[: len(one)] != other for other in paths)]
+        if not paths:
+            return None
+        shared = paths[-1]  # backward executes the last one first
+        for path in paths:
+            if common := [one for one, other in zip(shared, path, strict=False) if one == other]:
+                shared = common
+        return self._first_rank.calls[shared[-1]]
+
+
+def _shard(record: ModuleRecord, value: Value) -> Shard:
+    return Shard(value.summary, record.samples(value))
+
+
+def _gradients(
+    reference: ModuleRecord, records: Sequence[ModuleRecord], key: Key, backward: int
+) -> tuple[Shard, list[Shard]] | None:
+    """Return the gradient of a value on one worker and on all ranks; None if a rank has none."""
+    shards = []
+    for record in (reference, *records):
+        found = record.gradients_by_key.get((key, backward))
+        if found is None:
+            return None
+        shards.append(Shard(found.summary, record.samples(record.by_key[key])))
+    return shards[0], shards[1:]
+
+
+def first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
+    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
+    return _first_parameter(comparison, step, record, (first, others), [EQUAL] * len(first))
+
+
+def differ_between_ranks(comparison: Comparison, step: int) -> bool:
+    """Return whether the gradients of some parameters differ between the ranks, but not of all."""
+    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
+    if any(len(other) != len(first) for other in others):
+        return False
+    equal = [one for k, one in enumerate(first) if all(relative(o[k], one) <= EQUAL for o in others)]
+    return any(one.any() for one in equal)
+
+
+def first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs from that on one worker, in the order of backward."""
+    usual, control, here = (
+        _of_parameters(run.at(step).gradient)
+        for run in (comparison.reference, comparison.control, comparison.run)
+    )
+    floor = rounding_of(comparison.reference.facts.epsilon)
+    allowed = [allowed_deviation(relative(a, b), floor) for a, b in zip(control, usual, strict=False)]
+    return _first_parameter(comparison, step, record, (usual, [here]), allowed)
+
+
+def _first_parameter(
+    comparison: Comparison,
+    step: int,
+    record: ModuleRecord,
+    gradients: tuple[list[Vector], list[list[Vector]]],
+    allowed: Sequence[float],
+) -> ModuleDifference | None:
+    usual, compared = gradients
+    reference = comparison.reference
+    held = dict(enumerate(reference.facts.parameters)).get(reference.at(step).optimizer, [])
+    if {len(one) for one in (usual, allowed, *compared)} != {len(held)}:
+        return None
+    values = [max(relative(one[k], usual[k]) for one in compared) for k in range(len(held))]
+    other = [k for k, value in enumerate(values) if value > allowed[k]]
+    if not other or len(other) == sum(bool(one.any()) for one in usual):
+        return None
+    last = other[-1]
+    model, _, name = held[last].name.partition(": ")
+    call = _owner(record, model, name)
+    if call is None:
+        return None
+    return ModuleDifference(call, "backward", "parameter", values[last], allowed[last], parameter=name)
+
+
+def _of_parameters(sketch: Sequence[float]) -> list[Vector]:
+    return list(np.array(sketch, dtype=np.float64).reshape(-1, BUCKETS))
+
+
+def _owner(record: ModuleRecord, model: str, parameter: str) -> Call | None:
+    """Return the call of the module that has a parameter, or of the nearest module around it."""
+    calls = {call.name: call for call in reversed(record.calls) if str(call.model) == model}
+    name = parameter
+    while name:
+        name = name.rpartition(".")[0]
+        if name in calls:
+            return calls[name]
+    return None
+
+
+def with_module(
+    found: Sequence[Finding], comparison: Comparison, recorded: Callable[[int], Comparison]
+) -> list[Finding]:
+    """Return findings, the gravest one with the module that differs first, if its cause is not known.
+
+    Args:
+        found: the findings, the gravest first.
+        comparison: the runs that were compared.
+        recorded: runs the script again up to a step, and records the modules of that step.
+    """
+    if not found or found[0].step is None:
+        return list(found)
+    first, *others = found
+    difference = None
+    if first.cause in _OF_VALUES:
+        difference = _of_values(found[0].step, recorded(found[0].step))
+    elif first.cause == "mean-of-means" and len(set(comparison.run.counts(found[0].step))) == 1:
+        difference = _of_values(found[0].step, recorded(found[0].step))
+        if difference is not None and difference.is_outside:  # the loop computes the loss, as the cause says
+            difference = None
+    elif first.cause in _BETWEEN_RANKS and differ_between_ranks(comparison, found[0].step):
+        difference = _between_ranks(found[0].step, recorded(found[0].step))
+    return [first if difference is None else _named(first, difference), *others]
+
+
+def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
+    reference = _reference(step, again)
+    if reference is None:
+        return None
+    (control,), epsilon = again.control.modules, again.reference.facts.epsilon
+    are_replicas = not differ(one.before for one in again.run.of_ranks(step))
+    records = ModuleRecords(reference, control, again.run.modules, epsilon, are_replicas=are_replicas)
+    return records.first_difference() or first_from_reference(again, step, reference)
+
+
+def _between_ranks(step: int, again: Comparison) -> ModuleDifference | None:
+    reference = _reference(step, again)
+    return None if reference is None else first_between_ranks(again, step, reference)
+
+
+def _reference(step: int, again: Comparison) -> ModuleRecord | None:
+    """Return the record of the run on one worker; None if a run has not recorded the step."""
+    runs = again.reference, again.control, again.run
+    if any(run.failure is not None or run.steps <= step for run in runs):
+        return None
+    if not all(record.calls for run in runs for record in run.modules):
+        return None
+    return again.reference.modules[0]
+
+
+def _named(finding: Finding, difference: ModuleDifference) -> Finding:
+    call = difference.call
+    if difference.part == "parameters":
+        return _apart_within_step(finding, difference)
+    name = call.name or call.kind
+    part = f"the gradient of {difference.parameter}" if difference.parameter else _PARTS[difference.part]
+    file, line = place = call.called if difference.is_outside else call.place
+    deviation = f"{part} deviates by {difference.value:.1e}, rounding explains {difference.allowed:.1e}"
+    if difference.is_outside:
+        what = f"No module differs before the call of {name} at {file}:{line}: {deviation}."
+    else:
+        what = (
+            f"The first module that differs is {name} ({call.kind}, {file}:{line}), in {difference.phase}: "
+            f"{deviation}."
+        )
+    return replace(
+        finding,
+        message=f"{finding.message} {what}",
+        place=place,
+        module="" if difference.is_outside else name,
+        phase=difference.phase,
+    )
+
+
+def _apart_within_step(finding: Finding, difference: ModuleDifference) -> Finding:
+    """Return the finding that a step begins with equal parameters on all ranks, and a call has others."""
+    file, line = difference.call.called
+    advice = (
+        "Average over the ranks what changes them: a backward under no_sync(), for example, gives each rank "
+        "its own gradient."
+    )
+    return replace(
+        finding,
+        cause="replicas-differ-in-step",
+        message=f"the ranks' parameters differ by {difference.value:.1e} within step {finding.step}, where "
+        f"{difference.call.kind} is called at {file}:{line}: each rank has changed them in its own way. "
+        f"{advice}",
+        advice=advice,
+        place=difference.call.called,
+        phase=difference.phase,
+    )

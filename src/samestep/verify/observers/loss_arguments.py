@@ -1,0 +1,82 @@
+"""Notes losses that get probabilities instead of logits, and losses that broadcast their arguments."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from samestep.ranks.hang.script_position import current_place
+from samestep.verify.observers.check import Check, in_words
+from samestep.verify.trace import Note, Place
+
+_MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first
+_LEAST_SAMPLES = 2
+_WRONG = {
+    ("LogSoftmaxBackward0", "SoftmaxBackward0"): ("cross_entropy", "softmax", "logits"),
+    ("NllLossBackward0", "SoftmaxBackward0"): ("nll_loss", "softmax", "log_softmax"),
+    ("BinaryCrossEntropyWithLogitsBackward0", "SigmoidBackward0"): (
+        "binary_cross_entropy_with_logits",
+        "sigmoid",
+        "logits",
+    ),
+}
+"""For an operation and the previous one: the loss, the activation, and what the loss takes instead."""
+_DISTANCES = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
+
+
+class LossArguments(Check):
+    """Inspects the end of the graph of each loss; hooks of the losses would break `torch.jit.script`."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, Place | None], str] = {}
+
+    def before_backward(self, losses: Sequence[Tensor]) -> None:
+        """See `Check.before_backward`."""
+        roots = [one.grad_fn for one in losses if one.grad_fn is not None]
+        for operation, before in islice(edges(roots), _MOST_NODES):
+            found = _WRONG.get((operation.name(), before.name()))
+            if found is not None:
+                loss, activation, wanted = found
+                text = f"gives the result of {activation} to {loss}. Give it the {wanted}."
+                self._found.setdefault(("softmax-before-loss", current_place()), text)
+            elif operation.name() in _DISTANCES and _is_broadcast(before):
+                text = (
+                    "compares each output with each target: their shapes are (N, 1) and (N,). Give both "
+                    "the same shape."
+                )
+                self._found.setdefault(("loss-broadcast", current_place()), text)
+
+    def notes(self) -> Iterator[Note]:
+        """See `Check.notes`."""
+        for (code, place), text in self._found.items():
+            yield Note(code, f"The loss of the backward{in_words(place)} {text}", place)
+
+
+def edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each operation with each of those that computed its inputs, breadth first, copies left out."""
+    waiting, seen = deque(roots), {*roots}
+    while waiting:
+        operation = waiting.popleft()
+        for before, _ in operation.next_functions:
+            while before is not None and before.name() == "ToCopyBackward0":  # autocast
+                before = before.next_functions[0][0]  # noqa: PLW2901
+            if before is None:
+                continue
+            yield operation, before
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)
+
+
+def _is_broadcast(operation: Any) -> bool:
+    """Return whether an operation expands N values, as a vector or a column, to N x N."""
+    if operation.name() != "ExpandBackward0":
+        return False
+    given, made = (
+        [int(one) for one in sizes]
+        for sizes in (operation._saved_self_sym_sizes, operation._input_metadata[0].shape)  # noqa: SLF001
+    )
+    size = made[0]
+    return made == [size, size] and given in ([size], [size, 1]) and size >= _LEAST_SAMPLES

@@ -1,0 +1,108 @@
+"""Observers of the ranks of a distributed script: their devices, their rendezvous, and what they save."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from samestep.autopilot.script.devices import NAMED
+from samestep.base import env
+from samestep.launchers.detect import detect
+from samestep.verify.observers.check import Observer
+from samestep.verify.trace import Note
+
+_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".model")
+_PREFIX = "module."
+
+
+class DeviceOfRank(Observer):
+    """Compares the number of the device with that of the rank on its node.
+
+    With ``--device cpu``, the devices are those that the script names.
+    """
+
+    def __init__(self) -> None:
+        self._local_rank = detect(env.snapshot()).place.local_rank
+        self._used: set[int] = set()
+
+    def call(
+        self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool
+    ) -> AbstractContextManager[Any] | None:
+        """See `Listener.call`."""
+        del inputs
+        if is_training:
+            devices = {one.device for one in module.parameters()}
+            self._used |= {one.index for one in devices if one.type == "cuda" and one.index is not None}
+        return None
+
+    def notes(self) -> Iterator[Note]:
+        """See `Observer.notes`."""
+        if self._local_rank and (self._used or NAMED.used) == {0}:
+            yield Note(
+                "device-of-rank-0",
+                "further ranks of the node use the GPU of rank 0 too. Call torch.cuda.set_device with the "
+                "local rank, or move the model and the samples to that device.",
+            )
+
+
+class RendezvousAddress(Observer):
+    """Compares the launcher's variables at the begin and at the end of the script."""
+
+    def __init__(self) -> None:
+        environment = env.snapshot()
+        self._before = {name: environment.get(name) for name in _VARIABLES}
+
+    def notes(self) -> Iterator[Note]:
+        """See `Observer.notes`."""
+        environment = env.snapshot()
+        changed = {name: environment.get(name) for name in _VARIABLES}
+        if all(self._before.values()) and changed != self._before:
+            values = ", ".join(f"{name}={value}" for name, value in changed.items() if value is not None)
+            yield Note(
+                "own-address",
+                f"the script replaces the rendezvous address of the launcher: {values}. On several nodes, or "
+                "beside another run on this node, the ranks do not find each other. Use "
+                "os.environ.setdefault, or leave these variables to the launcher.",
+            )
+
+
+class SavedStates(Observer):
+    """Reads the checkpoints that a script has written; `written` returns the paths of this rank's files."""
+
+    def __init__(self, written: Callable[[], Iterable[str]]) -> None:
+        self._written = written
+
+    def notes(self) -> Iterator[Note]:
+        """See `Observer.notes`."""
+        for path in self._written():
+            if path.endswith(_SUFFIXES) and any(map(_is_wrapped, _dicts(_loaded(path)))):
+                yield Note(
+                    "module-keys",
+                    f"{Path(path).name} has a state dict whose keys begin with {_PREFIX!r}, which the model "
+                    "without DistributedDataParallel cannot load. Save model.module.state_dict().",
+                )
+                return
+
+
+def _loaded(path: str) -> Any:
+    """Return the contents of a checkpoint; None for any other file."""
+    with suppress(Exception):  # torch raises many types of errors for files that are no checkpoints
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return None
+
+
+def _dicts(value: Any, *, depth: int = 2) -> Iterator[Mapping[Any, Any]]:
+    """Yield a dict, and those in its values."""
+    if isinstance(value, Mapping):
+        yield value
+        if depth:
+            for one in value.values():
+                yield from _dicts(one, depth=depth - 1)
+
+
+def _is_wrapped(state: Mapping[Any, Any]) -> bool:
+    return bool(state) and all(isinstance(key, str) and key.startswith(_PREFIX) for key in state)

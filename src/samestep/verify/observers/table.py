@@ -1,0 +1,36 @@
+"""The tables of observers and checks.
+
+A new check needs its code in `verdict.NoteCode`, a row in ``docs/guide/verify.md``, a script with that
+mistake in ``tests/gallery_notes``, and no note about any script without it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from samestep.verify.observers.check import Check, Checks, Observer
+from samestep.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
+from samestep.verify.observers.gradient_coverage import GradientCoverage
+from samestep.verify.observers.gradient_zeroing import GradientZeroing
+from samestep.verify.observers.loader_generators import LoaderGenerators
+from samestep.verify.observers.loss_arguments import LossArguments
+from samestep.verify.observers.loss_scaling import LossScaling
+from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
+from samestep.verify.observers.sampler_epochs import SamplerEpochs
+from samestep.verify.observers.schedule_order import ScheduleOrder
+
+CHECKS: Sequence[Callable[[], Check]] = (
+    GradientCoverage,
+    GradientZeroing,
+    EvaluationModeKept,
+    TrainingModeInEvaluation,
+    ScheduleOrder,
+    LossScaling,
+    LossArguments,
+    LoaderGenerators,
+    SamplerEpochs,
+)
+"""Checks of the run on one worker."""
+OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
+"""Observers of the run on one worker."""
+OF_EACH_RANK: Sequence[Callable[[], Observer]] = (DeviceOfRank, RendezvousAddress)
+"""Observers of each rank of a distributed script that a launcher starts."""

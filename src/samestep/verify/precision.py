@@ -1,0 +1,134 @@
+"""Repeats a script of single precision in double precision, and decides whether a difference is rounding."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from samestep.hooks import verify_declarations
+from samestep.hooks.registry import attached, wrapping
+from samestep.verify.causes import causes
+from samestep.verify.compare import Comparison
+from samestep.verify.verdict import Finding
+
+_OF_VALUES = ("gradient", "gradient-norm", "loss", "update", "parameters")
+"""Causes that rounding can have, when it grows by more than the disturbed run shows."""
+_OF_PRINTS = ("printed", "printed-text", "local-metric")
+"""Causes that rounding can have, when it moves a sample across a decision: an accuracy, an early stop."""
+_SINGLE = (1e-10, 1e-5)  # bounds of the machine epsilon of single precision
+_SAME_IN_DOUBLE = 1e-9
+"""Largest relative deviation in double precision in the disputed step, if rounding is all that there is."""
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_UNCHANGED = ("__get__", "copy_", "__setitem__", "__set__", "backward")
+"""Functions that read attributes, or that write into a tensor and convert by themselves."""
+
+
+def may_be_rounding(comparison: Comparison, found: Sequence[Finding]) -> bool:
+    """Return whether all faults of a run are deviations that rounding in single precision can have."""
+    faults = [one for one in found if one.kind == "fault"]
+    least, most = _SINGLE
+    is_single = least < comparison.reference.facts.epsilon < most
+    return is_single and bool(faults) and all(one.cause in (*_OF_VALUES, *_OF_PRINTS) for one in faults)
+
+
+def decided_in_double(found: Sequence[Finding], double: Comparison | None) -> list[Finding]:
+    """Return the findings of a run after its repetition in double precision; None if that failed."""
+    if double is None:
+        return [
+            _with(one, "Its repetition in double precision failed, so rounding is not excluded.")
+            for one in found
+        ]
+    fault = next(one for one in found if one.kind == "fault")
+    last = double.steps if fault.step is None else fault.step
+    disputed = [one.value for one in double.deviations if one.step <= last]
+    worst = max(disputed, default=np.inf)
+    if causes(double) or not worst <= _SAME_IN_DOUBLE:
+        return list(found)
+    deviation = f"deviates by {fault.max_relative_deviation or 0:.1e} in single precision"
+    statement = Finding(
+        cause="single-precision",
+        message=f"a number that is printed {deviation}. In double precision the prints are the same, and the "
+        f"steps deviate by at most {worst:.1e}: only the rounding of single precision makes them differ, as "
+        "where a sample is close to a decision."
+        if fault.cause in _OF_PRINTS
+        else f"the {fault.cause} of step {fault.step} {deviation}, but in double precision by at most "
+        f"{worst:.1e} up to there: only the rounding of single precision makes the steps differ, and it "
+        "decides those of one worker as well.",
+        workers=fault.workers,
+        step=fault.step,
+        max_relative_deviation=float(worst),
+        kind="note",
+    )
+    return [*(one for one in found if one.kind != "fault"), statement]
+
+
+def _with(finding: Finding, text: str) -> Finding:
+    return replace(finding, message=f"{finding.message} {text}") if finding.kind == "fault" else finding
+
+
+@contextmanager
+def in_double_precision() -> Iterator[None]:
+    """Create the script's tensors in double precision, and convert those that come from elsewhere."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with attached(verify_declarations.FROM_NUMPY, wrapping(_from_numpy)), _Widening():
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+class _Widening(TorchFunctionMode):
+    """A mode in which names of single precision mean double precision."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _UNCHANGED:
+            return func(*args, **kwargs)
+        dtypes = {one.dtype for one in _tensors((args, tuple(kwargs.values())))}
+        change = _widened if torch.float64 in dtypes else _renamed
+        args, kwargs = _mapped(args, change), {name: _mapped(one, change) for name, one in kwargs.items()}
+        result = (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+        return result if dtypes else _mapped(result, _widened)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an argument with its parts changed; lists that have no such parts stay the same objects."""
+    if isinstance(value, list) or type(value) is tuple:
+        parts = [_mapped(part, change) for part in value]
+        is_same = all(one is other for one, other in zip(parts, value, strict=True))
+        return value if is_same else type(value)(parts)
+    return change(value)
+
+
+def _renamed(value: Any) -> Any:
+    """Return double precision for the name of single precision."""
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _widened(value: Any) -> Any:
+    """Return a tensor of single precision in double precision, and a renamed dtype."""
+    if type(value) is Tensor and value.dtype in _WIDER:
+        return value.to(_WIDER[value.dtype])
+    return _renamed(value)
+
+
+def _from_numpy(original: Callable[[Any], Tensor], array: Any) -> Tensor:
+    tensor: Tensor = _widened(original(array))
+    return tensor

@@ -1,0 +1,358 @@
+"""Compares what two runs of one training print: the numbers of equal lines, and the other lines.
+
+Times, rates, dates and memory are measurements, not results: they are recognized by their name or unit, or
+since most of them differ between two runs on one worker.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from samestep.verify.compare import allowed_deviation, rounding_of
+from samestep.verify.run_record import RunRecord
+
+_NUMBER = r"(?<![\w.])[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b)"
+_DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\d+(?::\d\d)+(?:[.,]\d+)?"
+_TOKEN = re.compile(rf"(?P<date>{_DATE})|(?P<number>{_NUMBER})")
+_NAME = re.compile(r"([A-Za-z_][\w/.-]*)[\"'\s:=(\[<]*[-+]?$")
+_UNIT = re.compile(r"(\s*)([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)")
+_PARTS = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
+_RESULT = re.compile(
+    r"loss(?:es)?|acc(?:uracy)?|err(?:or)?s?|score|metric|recall|precision|auc|f1|bleu|m?iou|ssim|psnr|ppl"
+    r"|perplexity|norm|grad(?:ient)?|lr|rmse|mse|mae|reward"
+)
+"""A part of the name of a result, which no other part makes a measurement."""
+_MEASURED = re.compile(
+    r"times?|timer|took|elapsed|speed|throughput|duration|runtime|wall|clock|latency|sec(?:ond)?s?|[fi]ps"
+    r"|memory|vram|bandwidth|t?flops"
+)
+"""A part of the name of a measurement."""
+_SUFFIX = re.compile(r"[mu]?s|mem")
+"""The last part of the name of a measurement."""
+_UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
+_UNITS_BEHIND = re.compile(r"h|min")
+"""Units that are also words: directly behind the number."""
+_COUNTER = re.compile(r"#/#|#of#")
+"""The number of a batch and the number of batches, in the shape of a line."""
+_MOST_DIGITS = 18
+"""Digits of the longest integer that counts something."""
+_VARIES = 0.01
+"""Relative difference between two runs on one worker from which a number counts as measured."""
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedNumber:
+    """A printed number that deviates by more than rounding."""
+
+    value: float  # the deviation, relative to the larger of the two numbers
+    line: str  # the line that contains the number
+    usual: str  # that line of the reference
+    is_own_loss: bool  # whether it is the loss of rank 0's share in a step whose loss the reference prints
+    is_count: bool  # whether it is an integer in a line that counts batches or samples
+    is_combined: bool  # whether it is computed from numbers that all ranks have combined in an evaluation
+    is_multiple: bool  # whether it is N times the reference's or the N-th part, as a sum is that of a mean
+    shape: str  # the line with a sign in the place of each number
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line, with the numbers that can be results."""
+
+    text: str  # the line
+    shape: str  # the line with a sign in the place of each number
+    numbers: Sequence[str]  # its numbers, without those that are named as measurements
+
+
+def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:
+    """Return the printed numbers that deviate by more than rounding.
+
+    Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
+    same total in lines that are not of training: ``22/103`` in place of ``44/103``.
+    """
+    size = len(run.traces)
+    rounding = rounding_of(reference.facts.epsilon)
+    lines, again, other = (_lines(one) for one in (reference, control, run))
+    usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
+    measured, training = _measured_columns(lines, usual), _shapes_of_training(reference)
+    found = []
+    for i, j in _pairs(lines, other):
+        for k, (of, one) in enumerate(zip(lines[i].numbers, other[j].numbers, strict=True)):
+            if of == one or (lines[i].shape, k) in measured:
+                continue
+            is_result = lines[i].shape not in training and _has_same_total(lines[i], other[j], k)
+            if _is_share(of, one, size) and not is_result:
+                continue
+            known = _apart(of, usual[i][k]) if i in usual else 0.0
+            value = _apart(of, one)
+            last = 2 * _last_digit(of) / max(abs(float(of)), abs(float(one)), 1e-12)
+            if not value <= allowed_deviation(known, rounding) + last:
+                shape = lines[i].shape
+                found.append(
+                    PrintedNumber(
+                        value=value,
+                        line=other[j].text,
+                        usual=lines[i].text,
+                        is_own_loss=_is_own_loss(of, one, reference, run),
+                        is_count=of.isdecimal() and one.isdecimal() and bool(_COUNTER.search(shape)),
+                        is_combined=_is_combined(of, one, reference, run),
+                        is_multiple=_is_share(of, one, size)
+                        or abs(value - (1 - 1 / size)) <= last + rounding,
+                        shape=shape,
+                    )
+                )
+    return found
+
+
+def of_progress(found: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:
+    """Return the numbers that rank 0 prints of its own share as its progress, not as results.
+
+    Lines of training are those of which at least one is between two steps without an evaluation. They are
+    progress if there are more of them than epochs, or rollouts in place of epochs, or if they have the loss
+    of a step and count epochs and batches: ``[1/3][4/10]``. Lines of evaluation count its batches,
+    ``[3/10]``, and one evaluation has several.
+    """
+    counts = Counter(line.shape for line in _lines(reference))
+    training = _shapes_of_training(reference)
+    has_rollouts = any(step.has_rollout for step in reference.traces[0].steps[1:])
+    frequent = {shape for shape in training if has_rollouts or counts[shape] > reference.epochs()}
+    of_loss = {one.shape for one in found if one.is_own_loss and one.shape in training}
+    known = {shape for shape in of_loss if shape in frequent or len(_COUNTER.findall(shape)) > 1}
+    known |= _shapes_of_evaluation(reference)
+    return [
+        one
+        for one in found
+        if one.is_own_loss
+        or one.shape in known
+        or (one.shape in frequent and not one.is_multiple)
+        or (one.is_count and one.shape in training)
+    ]
+
+
+def _shapes_of_training(run: RunRecord) -> frozenset[str]:
+    """Return the shapes of lines that rank 0 prints between two steps without an evaluation."""
+    between = list(_printed_before_steps(run))[1:]
+    texts = (lines for lines, evaluated in between if not evaluated)
+    return frozenset(_line(text).shape for lines in texts for text in lines)
+
+
+def _shapes_of_evaluation(run: RunRecord) -> frozenset[str]:
+    """Return the shapes of lines that count batches, and of which one evaluation prints several."""
+    found: set[str] = set()
+    for lines, evaluated in _printed_before_steps(run):
+        counts = Counter(_line(text).shape for text in lines if evaluated)
+        found.update(shape for shape, count in counts.items() if count > 1 and _COUNTER.search(shape))
+    return frozenset(found)
+
+
+def _printed_before_steps(run: RunRecord) -> Iterator[tuple[list[str], bool]]:
+    """Yield the lines that rank 0 prints before each step and at the end, and if it evaluates there."""
+    text, start = run.facts.printed, 0
+    for step in run.traces[0].steps:
+        yield text[start : step.printed].splitlines(), bool(step.evaluated)
+        start = step.printed
+    yield text[start:].splitlines(), True
+
+
+def has_fractions(run: RunRecord) -> bool:
+    """Return whether a run prints fractions that are no measurements: results, and not only epochs."""
+    return any("." in number for line in _lines(run) for number in line.numbers)
+
+
+def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> tuple[str, str] | None:
+    """Return the first lines of the reference and of a run that differ by more than numbers.
+
+    Lines that also differ between two runs on one worker are left out. One of the two is empty if a line is
+    missing.
+    """
+    lines, again, other = (_lines(one) for one in (reference, control, run))
+    stable = {i for i, _ in _pairs(lines, again)}
+    for first, last, start, stop in _ranges(lines, other, paired=False):
+        here = [i for i in range(first, last) if i in stable and lines[i].text.strip()]
+        there = [j for j in range(start, stop) if other[j].text.strip()]
+        if _joined(lines, here) == _joined(other, there):  # wrapped elsewhere
+            continue
+        if here or (there and first == last):
+            return lines[here[0]].text if here else "", other[there[0]].text if there else ""
+    return None
+
+
+def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
+    return "".join(lines[i].shape for i in numbers)
+
+
+def _lines(run: RunRecord) -> list[_Line]:
+    return [_line(text) for text in run.facts.printed.splitlines()]
+
+
+def _line(text: str) -> _Line:
+    shape, numbers, end, was_measured = "", [], 0, False
+    for token in _TOKEN.finditer(text):
+        if token["number"] and not _is_finite_or_named(token[0]):
+            continue  # 1e999, part of a hash
+        between = text[end : token.start()]
+        # A meter prints its mean behind its value: Time 0.123 (0.130).
+        is_mean = was_measured and between.strip() in ("(", "±", "+-", "+/-", "/")
+        unit = _unit(text, token.end())
+        is_named = _is_measured(text, token.start(), bool(unit))
+        was_measured = is_mean or bool(token["date"]) or is_named
+        shape += f"{between}{'~' if was_measured else '#'}"
+        if not was_measured:
+            numbers.append(token[0])
+        end = token.end() + (len(unit) if was_measured else 0)
+    # Numbers of other lengths are padded with other spaces.
+    return _Line(text, re.sub(r"\s+", "", shape + text[end:]), numbers)
+
+
+def _is_finite_or_named(text: str) -> bool:
+    return math.isfinite(float(text)) or text.lstrip("+-").lower() in ("nan", "inf")
+
+
+def _unit(text: str, end: int) -> str:
+    """Return the unit of time, rate or memory behind a number; empty without one."""
+    found = _UNIT.match(text, end)
+    if found is None:
+        return ""
+    over, _, per = found[2].partition("/")
+    is_unit = _UNITS.fullmatch(over) or _UNITS.fullmatch(per)
+    return found[0] if is_unit or (not found[1] and _UNITS_BEHIND.fullmatch(over)) else ""
+
+
+def _is_measured(text: str, start: int, has_unit: bool) -> bool:  # noqa: FBT001
+    """Return whether the name before a number, or the unit behind it, is that of a measurement."""
+    name = _NAME.search(text, 0, start)
+    words = name[1].split("/") if name else []
+    parts = [[part.lower() for part in _PARTS.findall(word)] for word in words]
+    if any(_RESULT.fullmatch(part) for word in parts for part in word):
+        return False
+    is_data_time = parts == [["data"]] and "time" in text.lower()  # of a loader, beside that of the step
+    whole = [part for word in parts for part in word]
+    return has_unit or is_data_time or any(map(_names_measurement, [*parts, whole]))
+
+
+def _names_measurement(parts: Sequence[str]) -> bool:
+    if not parts or any(map(_MEASURED.fullmatch, parts)):
+        return bool(parts)
+    return bool(_SUFFIX.fullmatch(parts[-1])) and parts != ["s"]
+
+
+def _measured_columns(
+    lines: Sequence[_Line], usual: Mapping[int, Sequence[str]]
+) -> frozenset[tuple[str, int]]:
+    """Return the numbers, by shape of the line and place, most of which vary between runs on one worker."""
+    total: Counter[tuple[str, int]] = Counter()
+    varied: Counter[tuple[str, int]] = Counter()
+    for i, numbers in usual.items():
+        for k, (of, one) in enumerate(zip(lines[i].numbers, numbers, strict=True)):
+            total[lines[i].shape, k] += 1
+            varied[lines[i].shape, k] += _apart(of, one) > _VARIES
+    return frozenset(column for column, count in varied.items() if 2 * count > total[column])
+
+
+def _apart(of: str, one: str) -> float:
+    """Return the distance of two numbers relative to the larger one."""
+    if of == one:
+        return 0.0
+    a, b = float(of), float(one)
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
+    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
+
+
+def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
+    if run.runs_once or not _last_digit(one):
+        return False
+    steps = range(min(reference.steps, run.steps))
+    return any(
+        _has_printed(of, reference.at(step).losses) and _has_printed(one, run.at(step).losses)
+        for step in steps
+    )
+
+
+def _is_combined(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether two numbers are computed alike from what the ranks combine in an evaluation."""
+    digit = _last_digit(one)
+    if not reference.combined():  # a serial script; a count can be truncated
+        return any(_are_results([one], [found], [run.size], digit or 1.0) for found in run.combined())
+    combined = zip(reference.combined(), run.combined(), strict=False)
+    return bool(digit) and any(_are_results([of, one], both, [1, run.size], digit) for both in combined)
+
+
+def _are_results(
+    printed: Sequence[str], combined: Sequence[Sequence[float]], sizes: Sequence[int], digit: float
+) -> bool:
+    """Return whether runs compute a printed number in the same way from what their ranks combine.
+
+    Each run has its number, what is combined in one evaluation, and its number of ranks; `digit` is the value
+    of the last printed digit.
+    """
+    return any(
+        all(abs(scale * one - float(text)) <= digit for one, text in zip(results, printed, strict=True))
+        for results in zip(*map(_results, combined, sizes), strict=False)
+        for scale in (1.0, _PERCENT)
+    )
+
+
+def _results(combined: Sequence[float], size: int) -> Iterator[float]:
+    """Yield each number, its mean over the ranks, and its quotient by each other number."""
+    for number in combined:
+        yield from (number, number / size)
+        yield from (number / other if other else float("nan") for other in combined)
+
+
+def _has_printed(text: str, losses: Sequence[float]) -> bool:
+    """Return whether a number is one of a step's losses, also before its division, or their sum."""
+    candidates = [*losses, *(len(losses) * one for one in losses), sum(losses)] if losses else []
+    return any(abs(float(text) - one) <= _last_digit(text) for one in candidates)
+
+
+def _pairs(lines: Sequence[_Line], others: Sequence[_Line]) -> list[tuple[int, int]]:
+    """Return the pairs of lines that are equal but for their numbers, in order."""
+    ranges = _ranges(lines, others, paired=True)
+    return [pair for a, b, c, d in ranges for pair in zip(range(a, b), range(c, d), strict=True)]
+
+
+def _ranges(
+    lines: Sequence[_Line], others: Sequence[_Line], *, paired: bool
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the ranges of lines that are paired, or those between them: bounds here, and of the others."""
+    one, other = ([line.shape for line in some] for some in (lines, others))
+    if one == other:  # usual, and quadratic in the matcher
+        codes = [("equal", 0, len(one), 0, len(other))]
+    else:
+        codes = list(SequenceMatcher(None, one, other, autojunk=False).get_opcodes())
+    for kind, *bounds in codes:
+        if (kind == "equal") is paired:
+            first, last, start, stop = bounds
+            yield first, last, start, stop
+
+
+def _is_share(of: str, one: str, size: int) -> bool:
+    """Return whether a count is one worker's share of another, or `size` times it."""
+    if not (of.isdecimal() and one.isdecimal()) or max(len(of), len(one)) > _MOST_DIGITS:
+        return False
+    return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
+
+
+def _has_same_total(line: _Line, other: _Line, place: int) -> bool:
+    """Return whether the number at a place is a part, ``#/#``, of a total that is the same in both lines."""
+    before = -1
+    for _ in range(place + 1):
+        before = line.shape.index("#", before + 1)
+    following = line.numbers[place + 1 : place + 2]
+    return (
+        bool(_COUNTER.match(line.shape, before)) and following == list(other.numbers)[place + 1 : place + 2]
+    )
+
+
+def _last_digit(text: str) -> float:
+    """Return the value of a printed number's last decimal; 0 for an integer, which is exact."""
+    digits, _, exponent = text.lower().partition("e")
+    decimals = digits.partition(".")[2]
+    if not (decimals or exponent) or (not digits[-1:].isdecimal() and digits[-1:] != "."):
+        return 0.0
+    return 10.0 ** min(int(exponent or 0) - len(decimals), _MOST_DIGITS)

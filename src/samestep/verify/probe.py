@@ -1,0 +1,413 @@
+"""Records the steps, samples, losses and parameters of a script, distributed or not.
+
+The probe receives the events of the training loop: module calls, `backward`, optimizer steps, fetches of
+samples. It changes nothing, unless `disturb` adds rounding noise to the gradients.
+"""
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
+
+from samestep.hooks import declarations, verify_declarations
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.registry import attached_all, attached_to, wrapping
+from samestep.hooks.tensor_tree import data_in
+from samestep.hooks.training_events import Listener, parameters_of, subscribed
+from samestep.ranks.world.process_group import adopt
+from samestep.verify.calls_of_training import CallsOfTraining
+from samestep.verify.loss_divisors import loss_divisors
+from samestep.verify.neutral_modules import compresses, normalizes_alone
+from samestep.verify.observers.check import Observer, after, on_first_gradient
+from samestep.verify.run_length import RunLength
+from samestep.verify.tensor_parallel import ranks_of_same_batch
+from samestep.verify.tensor_summary import norm, own_generator, row_keys, sketch
+from samestep.verify.trace import Facts, OptimizerParameter, Step, Writer
+
+Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
+ROUNDING = 16
+"""Size of the disturbance, in units of the rounding of the gradient's root mean square."""
+ROUNDING_OF_HALF = 2
+"""The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
+_HALF = 1e-4
+_MOST_RESULTS = 8
+"""Numbers of a tensor that holds results, such as sums and counts; gradients and outputs have more."""
+_CPU = torch.device("cpu")
+_WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
+
+
+class Probe(Listener):
+    """Records the training of one rank of a script.
+
+    Args:
+        writer: receives the steps.
+        rank: the rank.
+        length: decides after which step the script is stopped.
+        stop: stops the script.
+        printed: returns the output so far.
+        disturb: whether to add noise of the size of rounding errors to the gradients.
+        within: returns a context for each top-level forward.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        rank: int,
+        *,
+        length: RunLength,
+        stop: Callable[[], None],
+        printed: Callable[[], str],
+        disturb: bool = False,
+        within: Context = nullcontext,
+    ) -> None:
+        self.facts = Facts(rank=rank)
+        self._writer, self._length, self._stop, self._printed = writer, length, stop, printed
+        self._noise = own_generator(1) if disturb else None
+        self._within = within
+        self._observers: Sequence[Observer] = ()
+        self.changed_files: Sequence[str] = ()
+        """Paths of the files and folders that the script has created or changed so far."""
+        self._step = Step(index=0)
+        self._optimizers: list[Optimizer] = []  # the optimizers that have stepped
+        self._made: list[Optimizer] = []
+        self._before = 0  # number of backwards before the current optimizer step
+        self._modules: dict[int, nn.Module] = {}
+        self._has_begun = False
+        self._calls_of_training = CallsOfTraining(lambda one: self.model_of(one) is not None)
+        self._eval_call: tuple[nn.Module, list[float]] | None = None
+        """The module and sample keys of the current call in evaluation mode."""
+        self._device = _CPU  # device of the last model called
+        self._fetched: RngState | None = None
+        """Random state after the last batch of a DataLoader, or a backward after it; None before."""
+        self._epochs: dict[int, set[int]] = {}  # epochs that each sampler has shuffled for training
+        self._passes: Counter[int] = Counter()
+        """Whole passes over each loader, by the id of what gives its indices."""
+        self._passes_before = 0
+        """Those over the loader of the last batch, before this one."""
+        self._fetches_drew = mmap.mmap(-1, 1)  # a flag shared with the loaders' forked workers
+
+    @contextmanager
+    def attached(self, observers: Sequence[Observer] = ()) -> Iterator[None]:
+        """Record the script for the duration of a block, with the notes of these observers."""
+        self._observers = observers
+        with ExitStack() as stack:
+            stack.enter_context(subscribed(self))
+            for observer in observers:
+                stack.enter_context(observer.attached())
+            hooks = {
+                declarations.NEW_OPTIMIZER: after(self._made.append),
+                verify_declarations.SHUFFLED: wrapping(self._shuffle),
+                verify_declarations.NEXT_BATCH: wrapping(self._next_batch),
+                verify_declarations.JOINED: wrapping(self._join),
+                verify_declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
+                **dict.fromkeys(verify_declarations.NORM_CLIPS, wrapping(self._clip)),
+                **dict.fromkeys(verify_declarations.REDUCTIONS, wrapping(self._reduce)),
+                **dict.fromkeys(verify_declarations.GATHERS, wrapping(self._gather)),
+            }
+            stack.enter_context(attached_all(hooks))
+            for kind in Fetcher.__subclasses__():
+                stack.enter_context(
+                    attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
+                )
+            yield
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Number of the current step, and of the backward in it."""
+        return self._step.index, self._step.backwards
+
+    def model_of(self, module: nn.Module) -> int | None:
+        """Return the number of the trained model that has the parameters of a module; None without one."""
+        first = next(module.parameters(), None)
+        models = enumerate(self._modules.values())
+        return next((k for k, model in models if any(one is first for one in model.parameters())), None)
+
+    def end(self, ended: str, message: str = "") -> None:
+        """Write how the script ended."""
+        facts = self.facts
+        facts.ended, facts.message = ended, message
+        step = self._step
+        facts.evaluated, facts.combined, facts.gathered = step.evaluated, step.combined, step.gathered
+        facts.printed = self._printed()
+        facts.augmented = self._fetches_drew[0] == 1
+        facts.frozen = self._calls_of_training.of_untrained_models()
+        facts.written = self.written()
+        facts.notes = [note for observer in self._observers for note in observer.notes()]
+        self._note_group()
+        self._writer.write("facts", facts)
+
+    def written(self) -> list[str]:
+        """Return the paths of the files that the script has written and not removed, in this order."""
+        return [path for path in dict.fromkeys(self.changed_files) if Path(path).is_file()]
+
+    @contextmanager
+    def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
+        """See `Listener.call`."""
+        keys = self._sample_keys(inputs)
+        if is_training:
+            self._add_training_call(module, keys)
+        else:
+            self._step.evaluated += keys
+            self._calls_of_training.add(module, keys)
+        self._eval_call = None if is_training else (module, keys)
+        self._device = next(module.parameters()).device
+        before = RngState.now(self._device)
+        with self._within():
+            yield
+        self._note_draws(before)
+
+    def _sample_keys(self, inputs: Sequence[Any]) -> list[float]:
+        """Return the keys of the samples in a module's inputs."""
+        keys: list[float] = []
+        for data in data_in(tuple(inputs)):
+            keys += row_keys(data)
+            device = data.device.type
+            self._note_precision(
+                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else data.dtype
+            )
+        return keys
+
+    def _add_training_call(self, module: nn.Module, keys: Sequence[float]) -> None:
+        if not self._has_begun:
+            self._writer.write("begun", self._step.index)
+            self._has_begun = True
+        self._step.samples.extend(keys)
+        self._step.passes = self._passes_before
+        if id(module) not in self._modules:
+            self._modules[id(module)] = module
+            untrained = (*module.buffers(), *(one for one in module.parameters() if not one.requires_grad))
+            self.facts.buffers += sketch(one for one in untrained if not one.is_meta)
+            self.facts.wrapped |= isinstance(module, DistributedDataParallel)
+            self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
+
+    def returned(self, outputs: Any) -> None:
+        """See `Listener.returned`; a call in evaluation mode is a training call if a backward follows."""
+        if self._eval_call is None:
+            return
+        (module, keys), self._eval_call = self._eval_call, None
+
+        def trained() -> None:
+            self._step.evaluated = list((Counter(self._step.evaluated) - Counter(keys)).elements())
+            self._add_training_call(module, keys)
+
+        on_first_gradient(outputs, trained)
+
+    @contextmanager
+    def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
+        """See `Listener.backward`."""
+        if self._fetched is not None:
+            self._note_draws(self._fetched)
+        self._step.divisors += loss_divisors(losses)
+        yield
+        if self._fetched is not None:  # a GAN draws noise between two backwards
+            self._fetched = RngState.now(self._device)
+        # Read after backward: only then the loss of a replicated script is that of the global batch.
+        self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
+        self._step.backwards += 1
+        if self._noise is not None:
+            self._disturb(self._noise)
+        if not self._made and self._modules:
+            self._backward_as_step()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """See `Listener.loading`."""
+        yield
+        self._fetched = RngState.now(self._device)
+
+    def _backward_as_step(self) -> None:
+        """Record a backward as a step, for a script that updates its parameters without an optimizer."""
+        parameters = self._of_modules()
+        self._record_gradients(parameters)
+        self._step.before = self._step.after = sketch(parameters)
+        self._finish_step()
+
+    def _of_modules(self) -> list[Tensor]:
+        return [one for module in self._modules.values() for one in module.parameters()]
+
+    def _disturb(self, noise: torch.Generator) -> None:
+        """Add noise of the size of rounding errors to all gradients."""
+        found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
+        for parameter in {id(one): one for one in found}.values():
+            if parameter.grad is not None:
+                add_rounding(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.before_step`."""
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        self._step.optimizer = self._optimizers.index(optimizer)
+        self._step.learning_rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self._before = self._step.backwards
+        parameters = parameters_of(optimizer)
+        self._record_gradients(parameters)
+        self._step.before = sketch(parameters)
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record the norm of gradients before they are clipped, because clipping hides their scale."""
+        total = original(*args, **kwargs)
+        if type(total) is Tensor:  # the number of a DTensor is that of one shard
+            self._step.unclipped = float(total)
+        return total
+
+    def _reduce(self, original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record the few numbers that the ranks combine in an evaluation."""
+        work = original(tensor, *args, **kwargs)
+        is_small = type(tensor) is Tensor and tensor.numel() <= _MOST_RESULTS and not tensor.is_complex()
+        if is_small and work is None and self._step.evaluated:
+            self._step.combined += tensor.detach().double().flatten().tolist()
+        return work
+
+    def _gather(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record that the ranks exchange results in an evaluation."""
+        self._step.gathered |= bool(self._step.evaluated)
+        return original(*args, **kwargs)
+
+    def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            self._note_precision(parameter.dtype)
+            self.facts.parameter_epsilon = max(self.facts.parameter_epsilon, _epsilon(parameter.dtype))
+        gradients = [parameter.grad for parameter in parameters]
+        self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.after_step`."""
+        parameters = parameters_of(optimizer)
+        if self._step.backwards > self._before:  # a closure ran backward inside the step
+            self._record_gradients(parameters)
+        self._step.after = sketch(parameters)
+        self._note_parameters(optimizer)
+        self._finish_step()
+
+    def _note_parameters(self, optimizer: Optimizer) -> None:
+        """Record an optimizer's parameters after its first step, when the models are known."""
+        lists, index = self.facts.parameters, self._optimizers.index(optimizer)
+        if index < len(lists):
+            return
+        names = {
+            id(parameter): f"{number}: {plain_name(name)}"
+            for number, module in enumerate(self._modules.values())
+            for name, parameter in module.named_parameters()
+        }
+        groups = enumerate(optimizer.param_groups)
+        held = [
+            OptimizerParameter(names.get(id(one), ""), tuple(one.shape), k)
+            for k, group in groups
+            for one in group["params"]
+        ]
+        lists += [[]] * (index - len(lists)) + [held]
+        self.facts.same_batch = ranks_of_same_batch(self._modules.values())
+
+    def _finish_step(self) -> None:
+        self._note_group()
+        self._calls_of_training.remove_from(self._step)
+        self._step.printed = len(self._printed())
+        self._writer.write("step", self._step)
+        done = self._step
+        self._step = Step(index=done.index + 1)
+        self._has_begun = False
+        if self._length.is_reached(done, optimizers=len(self._optimizers)):
+            self.end("steps")
+            self._stop()
+
+    def _join(self, original: Callable[..., Any], context: Any, *error: Any) -> Any:
+        """Record a step of the other ranks whenever this rank, which has no batch left, joins in one."""
+        last = context._join_hooks[-1]  # noqa: SLF001
+        shadow = last.main_hook
+
+        def main_hook() -> None:
+            index = self._step.index
+            shadow()
+            if self._step.index == index:  # no optimizer has stepped here
+                self._writer.write("begun", index)
+                self._step = Step(index=index, joined=True)
+                self._finish_step()
+
+        last.main_hook = main_hook
+        return original(context, *error)
+
+    def _note_compression(
+        self, original: Callable[..., Any], model: Any, state: Any, hook: Callable[..., Any]
+    ) -> None:
+        if compresses(hook):
+            self.facts.compressed = hook.__name__
+        original(model, state, hook)
+
+    def _shuffle(self, original: Callable[..., Any], sampler: Any) -> Any:
+        indices = original(sampler)
+        return self._followed(indices, sampler) if sampler.shuffle else indices
+
+    def _followed(self, indices: Iterable[int], sampler: Any) -> Iterator[int]:
+        """Yield the indices of an epoch, and count the epoch once a step was made in it.
+
+        Reading only the first batch, or evaluating, may repeat an order.
+        """
+        epoch, begun, is_new = sampler.epoch, self._step.index, True
+        known = self._epochs.setdefault(id(sampler), set())
+        for index in (*indices, None):
+            if is_new and self._step.index > begun:
+                self.facts.repeated_epochs += epoch in known
+                known.add(epoch)
+                is_new = False
+            if index is not None:
+                yield index
+
+    def _next_batch(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        loader = id(iterator._index_sampler)  # noqa: SLF001 - the same in all passes over a loader
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            self._passes[loader] += 1
+            raise
+        self._passes_before = self._passes[loader]
+        return batch
+
+    def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
+        before = RngState.now()
+        fetched = original(fetcher, indices)
+        if not before.same(RngState.now()):
+            self._fetches_drew[0] = 1
+        return fetched
+
+    def _note_draws(self, before: RngState) -> None:
+        after = RngState.now(before.device[0] if before.device else _CPU)
+        if not (self.facts.drew or before.same(after)):
+            self.facts.drew, self.facts.stream = True, before.digest_of_changed(after)
+
+    def _note_precision(self, dtype: torch.dtype) -> None:
+        self.facts.epsilon = max(self.facts.epsilon, _epsilon(dtype))
+
+    def _note_group(self) -> None:
+        if dist.is_available() and dist.is_initialized():
+            self.facts.group_size = max(self.facts.group_size, adopt().place.size)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a part of a model without the prefixes that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """Return the machine epsilon of a dtype; 0 for integers."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None:
+    """Add noise of the size of rounding errors at this machine epsilon."""
+    rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
+    if tensor.is_sparse:
+        tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
+    elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
+        tensor = tensor.to_local()
+    size = tensor.detach().double().pow(2).mean().sqrt() * rounding
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64, device="cpu")
+    tensor.add_((drawn * size.cpu()).to(tensor))

@@ -1,0 +1,330 @@
+"""Runs a script on some workers with a probe on each, and discards the files that the script writes."""
+
+import io
+import json
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from samestep.autopilot.files.folder_listings import ShuffledListings
+from samestep.autopilot.once_script import run_launched, run_once, without_ranks
+from samestep.autopilot.script.devices import own_device
+from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.script.redirected_output import silenced, writing_to
+from samestep.autopilot.script.seeds import fixed_seeds, seed_all
+from samestep.base import env
+from samestep.base.errors import Error, UsageError
+from samestep.base.machine.accelerators import can_have_accelerators, only_first_gpus
+from samestep.base.polling import holds_within
+from samestep.launch.job import Job, Program
+from samestep.launch.local import local_backend
+from samestep.launch.local.failure import Failure
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import Watch, entry_of
+from samestep.launch.local.supervisor import Outcome
+from samestep.run.decision import TRAINS_ALONE, filled
+from samestep.run.spawning_script import SpawnedRuns, with_own_workers
+from samestep.verify.fresh_interpreter import in_fresh_interpreters
+from samestep.verify.modules.module_record import read_modules
+from samestep.verify.observers.check import Observer
+from samestep.verify.observers.rank_observers import SavedStates
+from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
+from samestep.verify.probe import Probe
+from samestep.verify.progress_line import ProgressLine, Shown
+from samestep.verify.rank_merging import merged
+from samestep.verify.run_length import RunLength
+from samestep.verify.run_record import RunRecord
+from samestep.verify.trace import Trace, Writer, read
+
+Kind: TypeAlias = Literal["serial", "native", "spawns"]
+SEED = 4
+"""Seed of the global generators, equal in all runs, for scripts that do not seed them."""
+STOP_TIMEOUT_S = 10.0
+"""Time that a worker waits after its last step for the other workers to finish theirs."""
+_KEPT: list[Probe] = []
+"""Probes, and with them the models, kept until the process ends: freeing the last DistributedDataParallel of
+a destroyed group can deadlock between Gloo's threads and Python's lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRun:
+    """One run of a verification."""
+
+    program: Program  # the script and its arguments
+    kind: Kind  # serial, native, or one that spawns its workers by `torch.multiprocessing.spawn`
+    size: int  # number of workers
+    length: RunLength  # decides after which step the run is stopped
+    progress: ProgressLine  # shows the current step
+    folder: Path  # folder of its traces and of all files that the script writes
+    options: Options  # how a serial script is split across workers
+    watch: Watch  # runs each worker, and ends the run if it hangs
+    disturb: bool = False  # whether gradients are disturbed by their rounding
+    # whether the reference is a run of another script, whose notes are not about this one
+    has_other_reference: bool = False
+    # kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any
+    neutral: Kind | None = None
+    double: bool = False  # whether the script computes in double precision, whatever it asks for
+    # gives the folders that a distributed script lists another order on each rank
+    order: ShuffledListings | None = None
+    own_hashes: bool = (
+        False  # whether each rank is a fresh interpreter, which orders sets of texts its own way
+    )
+    modules_of: int | None = None  # step whose module calls are recorded, if any
+
+    def run(self) -> RunRecord:
+        """Run the script and return its record.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted by a signal.
+        """
+        outcome = self._outcome()
+        if outcome.interrupted_by:
+            raise KeyboardInterrupt
+        cause = outcome.cause
+        if self.kind == "spawns":
+            if cause is not None and cause.message == TRAINS_ALONE:
+                shutil.rmtree(self.folder)
+                return replace(self, kind="native", program=self._filled()).run()
+            cause = self._cause(cause)
+        return merged(
+            RunRecord(
+                traces=[self._trace_of(rank) for rank in range(self._recording)],
+                runs_once=self.kind == "serial",
+                failure=cause,
+                modules=[read_modules(self._modules_of(rank)) for rank in range(self._recording)],
+                workers=self.size,
+            )
+        )
+
+    def _outcome(self) -> Outcome:
+        """Run the workers, or the script that spawns them, to their end."""
+        self.folder.mkdir(parents=True)
+        needs_all = self.kind != "serial"
+        job = Job(program=self.program, workers=self.size, grace_s=3.0, needs_all=needs_all)
+        run = partial(local_backend.run, job, on_round_end=lambda *_: None)
+        if self.kind == "spawns":
+            return run(entry_of(self._filled(), around=self._as_script), local=1, alone=True)
+        alone = self._starts_helpers
+        entry = entry_of(self.program, around=self._as_worker, watch=self.watch, joins=not alone)
+        if self.own_hashes:
+            entry = in_fresh_interpreters(entry, self.folder)
+        return run(entry, local=1 if alone else self.size, alone=alone)
+
+    @property
+    def _recording(self) -> int:
+        """The number of workers that run the script."""
+        return 1 if self.kind == "serial" else self.size
+
+    @property
+    def _starts_helpers(self) -> bool:
+        """Whether the worker that runs a serial script starts the others, as `Decision.has_helpers`."""
+        return self.kind == "serial" and (self.options.device == "cpu" or not can_have_accelerators())
+
+    def _filled(self) -> Program:
+        """Return the program with this number of workers in its flags."""
+        return filled(self.program, n=self.size, local=self.size, nodes=1, node_rank=0)
+
+    def _cause(self, of_script: Failure | None) -> Failure | None:
+        """Return the failure of a worker, which a script may catch; otherwise that of the script itself.
+
+        Raises:
+            UsageError: the script does not start the workers that were asked for.
+        """
+        with suppress(OSError):
+            return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
+        if of_script is not None and of_script.error == UsageError.__name__:
+            raise UsageError(of_script.message)
+        return of_script
+
+    @property
+    def _failure(self) -> Path:
+        return self.folder / "failure.json"
+
+    def _folder_of(self, rank: int) -> Path:
+        return self.folder / str(rank)
+
+    def _modules_of(self, rank: int) -> Path:
+        return self._folder_of(rank) / "modules.jsonl"
+
+    def _trace_of(self, rank: int) -> Trace:
+        return read(self._folder_of(rank) / "trace.jsonl", rank=rank)
+
+    def _as_script(self, run: Callable[[], Ending]) -> Ending:
+        """Run a script that spawns its workers, with a probe attached to each."""
+        how = SpawnedRuns(
+            asked=self.size,
+            around=self._as_worker,
+            watch=lambda _: self.watch,
+            needs_fork="verify",
+            must_spawn=True,
+            has_steps=lambda ranks: any(self._trace_of(rank).begun for rank in ranks),
+            was_stopped=lambda rank: (self._folder_of(rank) / "stopped").exists(),
+            seed=lambda: _seed(rank_of_process()),
+            on_failure=lambda cause: self._failure.write_text(json.dumps(asdict(cause)), encoding="utf-8"),
+        )
+        _seed(0)
+        on_cpu = gloo_on_cpu(gpus=self.size) if self.options.device == "cpu" else nullcontext()
+        if not any("{n}" in argument for argument in self.program.args):  # the GPUs decide on the number
+            env.export(only_first_gpus(env.snapshot(), self.size))
+        # The workers are forked within these; they have their files in common, as processes of one script.
+        with (
+            env.exported(env.UNTRACKED),
+            silenced(),
+            on_cpu,
+            writing_to(self.folder, self.order) as overlay,
+        ):
+            return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
+
+    def _as_worker(self, run: Callable[[], Ending], *, files: Sequence[str] = ()) -> Ending:
+        """Run the script on one worker, with a probe attached; `files` are those that it changes."""
+        rank = rank_of_process()
+        if self.kind == "serial" and rank:
+            return run_launched(run, options=self.options)  # which helps rank 0
+        folder = self._folder_of(rank)
+        folder.mkdir(parents=True, exist_ok=True)  # workers that have not trained may have had it
+        stdout = _CapturedStdout(folder / "stdout")
+        probe = Probe(
+            Writer(folder / "trace.jsonl"),
+            rank,
+            length=Shown(self.length, self.progress) if rank == 0 else self.length,
+            stop=partial(self._stop, rank),
+            printed=stdout.text,
+            disturb=self.disturb,
+            within=self._within(),
+        )
+        probe.changed_files = files
+        _KEPT.append(probe)
+        if self.order is not None:
+            probe.facts.listed = self.order.folders
+        recorder = self._recorder(probe, rank)  # opens its file before those of the script are redirected
+
+        def probed() -> Ending:
+            with (
+                recorder,  # inside of the probe, which numbers a model before
+                probe.attached(self._observers(probe)),
+                redirect_stdout(stdout.stream),
+            ):
+                ending = run()
+            ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
+            probe.end(ended, ending.message)
+            return ending
+
+        with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
+            if self.neutral not in (None, "serial"):
+                from samestep.verify.neutral_modules import rank_features_disabled
+
+                stack.enter_context(rank_features_disabled(partial(setattr, probe.facts, "own_stream")))
+            if self.double:
+                from samestep.verify.precision import in_double_precision
+
+                stack.enter_context(in_double_precision())
+            try:
+                return self._as_its_kind(probed, rank, probe)
+            except Error as error:
+                probe.end(type(error).__name__, str(error))
+                raise
+
+    def _as_its_kind(self, probed: Callable[[], Ending], rank: int, probe: Probe) -> Ending:
+        if self.kind == "spawns":
+            return probed()
+        if self.kind == "native":
+            _seed(rank)
+            on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
+            files = writing_to(self.folder / "files", self.order)  # of all ranks, as on one file system
+            with on_cpu, files as overlay:
+                probe.changed_files = overlay.made
+                return probed()
+        if self.size > 1:
+            options = replace(self.options, scratch=self.folder, seed=SEED)
+            if self._starts_helpers:
+                return run_once(probed, size=self.size, options=options)
+            return run_launched(probed, options=options)
+        with own_device(self.options), without_ranks(), writing_to(self._folder_of(rank)), fixed_seeds(SEED):
+            return probed()
+
+    def _within(self) -> Callable[[], AbstractContextManager[Any]]:
+        if self.neutral in (None, "serial"):
+            return nullcontext
+        from samestep.verify.neutral_modules import global_batch_norm
+
+        return global_batch_norm
+
+    def _observers(self, probe: Probe) -> list[Observer]:
+        """Return what observes a rank: nothing where gradients are disturbed or features disabled."""
+        if self.disturb or self.neutral is not None:
+            return []
+        if self.size == 1:
+            return [kind() for kind in OF_ONE_WORKER]
+        if self.kind == "serial":
+            return []
+        kinds = [
+            *(OF_EACH_RANK if self.kind == "native" else ()),
+            *(OF_ONE_WORKER if self.has_other_reference else ()),
+        ]
+        return [*(kind() for kind in kinds), SavedStates(probe.written)]
+
+    def _recorder(self, probe: Probe, rank: int) -> AbstractContextManager[None]:
+        """Return a context that records the module calls of the step, if there is one."""
+        if self.modules_of is None:
+            return nullcontext()
+        from samestep.verify.modules.recorder import ModuleRecorder
+
+        return ModuleRecorder(
+            Writer(self._modules_of(rank)),
+            probe,
+            step=self.modules_of,
+            with_parts=self.kind != "serial" or self.size == 1,
+            disturb=self.disturb,
+        ).attached()
+
+    def _stop(self, rank: int) -> None:
+        """End this process without Python's cleanup once all ranks have made their steps."""
+        (self._folder_of(rank) / "stopped").touch()
+        others = [self._folder_of(other) / "stopped" for other in range(self._recording)]
+        holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
+        os._exit(0)
+
+
+def rank_of_process() -> int:
+    """Return the rank of this process, 0 without one."""
+    return env.integer(env.snapshot(), "RANK") or 0
+
+
+def _seed(rank: int) -> None:
+    """Seed a native script: fresh interpreters differ on each rank, and here are also equal in each run."""
+    seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
+
+
+class _MainThreadText(io.TextIOWrapper):
+    """A text file that leaves out what other threads write: that belongs to no step of the training."""
+
+    def write(self, text: str) -> int:
+        """Write a text, if the main thread calls this."""
+        return super().write(text) if threading.current_thread() is threading.main_thread() else len(text)
+
+
+class _CapturedStdout:
+    """A file that replaces stdout, with a file descriptor of its own.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.stream = _MainThreadText(path.open("wb"), encoding="utf-8", line_buffering=True)
+        self._reader = path.open("rb")
+
+    def text(self) -> str:
+        """Return the text written so far."""
+        if not self.stream.closed:
+            self.stream.flush()
+        self._reader.seek(0)
+        return self._reader.read().decode(errors="replace")

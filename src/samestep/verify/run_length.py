@@ -1,0 +1,103 @@
+"""Decides after which step a verified script is stopped."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from samestep.verify.trace import Step
+
+TOTAL_S = 120.0
+"""Time in seconds that all runs of a verification take together, if the user gives no number of steps."""
+LEAST_STEPS = 20
+"""Steps of a run that has reached an evaluation and a second epoch earlier."""
+LEAST_STEPS_UNEVALUATED = 200
+"""Steps of a run that has reached two epochs, but no evaluation."""
+LEAST_STEPS_OF_SLOW_SCRIPTS = 5
+MOST_STEPS = 1000
+
+
+class RunLength(Protocol):
+    """The length of a run."""
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """Return whether a step is the last one; called once for each step of a rank, in order.
+
+        `optimizers` is the number of optimizers that have stepped.
+        """
+
+    def total(self, optimizers: int) -> int | None:
+        """Return the number of steps with this number of optimizers; None if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength:
+    """A number of steps, of all optimizers together or of each."""
+
+    steps: int
+    of_each: bool = False
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        return step.index + 1 >= self.total(optimizers)
+
+    def total(self, optimizers: int) -> int:
+        """See `RunLength`."""
+        return self.steps * max(1, optimizers) if self.of_each else self.steps
+
+
+@dataclass(slots=True, kw_only=True)
+class UntilEvaluated:
+    """As many steps as contain the first evaluation and the begin of a second epoch.
+
+    A script without evaluation is stopped after two epochs and `LEAST_STEPS_UNEVALUATED` steps.
+    """
+
+    _known: set[float] = field(init=False, default_factory=set)
+    """Keys of the samples of the first epoch."""
+    _epoch: int | None = field(init=False, default=None)
+    """Number of steps before the second epoch; None in the first one."""
+    _has_evaluated: bool = field(init=False, default=False)
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        del optimizers
+        made = step.index + 1
+        self._note(step)
+        return made >= MOST_STEPS or (self._epoch is not None and made >= self._needed(self._epoch))
+
+    def total(self, optimizers: int) -> None:
+        """See `RunLength`."""
+
+    def _needed(self, epoch: int) -> int:
+        """Return the number of steps of a run that has reached its second epoch."""
+        return LEAST_STEPS if self._has_evaluated else max(2 * epoch, LEAST_STEPS_UNEVALUATED)
+
+    def _note(self, step: Step) -> None:
+        self._has_evaluated |= bool(step.evaluated)
+        if self._epoch is None:
+            keys = {round(key, 9) for key in step.samples}
+            if step.passes or keys & self._known:  # samples with noise do not repeat
+                self._epoch = step.index
+            self._known |= keys
+
+
+@dataclass(slots=True)
+class WithinTime:
+    """A length, or as many steps as fit a time limit."""
+
+    length: RunLength
+    limit_s: float  # the time limit in seconds, from the first step on
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
+    _first_s: float | None = field(init=False, default=None)
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        now = self.clock()
+        self._first_s = now if self._first_s is None else self._first_s
+        is_late = step.index + 1 >= LEAST_STEPS_OF_SLOW_SCRIPTS and now - self._first_s >= self.limit_s
+        return self.length.is_reached(step, optimizers=optimizers) or is_late
+
+    def total(self, optimizers: int) -> int | None:
+        """See `RunLength`."""
+        return self.length.total(optimizers)

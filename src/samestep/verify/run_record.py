@@ -1,0 +1,202 @@
+"""Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samestep.launch.local.failure import Failure
+from samestep.verify.modules.module_record import ModuleRecord
+from samestep.verify.trace import Facts, Step, Trace
+
+Vector = npt.NDArray[np.float64]
+EQUAL = 1e-6
+"""Largest relative difference between ranks that the rounding of a collective explains."""
+
+_SAME_KEY = 1e-9  # relative tolerance for keys of equal samples, which are sums in double precision
+_CLOSE_KEY = 1e-3
+"""Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The record of a run."""
+
+    traces: Sequence[Trace]  # one for each rank
+    runs_once: bool = False  # whether it is a serial script, which one worker runs
+    failure: Failure | None = None  # what ended the run, if it failed
+    averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
+    modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
+    workers: int | None = None  # number of workers, if not each of them has a trace
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return len(self.traces) if self.workers is None else self.workers
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about rank 0, which prints."""
+        return self.traces[0].facts
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that all ranks have."""
+        return min(len(trace.steps) for trace in self.traces)
+
+    @property
+    def listed(self) -> Sequence[str]:
+        """Folders that ranks listed in another order than rank 0."""
+        return list(dict.fromkeys(path for trace in self.traces for path in trace.facts.listed))
+
+    def until(self, step: int) -> "RunRecord":
+        """Return the record without a step and the steps after it."""
+        return replace(self, traces=[_truncated(trace, step) for trace in self.traces])
+
+    def at(self, step: int) -> Step:
+        """Return a step of rank 0, or of the first rank that made it."""
+        return next((one for one in self.of_ranks(step)), self.traces[0].steps[step])
+
+    def of_ranks(self, step: int) -> Sequence[Step]:
+        """Return a step of each rank that made it."""
+        return [trace.steps[step] for trace in self.traces if not trace.steps[step].joined]
+
+    def counts(self, step: int) -> Sequence[int]:
+        """Return the numbers of samples of the ranks that get samples in any step."""
+        feeding = [any(one.samples for one in trace.steps[: self.steps]) for trace in self.traces]
+        return [
+            len(trace.steps[step].samples)
+            for trace, feeds in zip(self.traces, feeding, strict=True)
+            if feeds or not any(feeding)
+        ]
+
+    def samples(self, step: int) -> Vector:
+        """Return the keys of the samples of a step in ascending order."""
+        return _sorted([key for one in self.of_ranks(step) for key in one.samples])
+
+    def evaluated(self, steps: int) -> Vector:
+        """Return the keys of all samples that were evaluated in the first `steps` steps."""
+        keys = [key for trace in self.traces for one in trace.steps[:steps] for key in one.evaluated]
+        if all(len(trace.steps) == steps for trace in self.traces):
+            keys += [key for trace in self.traces for key in trace.facts.evaluated]
+        return _sorted(keys)
+
+    def combined(self) -> Sequence[Sequence[float]]:
+        """Return the numbers that rank 0 has combined with other ranks in each evaluation."""
+        first = self.traces[0]
+        return [one for one in (*(step.combined for step in first.steps), first.facts.combined) if one]
+
+    def communicates_in_evaluation(self) -> bool:
+        """Return whether rank 0 has combined numbers with other ranks, or gathered any, in an evaluation."""
+        first = self.traces[0]
+        return any((*(step.gathered for step in first.steps), first.facts.gathered, *self.combined()))
+
+    def losses(self, step: int, total_of: Callable[..., Any] = np.mean) -> Sequence[float]:
+        """Return candidates for the global loss: the sample-weighted mean, means, the sum; NaN if unknown.
+
+        Ranks without a loss do not count: a pipeline computes it on its last rank only. `total_of` computes a
+        rank's loss from those of its backwards.
+        """
+        ranks = [one for one in self.of_ranks(step) if one.losses]
+        if not ranks:
+            return [np.nan]
+        means = np.array([total_of(one.losses) for one in ranks])
+        weights = np.array([len(one.samples) for one in ranks], dtype=float)
+        mean, total = float(means.mean()), float(means.sum())
+        weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
+        return weighted, mean, total, total / len(self.traces)
+
+    def has_loss(self, step: int) -> bool:
+        """Return whether the loss of a step is known."""
+        return any(one.losses for one in self.of_ranks(step))
+
+    def gradient(self, step: int) -> Vector:
+        """Return the sketch of rank 0's gradient before a step."""
+        return np.array(self.at(step).gradient)
+
+    def update(self, step: int) -> Vector:
+        """Return the sketch of the update of the parameters in a step."""
+        after, before = (np.array(one, np.float64) for one in (self.at(step).after, self.at(step).before))
+        return after - before
+
+    def parameters(self, step: int) -> Vector:
+        """Return the sketch of the parameters after a step."""
+        return np.array(self.at(step).after)
+
+    def shared_between_ranks(self, steps: int) -> float:
+        """Return the fraction of rank 0's samples in the first steps that other ranks also got."""
+        if len(self.traces) == 1:
+            return 0.0
+        first, *others = [
+            Counter(round(key, 9) for one in trace.steps[:steps] for key in one.samples)
+            for trace in self.traces
+        ]
+        elsewhere = set().union(*others)
+        return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
+
+    def first_epoch(self) -> int:
+        """Return the number of steps before the second pass over a loader, or before any sample repeats.
+
+        Each optimizer may use a sample once.
+        """
+        known: defaultdict[int, set[float]] = defaultdict(set)
+        for step in range(self.steps):
+            if self.at(step).passes:
+                return step
+            keys = {round(key, 9) for key in self.samples(step).tolist()}
+            of_optimizer = known[self.at(step).optimizer]
+            if keys & of_optimizer:
+                return step
+            of_optimizer |= keys
+        return self.steps
+
+    def epochs(self) -> int:
+        """Return how many steps use the average sample, rounded up."""
+        of_steps = [{round(key, 9) for key in self.samples(step).tolist()} for step in range(self.steps)]
+        passes = max((self.at(step).passes for step in range(self.steps)), default=0)
+        return max(1 + passes, -(-sum(map(len, of_steps)) // max(1, len(set().union(*of_steps)))))
+
+
+def _truncated(trace: Trace, step: int) -> Trace:
+    if len(trace.steps) <= step:
+        return trace
+    printed = trace.steps[step - 1].printed if step else 0
+    facts = replace(
+        trace.facts, evaluated=[], combined=[], gathered=False, printed=trace.facts.printed[:printed]
+    )
+    return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
+
+
+def same_samples(one: Vector, other: Vector) -> bool:
+    """Return whether two sorted lists of sample keys are equal up to rounding."""
+    if one.shape != other.shape:
+        return False
+    if not one.size:
+        return True
+    difference = np.abs(one - other)
+    exact = difference <= _SAME_KEY * np.maximum(np.abs(one), np.abs(other)).max()
+    return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(other)).all())
+
+
+def relative(one: Vector, other: Vector) -> float:
+    """Return the distance of two vectors relative to the second; infinite if their shapes differ."""
+    if one.shape != other.shape:
+        return float("inf")
+    size = float(np.linalg.norm(other))
+    distance = float(np.linalg.norm(one - other))
+    if np.isnan(distance):
+        return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
+    return distance / size if size else (0.0 if not distance else float("inf"))
+
+
+def differ(of_ranks: Iterable[Sequence[float]]) -> bool:
+    """Return whether the vectors of several ranks differ."""
+    first, *others = map(np.array, of_ranks)
+    return any(relative(one, first) > EQUAL for one in others)
+
+
+def _sorted(keys: Sequence[float]) -> Vector:
+    return np.sort(np.array(keys, dtype=np.float64))

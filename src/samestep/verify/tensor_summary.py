@@ -1,0 +1,128 @@
+"""Summarizes tensors by a few numbers, from which the distance of two tensors can be estimated.
+
+A sketch adds the elements of a tensor, with random signs, into a few buckets. It is linear, so the sketch of
+a difference is the difference of sketches, and its expected squared norm is that of the tensor (Charikar,
+Chen and Farach-Colton, "Finding frequent items in data streams", 2002). A sample's key is the sum of its
+elements with random weights: equal samples have equal keys, and different samples almost surely do not. A
+`RowSummary` has numbers for each row, so that the shards of several ranks can be joined to one tensor.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from samestep.verify.tensor_parallel import whole_tensor
+
+BUCKETS = 16
+"""Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
+PROJECTIONS = 4
+"""Numbers per row that are linear in it: products with random vectors. The order of the row's elements does
+not change the numbers after them."""
+Rows = list[list[float]]
+
+_OWN_SEEDS = range(0x5EED_20021, 0x5EED_20021 + 3)
+"""The seeds of `verify`'s own generators, which no script has."""
+_NAN, _INFINITY = 6173.25, 7919.75
+"""The values of elements that are not finite in a sample's key, so that equal samples have one key."""
+
+
+def sketch(tensors: Iterable[Tensor | None]) -> list[float]:
+    """Return `BUCKETS` numbers for each tensor, in order; zeros for None."""
+    parts = [_one(tensor) for tensor in tensors]
+    return torch.cat(parts).tolist() if parts else []
+
+
+def norm(tensors: Iterable[Tensor | None]) -> float:
+    """Return the 2-norm of all elements of all tensors."""
+    squares = [_in_double(tensor).pow(2).sum() for tensor in tensors if tensor is not None]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def row_keys(tensor: Tensor) -> list[float]:
+    """Return a key for each sample: for each index of the first dimension; none without values."""
+    if tensor.is_meta:
+        return []
+    rows = _in_double(tensor).reshape(tensor.size(0), -1)
+    finite = torch.nan_to_num(rows, nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
+    return torch.mv(finite, _weights(rows.size(1))).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class RowSummary:
+    """The summary of one tensor on one rank."""
+
+    shape: Sequence[int]  # its shape
+    # the numbers of each row, by the dimension along which the rows are counted
+    rows: dict[int, Rows] = field(default_factory=dict)
+
+
+def summarize(tensor: Tensor, samples: int) -> RowSummary:
+    """Return the summary of a tensor that is computed from a number of samples.
+
+    Rows are counted along the first dimension, and also along the second one if that has one row per sample.
+    A value that is not finite counts as zero, so that a mask of infinities does not hide all others.
+    """
+    values = torch.nan_to_num(_in_double(tensor), nan=0.0, posinf=0.0, neginf=0.0)
+    dims = [0, 1] if tensor.dim() > 1 and tensor.size(1) == samples else [0]
+    return RowSummary(list(tensor.shape), {dim: _rows(values, dim) for dim in dims})
+
+
+def _one(tensor: Tensor | None) -> Tensor:
+    if tensor is None or not tensor.numel():
+        return torch.zeros(BUCKETS, dtype=torch.float64, device="cpu")
+    values = _in_double(tensor).reshape(-1)
+    signed = values * _signs(values.numel())
+    padded = torch.nn.functional.pad(signed, (0, -len(signed) % BUCKETS))
+    return padded.reshape(-1, BUCKETS).sum(0)
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor, dense and real, in double precision on the CPU."""
+    detached = whole_tensor(tensor.detach())
+    dense = detached.to_dense() if detached.layout != torch.strided else detached
+    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return real.to("cpu", torch.float64)
+
+
+@lru_cache(maxsize=256)
+def _signs(count: int) -> Tensor:
+    drawn = torch.randint(0, 2, (count,), generator=_generator(), dtype=torch.int8, device="cpu")
+    return drawn.mul_(2).sub_(1)
+
+
+@lru_cache(maxsize=256)
+def _weights(count: int) -> Tensor:
+    return torch.rand(count, generator=_generator(), dtype=torch.float64, device="cpu").add_(0.5)
+
+
+def _generator() -> torch.Generator:
+    """Return a separate generator so that the state of the script's generator does not change."""
+    return own_generator(0)
+
+
+def own_generator(number: int) -> torch.Generator:
+    """Return a generator of `verify`; those of one number draw the same."""
+    return torch.Generator().manual_seed(_OWN_SEEDS[number])
+
+
+def is_own(generator: torch.Generator) -> bool:
+    """Return whether a generator is one of `verify`, by its seed."""
+    return generator.initial_seed() in _OWN_SEEDS
+
+
+def _rows(values: Tensor, dim: int) -> Rows:
+    flat = values.movedim(dim, 0).flatten(1) if values.dim() > 1 else values.reshape(-1, 1)
+    if not flat.numel():
+        return []
+    absolute = flat.abs()
+    sizes = [flat.sum(1), absolute.sum(1), absolute.pow(3).sum(1).pow(1 / 3)]
+    rows: Rows = torch.cat([flat @ _directions(flat.size(1)), torch.stack(sizes, 1)], 1).tolist()
+    return rows
+
+
+@lru_cache(maxsize=16)
+def _directions(width: int) -> Tensor:
+    return torch.randn(width, PROJECTIONS, generator=_generator(), dtype=torch.float64, device="cpu")

@@ -1,0 +1,211 @@
+"""Points are computed from the files of runs."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.scaling.analysis.points import measured
+from samestep.scaling.analysis.rank_files import RankFile, Run
+from samestep.scaling.analysis.study import PHASES
+from support.clocked_runs import OWN, clocked
+
+STEP = sum(OWN.values())
+
+
+def changed(run: Run, rank: int, change) -> Run:
+    """Return `run` with other lines of one rank."""
+    file = run.ranks[rank]
+    ranks = list(run.ranks)
+    ranks[rank] = RankFile(file.header, [change(dict(line)) for line in file.steps], file.end)
+    return replace(run, ranks=ranks)
+
+
+def test_the_rate_is_all_samples_divided_by_all_time():
+    (point,) = measured([clocked(2, batch=64, comm=0.004)])
+
+    assert point.samples_per_second == pytest.approx(64 / (STEP + 0.004))
+    assert (point.workers, point.global_batch, point.threads, point.nodes, point.kind) == (
+        2,
+        64,
+        1,
+        1,
+        "recipe",
+    )
+    assert point.worker_hours_per_epoch == pytest.approx(2 * 100 * (STEP + 0.004) / 3600)
+    assert (point.memory_bytes, point.device_memory_bytes) == (1001, None)
+
+
+def test_the_time_of_a_run_is_that_of_its_slowest_rank():
+    def late(line):
+        return line | {"seconds": line["seconds"] + 0.5 * (line["step"] == 24)}
+
+    (point,) = measured([changed(clocked(2, steps=20), 1, late)])
+
+    assert point.samples_per_second == pytest.approx(20 * 64 / (20 * STEP + 0.5))
+
+
+def test_the_last_batch_of_an_epoch_can_be_smaller():
+    def cut(line):
+        return line | {"samples": 5 if line["step"] == 24 else line["samples"]}
+
+    (point,) = measured([changed(clocked(1, steps=20), 0, cut)])
+
+    assert point.global_batch == 64
+    assert point.samples_per_second == pytest.approx((19 * 64 + 5) / (20 * STEP))
+
+
+def test_a_step_with_an_evaluation_on_any_rank_is_not_counted():
+    def evaluated(line):
+        return line | {"evaluated": True, "seconds": 100.0, "other": 100.0} if line["step"] == 9 else line
+
+    (point,) = measured([changed(clocked(2), 1, evaluated)])
+
+    assert point.samples_per_second == pytest.approx(64 / STEP)
+    assert point.step_s["other"] == pytest.approx(OWN["other"])
+
+
+def test_a_step_that_a_rank_did_not_record_is_not_counted():
+    run = clocked(2)
+    file = run.ranks[1]
+    (point,) = measured([replace(run, ranks=[run.ranks[0], RankFile(file.header, file.steps[:7], {})])])
+
+    assert point.samples_per_second == pytest.approx(64 / STEP)
+    assert point.worker_hours_per_epoch is not None  # recorded by the other rank
+
+
+def test_evaluations_in_most_steps_are_counted():
+    run = changed(clocked(2, steps=20), 1, lambda line: line | {"evaluated": line["step"] > 13})
+
+    assert measured([run]) == measured([clocked(2, steps=20)])
+
+
+def test_a_run_without_samples_is_refused():
+    run = changed(clocked(1), 0, lambda line: line | {"samples": 0})
+
+    with pytest.raises(UsageError, match=r"run on 1 worker .* no samples"):
+        measured([run])
+
+
+def test_the_reason_of_a_run_that_ended_early_is_reported():
+    ranks = [RankFile(rank.header, [], {"ended": "error", "message": "no data"}) for rank in clocked(2).ranks]
+
+    with pytest.raises(UsageError, match=r"\(no data\)"):
+        measured([Run(ranks=ranks)])
+
+
+def test_repeats_are_one_point_with_the_phases_of_the_median_run():
+    slow, usual, fast = (dict(OWN, data=seconds) for seconds in (0.030, 0.004, 0.001))
+
+    (point,) = measured([clocked(1, own=own) for own in (slow, fast, usual)])
+
+    assert len(point.runs) == 3
+    assert point.step_s["data"] == pytest.approx(0.004)
+    assert point.samples_per_second == pytest.approx(64 / (STEP + 0.002))
+    assert point.samples_per_second_low < min(point.runs)
+    assert sum(point.step_s.values()) == pytest.approx(64 / point.samples_per_second)
+
+
+def test_the_rate_of_two_repeats_is_that_of_the_slower():
+    slow, fast = dict(OWN, data=0.030), dict(OWN, data=0.001)
+
+    (point,) = measured([clocked(1, own=own) for own in (fast, slow)])
+
+    assert point.samples_per_second == min(point.runs)
+    assert sum(point.step_s.values()) == pytest.approx(64 / point.samples_per_second)
+
+
+def test_one_repeat_has_no_interval():
+    (point,) = measured([clocked(1)])
+
+    assert point.samples_per_second_low is point.samples_per_second_high is None
+
+
+def test_different_batches_are_different_points():
+    points = measured(
+        [clocked(2, batch=64), clocked(2, batch=128), clocked(2, batch=63), clocked(1, batch=64)]
+    )
+
+    assert [(point.workers, point.global_batch, len(point.runs)) for point in points] == [
+        (2, 63.5, 2),
+        (2, 128, 1),
+        (1, 64, 1),
+    ]
+
+
+def test_a_wait_for_a_slow_rank_is_not_communication():
+    (point,) = measured([clocked(4, own=[OWN, OWN, dict(OWN, data=0.012), OWN], comm=0.004)])
+
+    assert point.exchange_s == pytest.approx(0.004)
+    assert point.waiting_s == pytest.approx(0.010 * 3 / 4)
+    assert point.step_s["exposed_sync"] == pytest.approx(point.exchange_s + point.waiting_s)
+    assert [rank.step_s["data"] for rank in point.ranks] == pytest.approx([0.002, 0.002, 0.012, 0.002])
+
+
+def test_the_rank_that_waits_can_change_from_step_to_step():
+    (point,) = measured([clocked(2, noise=0.5, comm=0.004)])
+
+    assert point.exchange_s == pytest.approx(0.004)
+    assert point.waiting_s > 0.001
+
+
+def test_phases_of_a_rank_add_up_to_the_step():
+    (point,) = measured([clocked(3, noise=0.3, comm=0.004)])
+
+    for rank in (point, *point.ranks):
+        assert list(rank.step_s) == list(PHASES)
+        assert sum(rank.step_s.values()) == pytest.approx(192 / 3 / point.samples_per_second)
+
+
+@pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "b", "b")])
+def test_the_time_line_is_a_step_without_gaps(hosts):
+    run = clocked(3, noise=0.3, comm=0.004)
+    ranks = [
+        RankFile(dict(file.header, host=host), file.steps, file.end)
+        for file, host in zip(run.ranks, hosts, strict=True)
+    ]
+
+    (point,) = measured([replace(run, ranks=ranks)])
+
+    ends = [[span.end_s for span in spans if span.phase == "exposed_sync"] for spans in point.timeline]
+    assert max(ends) == pytest.approx(min(ends))  # all ranks leave the communication at the same time
+    for spans in point.timeline:
+        assert spans[-1].phase == "optimizer"
+        assert all(one.end_s == two.begin_s for one, two in itertools.pairwise(spans))
+    assert min(spans[0].begin_s for spans in point.timeline) == 0
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_ranks_leave_the_communication_together_whatever_their_clocks_are(host):
+    run = clocked(2, comm=0.004)
+    run = changed(run, 1, lambda line: line | {"at": line["at"] + 3})
+    other = RankFile(dict(run.ranks[1].header, host=host), run.ranks[1].steps, {})
+
+    (point,) = measured([replace(run, ranks=[run.ranks[0], other])])
+
+    ends = [span.end_s for spans in point.timeline for span in spans if span.phase == "exposed_sync"]
+    assert max(ends) == pytest.approx(min(ends))
+    assert max(ends) < 1
+
+
+def test_an_epoch_that_grew_with_the_workers_is_not_reported():
+    def run(workers, samples):
+        made = clocked(workers, kind="native")
+        ranks = [
+            replace(
+                rank,
+                steps=[{**step, "loaded": int(step["samples"])} for step in rank.steps],
+                end={**rank.end, "samples_per_epoch": samples},
+            )
+            for rank in made.ranks
+        ]
+        return replace(made, ranks=ranks)
+
+    runs = [run(1, 4096), run(2, 8192), run(4, 16384)]
+    one, *several = measured(runs)
+    assert one.worker_hours_per_epoch
+    assert [point.worker_hours_per_epoch for point in several] == [None, None]
+
+    padded = [run(1, 4095), run(2, 4096)]
+    assert all(point.worker_hours_per_epoch for point in measured(padded))

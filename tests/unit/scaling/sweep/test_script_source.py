@@ -1,0 +1,40 @@
+"""The source of a script is its folder and, if git tracks it, its commit."""
+
+import os
+import subprocess
+
+from samestep.scaling.sweep.execution import source_of
+
+
+def git(folder, *words):
+    own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *own, *words], check=True, capture_output=True, text=True
+    )
+
+
+def test_a_tracked_script_has_a_commit(tmp_path, monkeypatch):
+    script, beside = tmp_path / "train.py", tmp_path / "other.py"
+    for path in (script, beside):
+        path.write_text("import torch\n")
+    git(tmp_path, "init", "-q")
+    assert source_of(script) == {"folder": str(tmp_path)}
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    commit = git(tmp_path, "rev-parse", "HEAD").stdout.strip()
+    git(tmp_path, "tag", "v1")
+
+    assert source_of(script) == {"folder": str(tmp_path), "commit": commit}
+    assert source_of(beside) == {"folder": str(tmp_path)}
+    index = tmp_path / ".git" / "index"
+    kept = index.read_bytes()
+    os.utime(script, (1, 1))  # git refreshes its index for such a file if it can
+    (tmp_path / ".git" / "index.lock").touch()  # as while the user commits
+    assert source_of(script)["commit"] == commit
+    (tmp_path / ".git" / "index.lock").unlink()
+    assert source_of(script)["commit"] == commit
+    assert index.read_bytes() == kept
+    script.write_text("import torch.nn\n")
+    assert source_of(script)["commit"] == f"{commit}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert source_of(script) == {"folder": str(tmp_path)}

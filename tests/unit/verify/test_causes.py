@@ -1,0 +1,626 @@
+"""Each cause is found in the record of a run with that fault, and in no other."""
+
+from dataclasses import replace
+from functools import reduce
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from samestep.launch.local.failure import Failure
+from samestep.verify.causes import causes
+from samestep.verify.compare import FAULT_OF_SAMESTEP, Comparison
+from samestep.verify.run_record import RunRecord
+from samestep.verify.trace import Facts, Step, Trace
+
+STEPS, BATCH, DATA = 8, 12, 52
+"""The fifth step of an epoch has four samples: one for each of four workers, and not as many for three."""
+
+
+def keys_of(step, epoch_length=DATA):
+    """Return the keys of the samples of a step of one worker, in an order of their own in each epoch."""
+    per_epoch = -(-epoch_length // BATCH)
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng(epoch).permutation(epoch_length)
+    return order[place * BATCH : (place + 1) * BATCH].astype(float).tolist()
+
+
+def step_of(index, samples, *, jitter=0.0):
+    """Return a step with the gradient of the global batch, on whichever rank."""
+    of_step = np.random.default_rng([7, index])
+    gradient, parameters = of_step.normal(size=16), np.random.default_rng(8).normal(size=16)
+    noise = 1 + jitter * np.random.default_rng([9, index]).normal(size=16)
+    return Step(
+        index=index,
+        samples=samples,
+        losses=[float(1 + of_step.random())],
+        learning_rates=[0.1 * 0.9**index],
+        gradient=(gradient * noise).tolist(),
+        gradient_norm=float(np.linalg.norm(gradient * noise)),
+        before=(parameters + index).tolist(),
+        after=(parameters + index - 0.1 * gradient * noise).tolist(),
+        backwards=1,
+    )
+
+
+def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS, failure=None):
+    """Return the record of a run on `size` workers, changed rank by rank.
+
+    Args:
+        change: given a rank and its step, returns the step to use, or None to drop it.
+        facts: given a rank, returns its facts that differ from the usual.
+        share: given a rank and the samples of a step, returns those of the rank.
+    """
+    share = share or (lambda rank, samples: samples[rank::size])
+    traces = []
+    for rank in range(size):
+        made = [step_of(k, share(rank, keys_of(k)), jitter=jitter) for k in range(steps)]
+        made = [one if change is None else change(rank, one) for one in made]
+        kept = [one for one in made if one is not None]
+        known = Facts(rank=rank, group_size=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
+        traces.append(Trace(replace(known, **(facts(rank) if facts else {})), kept, len(kept)))
+    return RunRecord(traces, runs_once=False, failure=failure)
+
+
+REFERENCE, CONTROL = run(), run(jitter=1e-15)
+
+
+def found(seen):
+    return [finding.cause for finding in causes(Comparison(REFERENCE, seen, CONTROL))]
+
+
+def scaled(factor):
+    def change(_, step):
+        gradient = np.array(step.gradient) * factor
+        return replace(step, gradient=gradient.tolist(), gradient_norm=step.gradient_norm * factor)
+
+    return change
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_run_that_is_the_same_but_for_rounding_has_no_cause(size):
+    assert found(run(size)) == []
+    assert found(run(size, jitter=1e-15)) == []
+
+
+def test_a_deviation_beyond_rounding_has_a_cause():
+    assert found(run(2, jitter=1e-9)) == ["gradient"]
+
+
+@pytest.mark.parametrize("epsilon", [2.0**-7, 2.0**-10], ids=["bfloat16", "float16"])
+def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
+    def half(_):
+        return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
+
+    reference, control = run(facts=half), run(facts=half, jitter=epsilon)
+
+    def causes_of(seen):
+        return [one.cause for one in causes(Comparison(reference, seen, control))]
+
+    assert causes_of(run(2, facts=half, jitter=4 * epsilon)) == []
+    assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
+
+
+@pytest.fixture
+def half():
+    """Returns a function that finds the causes of a run in bfloat16."""
+    epsilon = 2.0**-7
+
+    def facts(_):
+        return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
+
+    def causes_of(**how):
+        reference, control = run(facts=facts), run(facts=facts, jitter=2 * epsilon)
+        return [one.cause for one in causes(Comparison(reference, run(2, facts=facts, **how), control))]
+
+    return causes_of
+
+
+def test_a_small_scale_exceeds_half_precision_rounding_before_the_first_update(half):
+    assert half(change=scaled(1.005)) == []
+    assert half(change=scaled(1.03)) == ["gradient-scale"]
+    assert half(change=lambda rank, step: scaled(1.03)(rank, step) if step.index else step) == []
+
+
+def test_a_missing_sample_is_found_though_half_precision_hides_its_effect(half):
+    def fewer(rank, samples):
+        return samples[rank::2][:-1] if rank and len(samples) < BATCH else samples[rank::2]
+
+    def keyless(rank, samples):
+        return [key + 0.5 for key in fewer(rank, samples)]
+
+    def change(_, step):
+        return scaled(1.05)(_, step) if step.index == 4 else step
+
+    assert half(change=change, share=fewer) == ["samples-left-out"]
+    assert half(share=fewer) == []  # nothing is computed from the one that is missing
+    assert half(change=change, share=keyless) == []  # and these need not be samples
+
+
+def test_a_schedule_that_steps_n_times_is_found_even_if_its_steps_are_small():
+    def slow(step, times=1):
+        return replace(step, learning_rates=[0.1 * (1 - 1e-6 * step.index * times)])
+
+    def single(_):
+        return {"epsilon": 1e-7, "parameter_epsilon": 1e-7}
+
+    reference, control = (run(change=lambda _, step: slow(step), facts=single) for _ in range(2))
+    seen = run(2, change=lambda _, step: slow(step, 2), facts=single)
+    assert [one.cause for one in causes(Comparison(reference, seen, control))] == ["schedule-n-times"]
+
+
+def times_n(step):
+    return replace(step, learning_rates=[2 * rate for rate in step.learning_rates])
+
+
+def stepped_twice(step):
+    return replace(step, learning_rates=[0.1 * 0.9 ** (2 * step.index)])
+
+
+def other_gradient(step):
+    """Return the step with another gradient, as other samples have."""
+    return replace(step, gradient=(np.array(step.gradient) + 0.1 * np.arange(16)).tolist())
+
+
+def padded(step):
+    if len(step.samples) == BATCH // 2:
+        return step
+    return other_gradient(replace(step, samples=step.samples + step.samples[:1]))
+
+
+def doubled(rank, step):
+    return other_gradient(replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist()))
+
+
+@pytest.mark.parametrize(
+    ("cause", "change"),
+    [
+        ("sum-not-mean", scaled(2)),
+        ("divided-twice", scaled(0.5)),
+        ("gradient-scale", scaled(0.7)),
+        ("lr-times-n", lambda _, step: times_n(step)),
+        ("schedule-n-times", lambda _, step: stepped_twice(step)),
+        ("learning-rate", lambda _, step: replace(step, learning_rates=[0.3])),
+        ("never-averaged", lambda rank, step: scaled(1 + rank)(rank, step)),
+        ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
+        ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
+        ("padded-samples", lambda _, step: padded(step)),
+        (
+            "samples-left-out",
+            lambda _, step: other_gradient(replace(step, samples=step.samples[: BATCH // 2 - 1])),
+        ),
+        ("batch-times-n", doubled),
+        (
+            "overlapping-shards",
+            lambda _, step: other_gradient(replace(step, samples=keys_of(step.index)[: BATCH // 2])),
+        ),
+        (
+            "other-samples",
+            lambda _, step: other_gradient(replace(step, samples=[key + 0.5 for key in step.samples])),
+        ),
+    ],
+)
+def test_a_fault_is_named(cause, change):
+    assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+@pytest.mark.parametrize("name", ["buffers", "frozen"])
+def test_different_untrained_tensors_are_named_only_if_values_differ(name):
+    def facts(rank):
+        return {name: [float(rank)] * 16}
+
+    changed = run(2, change=lambda _, step: other_gradient(step), facts=facts)
+    assert found(changed) == ["buffers-differ-at-start"]
+    assert found(run(2, facts=facts)) == []
+    assert found(run(2, change=lambda _, step: other_gradient(step))) == ["gradient"]
+
+
+def test_a_fault_of_a_serial_script_is_that_of_samestep():
+    native = run(2, change=scaled(2))
+    serial = replace(run(1, change=scaled(2)), runs_once=True, workers=2)
+    (of_native,), (of_serial,) = (causes(Comparison(REFERENCE, one, CONTROL)) for one in (native, serial))
+    assert of_native.cause == of_serial.cause == "sum-not-mean"
+    assert FAULT_OF_SAMESTEP in of_serial.message
+    assert FAULT_OF_SAMESTEP not in of_native.message
+
+
+def test_a_refusal_is_no_fault_of_samestep():
+    refused = run(1, facts=lambda _: {"ended": "UsageError", "message": "creates a process group"})
+    (found,) = causes(Comparison(REFERENCE, replace(refused, runs_once=True, workers=2), CONTROL))
+    assert found.cause == "refused"
+    assert FAULT_OF_SAMESTEP not in found.message
+
+
+def evaluates(keys):
+    return {"evaluated": [float(key) for key in keys]}
+
+
+INDEPENDENT = {
+    "never-averaged": lambda rank, step: scaled(1 + rank)(rank, step),
+    "sum-not-mean": scaled(2),
+    "batch-times-n": doubled,
+    "padded-samples": lambda _, step: padded(step),
+    "no-set-epoch": lambda _, step: step,
+    "lr-times-n": lambda _, step: times_n(step),
+    "padded-evaluation": lambda _, step: step,
+}
+"""Faults in the order of their gravity, and the change of a rank's step that each makes."""
+HIDDEN = (
+    {"never-averaged", "sum-not-mean"},  # one excludes the other
+    {"sum-not-mean", "batch-times-n"},  # no gradient of the same samples is left
+    {"batch-times-n", "padded-samples"},
+)
+"""Pairs that cannot occur together, or whose second fault can be seen only when the first is mended."""
+TOGETHER = [
+    names
+    for count in (2, 3, 4)
+    for names in combinations(INDEPENDENT, count)
+    if not any(pair <= set(names) for pair in HIDDEN)
+]
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
+def test_independent_faults_are_all_named_the_gravest_first(names):
+    def change(rank, step):
+        return reduce(lambda made, name: INDEPENDENT[name](rank, made), names, step)
+
+    def facts(rank):
+        keys = range(8) if "padded-evaluation" in names else range(7)
+        return {
+            "wrapped": True,
+            "repeated_epochs": int("no-set-epoch" in names),
+            **evaluates(key % 7 for key in list(keys)[rank::2]),
+            **({"printed": "accuracy 0.57\n"} if "padded-evaluation" in names else {}),
+        }
+
+    reference, control = (run(facts=lambda _: evaluates(range(7)), jitter=jitter) for jitter in (0, 1e-15))
+    comparison = Comparison(reference, run(2, change=change, facts=facts), control)
+
+    assert [one.cause for one in causes(comparison)] == list(names)
+
+
+def test_a_schedule_by_epochs_that_become_shorter_is_no_fault_of_its_own():
+    def change(rank, step):
+        return replace(doubled(rank, step), learning_rates=[0.1 * 0.9 ** (step.index + (step.index > 4))])
+
+    assert found(run(2, change=change)) == ["batch-times-n"]
+
+
+def test_the_reported_one_of_ranks_that_fail_in_one_step_is_named_with_its_line():
+    failure = Failure(rank=1, local_rank=1, pid=7, exit_code=1, error="RuntimeError", line="train.py:7")
+    facts = {"ended": "RuntimeError", "message": "unused parameters"}
+    (finding,) = causes(Comparison(REFERENCE, run(2, facts=lambda _: facts, failure=failure), CONTROL))
+    assert (finding.cause, finding.ranks, finding.place) == ("crash", (1,), ("train.py", 7))
+
+
+def test_a_fault_before_a_crash_is_named_beside_it():
+    def change(rank, step):
+        return scaled(1 + rank)(rank, step)
+
+    def failed(_):
+        return {"ended": "ValueError", "message": "no such batch"}
+
+    assert found(run(2, change=change, facts=failed)) == ["crash", "never-averaged"]
+
+
+def test_optimizers_that_make_ranks_diverge_are_found():
+    def change(rank, step):
+        return replace(step, after=[value * (1 + rank) for value in step.after])
+
+    assert found(run(2, change=change)) == ["replicas-diverge"]
+
+
+def test_ranks_that_hang_at_different_steps_are_reported_as_a_hang():
+    def killed(_):
+        return {"ended": "killed"}
+
+    hung = Failure(rank=0, local_rank=0, pid=1, exit_code=1, error="OutOfStep", message="rank 0 waits")
+    seen = run(
+        2,
+        change=lambda rank, step: step if step.index < STEPS - rank else None,
+        facts=killed,
+        failure=hung,
+    )
+
+    assert found(seen) == ["hang"]
+
+
+def test_equally_weighted_means_of_uneven_shares_are_found_at_the_first_uneven_step():
+    def change(rank, step):
+        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else other_gradient(step)
+
+    (finding,) = causes(Comparison(REFERENCE, run(3, change=change), CONTROL))
+    assert (finding.cause, finding.step) == ("mean-of-means", DATA // BATCH)
+    assert "[2, 1, 1]" in finding.message
+
+
+@pytest.mark.parametrize("samples", [lambda step: [0.5, 1.5, 2.5], lambda step: 2 * step.samples])
+def test_keys_that_differ_where_nothing_else_does_are_no_keys_of_samples(samples):
+    """Such keys come from a batch with the samples in its second dimension, or from positions."""
+    assert found(run(2, change=lambda _, step: replace(step, samples=samples(step)))) == []
+
+
+def test_samples_that_are_unknown_do_not_count_as_equal():
+    reference, control, seen = (
+        run(size, share=lambda *_: [], jitter=jitter) for size, jitter in ((1, 0), (1, 1e-15), (2, 1e-9))
+    )
+    comparison = Comparison(reference, seen, control)
+    assert [one.cause for one in causes(comparison)] == ["gradient"]
+    assert not comparison.has_same_samples(0)
+
+
+def test_another_order_of_the_same_samples_has_its_own_cause():
+    def backwards(_, step):
+        mirrored = step.index if step.index > 4 else 3 - step.index if step.index < 4 else 4
+        return other_gradient(replace(step, samples=keys_of(mirrored)[_::2]))
+
+    assert found(run(2, change=backwards)) == ["other-order"]
+
+
+def test_ranks_that_all_use_global_batches_are_found_though_nothing_else_differs():
+    assert found(run(2, share=lambda _, samples: samples)) == ["overlapping-shards"]
+    equal_keys = run(2, share=lambda *_: [1.0, 2.0])  # positions, for example
+    reference = run(share=lambda *_: [1.0, 2.0])
+    assert causes(Comparison(reference, equal_keys, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
+
+
+def test_workers_without_a_process_group_are_silent_copies():
+    assert found(run(2, facts=lambda _: {"group_size": 1})) == ["silent-copies"]
+
+
+def test_a_sampler_that_repeats_its_order_is_found_before_the_order():
+    def change(_, step):
+        return replace(step, samples=[key + 0.5 for key in step.samples])
+
+    assert found(run(2, change=change, facts=lambda _: {"repeated_epochs": 1})) == ["no-set-epoch"]
+
+
+def test_a_rank_that_ends_its_loop_before_the_others_is_found():
+    seen = run(2, change=lambda rank, step: step if step.index < STEPS - rank else None)
+    assert found(seen) == ["steps-differ"]
+
+
+def test_a_rank_that_fails_is_reported_with_its_error():
+    def failed(rank):
+        return {"ended": "ValueError", "message": "no\nsuch batch"} if rank else {"ended": "killed"}
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, facts=failed), CONTROL))
+    assert finding.cause == "crash"
+    assert "rank 1 failed: ValueError: no such batch" in finding.message
+
+
+def test_a_rank_that_is_killed_or_hangs_is_found_from_the_launchers_failure():
+    def killed(_):
+        return {"ended": "killed"}
+
+    died = Failure(rank=1, local_rank=1, pid=1, exit_code=-9)
+    hung = replace(died, exit_code=1, error="OutOfStep", message="rank 1 does not come")
+    assert found(run(2, facts=killed, failure=died)) == ["crash"]
+    assert found(run(2, facts=killed, failure=hung)) == ["hang"]
+
+
+def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not():
+    reference = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]})
+    control = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]}, jitter=1e-15)
+
+    def shares(rank):
+        return {"evaluated": [float(k % 7) for k in range(8)][rank::2]}
+
+    def all_of_it(_):
+        return {"evaluated": [float(k) for k in range(7)]}
+
+    def causes_of(facts):
+        return [one.cause for one in causes(Comparison(reference, run(2, facts=facts), control))]
+
+    def counted(rank):
+        return {**shares(rank), "gathered": True, "printed": "accuracy 0.57\n"}
+
+    def counted_on_rank_0(rank):
+        return {**counted(rank), "gathered": False}
+
+    def remainder_on_all(rank):  # a sampler that drops the remainder, which every rank then evaluates
+        return {"evaluated": [*(float(k) for k in range(6)[rank::2]), 6.0], "printed": "accuracy 0.57\n"}
+
+    assert causes_of(counted) == ["padded-evaluation"]
+    assert causes_of(counted_on_rank_0) == ["padded-evaluation", "local-metric"]
+    assert causes_of(remainder_on_all) == ["local-metric"]
+    assert causes_of(shares) == []  # the repeats change no number
+    assert causes_of(all_of_it) == []
+
+
+def test_a_printed_number_of_one_share_is_found_and_times_and_sizes_are_not():
+    def prints(text):
+        return lambda _: {"printed": text}
+
+    assert found(run(2, facts=prints("accuracy 0.25\n"))) == ["local-metric"]
+    for before, after in (
+        ("time 3.1", "time 9.9"),
+        ("3 it/s", "8 it/s"),
+        ("[00:01<00:09]", "[00:02<00:03]"),
+        ("1 workers with batches of 25", "2 workers with batches of 13"),
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(f"loss 1.50 {text}\n"), jitter=jitter)
+            for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert causes(Comparison(reference, seen, control)) == []
+
+
+def test_each_printed_number_is_compared_by_itself():
+    def prints(text):
+        return lambda _: {"printed": f"{text}\n"}
+
+    for before, after, expected in (
+        ("lr 5.0e-05 loss 1.5000", "lr 5.0e-05 loss 1.9000", ["local-metric"]),
+        ("lr 0.0 accuracy 0.5000", "lr 0.0 accuracy 0.7000", ["local-metric"]),
+        ("rate 5.0e-05", "rate 5.1e-05", []),
+        ("rate 5.0e-05", "rate 9.0e-05", ["local-metric"]),
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(text), jitter=jitter)
+            for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == expected
+
+
+def test_a_line_of_progress_with_the_loss_of_a_share_is_an_exception_and_a_result_is_not():
+    def change(rank, step):
+        return replace(step, losses=[step.losses[0] + (0.25 if rank == 0 else -0.25)])
+
+    def record(size=1, *, accuracy, every=1, evaluated=(), jitter=0.0):
+        """Return a run that prints loss and accuracy behind each step, and may evaluate before that."""
+        seen = run(size, change=change if size > 1 else None, jitter=jitter)
+        trace, text, steps = seen.traces[0], "", []
+        for step in trace.steps:
+            steps.append(replace(step, printed=len(text), evaluated=[*evaluated]))
+            if step.index % every == every - 1:
+                text += f"loss {step.losses[0]:.4f} accuracy {accuracy}\n"
+        facts = replace(trace.facts, printed=text, evaluated=[*evaluated])
+        traces = [replace(trace, steps=steps, facts=facts), *seen.traces[1:]]
+        return replace(seen, traces=traces)
+
+    per_epoch = -(-DATA // BATCH)
+    for options, expected in (
+        ({}, "local-print"),
+        ({"evaluated": [1.0]}, "local-metric"),
+        ({"every": per_epoch}, "local-metric"),
+    ):
+        reference = record(accuracy=0.50, **options)
+        control = record(accuracy=0.50, jitter=1e-15, **options)
+        seen = record(2, accuracy=0.75, **options)
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+def test_lines_that_count_the_batches_of_an_evaluation_are_progress_and_its_result_is_not():
+    def prints(*lines):
+        return lambda _: {"printed": "".join(f"{line}\n" for line in lines)}
+
+    def progress(accuracy, batches=2):
+        return [f"Test: [{batch}/9] accuracy {accuracy + batch / 100:.4f}" for batch in range(1, 1 + batches)]
+
+    for before, after, expected in (
+        ([*progress(0.5), "accuracy 0.8000"], [*progress(0.6), "accuracy 0.8000"], "local-print"),
+        ([*progress(0.5), "accuracy 0.8000"], [*progress(0.6), "accuracy 0.7000"], "local-metric"),
+        (progress(0.5, batches=1), progress(0.6, batches=1), "local-metric"),  # an epoch and its result?
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(*lines), jitter=jitter)
+            for size, lines, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+@pytest.mark.parametrize(("norms", "expected"), [((6.0, 3.0), "sum-not-mean"), ((1.5, 3.0), "divided-twice")])
+def test_the_scale_of_a_gradient_is_that_before_it_is_clipped(norms, expected):
+    def clipped(norm, factor):
+        def change(_, step):
+            gradient = np.array(step.gradient) * factor
+            return replace(step, gradient=gradient.tolist(), unclipped=norm)
+
+        return change
+
+    reference, control = (run(change=clipped(norms[1], 1.0), jitter=jitter) for jitter in (0, 1e-15))
+    comparison = Comparison(reference, run(2, change=clipped(norms[0], 1.3)), control)
+    assert [one.cause for one in causes(comparison)] == [expected]
+
+
+def progress_of(texts, *, size=1, jitter=0.0):
+    """Return a run that prints a text behind each step, in which no loss is printed."""
+    seen = run(size, jitter=jitter)
+    trace, printed, steps = seen.traces[0], "", []
+    for step, text in zip(trace.steps, texts, strict=True):
+        steps.append(replace(step, printed=len(printed)))
+        printed += f"{text}\n"
+    facts = replace(trace.facts, printed=printed)
+    return replace(seen, traces=[replace(trace, steps=steps, facts=facts), *seen.traces[1:]])
+
+
+@pytest.mark.parametrize(
+    ("usual", "here", "expected"),
+    [
+        ("mean 0.50{}", "mean 0.60{}", "local-print"),  # a running mean of rank 0's share
+        ("mean 0.50", "mean 1.00", "local-metric"),  # a sum over the ranks
+        ("mean 1.00", "mean 0.50", "local-metric"),  # divided twice
+        ("[48/240] mean 0.50", "[36/240] mean 0.50", "local-print"),  # samples until the last of rank 0's
+    ],
+)
+def test_lines_of_progress_may_have_numbers_of_rank_0s_share_but_no_sums(usual, here, expected):
+    reference, control = (progress_of([usual.format(k) for k in range(STEPS)], jitter=j) for j in (0, 1e-15))
+    seen = progress_of([here.format(k) for k in range(STEPS)], size=2)
+    assert [one.cause for one in causes(Comparison(reference, seen, control))] == [expected]
+
+
+def test_a_loss_that_differs_alone_is_an_exception():
+    def change(_, step):
+        return replace(step, losses=[one * 0.7 for one in step.losses])
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, change=change), CONTROL))
+    assert (finding.cause, finding.kind, finding.step) == ("loss-only", "exception", 0)
+
+
+def test_a_loss_is_a_fault_if_nothing_else_is_compared():
+    def without(size, factor=1.0, jitter=0.0):
+        def change(_, step):
+            return replace(
+                step, losses=[factor * one for one in step.losses], gradient=[], before=[], after=[]
+            )
+
+        return run(size, change=change, jitter=jitter)
+
+    comparison = Comparison(without(1), without(2, factor=0.7), without(1, jitter=1e-15))
+    assert [(one.cause, one.kind) for one in causes(comparison)] == [("loss", "fault")]
+
+
+@pytest.mark.parametrize(("samples", "is_alone"), [([0.0, 1.0, 2.0], True), ([0.0, 2.0], False)])
+def test_a_differing_metric_of_all_samples_is_attributed_to_the_size_of_a_batch(samples, is_alone):
+    reference, control = (
+        run(facts=lambda _: {"evaluated": [2.0, 1.0, 0.0]}, jitter=jitter) for jitter in (0, 1e-15)
+    )
+    seen = run(2, facts=lambda _: {"evaluated": samples, "printed": "accuracy 0.60\n"})
+    (finding,) = causes(Comparison(reference, seen, control))
+    assert finding.cause == "local-metric"
+    assert ("size of a batch" in finding.message) == is_alone
+
+
+@pytest.mark.parametrize("is_divided", [True, False])
+def test_the_same_batches_in_fewer_backwards_per_rank_are_the_same_step(is_divided):
+    def parts(backwards):
+        """Return the losses of a step of so many backwards, divided by their number or not."""
+        return lambda _, step: replace(
+            step,
+            losses=[step.losses[0] / (backwards if is_divided else 1)] * backwards,
+            backwards=backwards,
+        )
+
+    reference, control, seen = (
+        run(size, change=parts(4 // size), jitter=jitter) for size, jitter in ((1, 0), (1, 1e-15), (2, 0))
+    )
+    assert causes(Comparison(reference, seen, control)) == []
+
+
+def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
+    def change(rank, step):
+        return replace(step, losses=[step.losses[0] + (0.25 if rank == 0 else -0.25)])
+
+    usual = REFERENCE.at(3).losses[0]
+
+    def prints(value):
+        return lambda _: {"printed": f"loss {value:.4f}\n"}
+
+    reference, control = run(facts=prints(usual)), run(facts=prints(usual), jitter=1e-15)
+    for value, expected in (
+        (usual + 0.25, [("local-print", True)]),
+        (usual + 0.5, [("local-metric", False)]),
+    ):
+        seen = run(2, change=change, facts=prints(value))
+        assert [
+            (one.cause, one.kind == "exception") for one in causes(Comparison(reference, seen, control))
+        ] == expected
+
+
+def test_a_truncated_run_ends_before_the_step():
+    seen = run(2, facts=lambda _: {"evaluated": [1.0], "printed": "0123456789"}).until(3)
+    assert seen.steps == 3
+    assert seen.evaluated(3).size == 0
+    assert seen.facts.printed == ""
+    assert found(seen) == ["number-of-steps"]

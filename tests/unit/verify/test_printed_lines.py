@@ -1,0 +1,167 @@
+"""Numbers that are results are compared, measurements are not, and lines of other words are found."""
+
+from dataclasses import replace
+
+import pytest
+
+from samestep.verify.printed_lines import deviating_numbers, deviating_text
+from samestep.verify.run_record import RunRecord
+from samestep.verify.trace import Facts, Trace
+
+
+def printed(text, *, replicated=False, size=1):
+    facts = Facts(rank=0, epsilon=1e-7, printed=f"{text}\n")
+    traces = [Trace(replace(facts, rank=rank), [], 0) for rank in range(size)]
+    return RunRecord(traces, runs_once=replicated)
+
+
+def numbers(reference, run, control=None):
+    found = deviating_numbers(printed(reference), printed(run, size=2), printed(control or reference))
+    return [(one.line, one.usual) for one in found]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch: [0][ 10/100] Time 0.123 (0.130) Data 0.014 (0.020)",
+        "samples_per_sec: 161.4",
+        "tokens/s: 1234",
+        "{'train_runtime': 12.5, 'train_samples_per_second': 31.25}",
+        "step_ms=41.5",
+        "ips 812.5",
+        "fps: 31.2",
+        "| lr 0.1 | ms/batch 216.80",
+        "elapsed_time: 8.25",
+        "seconds: 12.3",
+        "duration_s=12.3",
+        "trainRuntime 12.5",
+        "took 41.2 ms",
+        "812.5 img/s",
+        "1.31 s/it",
+        "max mem: 1234.5",
+        "GPU memory 3.1 GB",
+        "[00:01<00:09]",
+        "2026-11-23 12:31:07,125 INFO",
+        "took   9.87s",
+        "980 kB",
+    ],
+)
+def test_measurements_are_no_results(line):
+    digits = str.maketrans("123456789", "987654321")
+    other = line if "lr 0.1" not in line else line.replace("216.80", "893.20")
+    if other == line:
+        other = line.translate(digits).replace("[9", "[0").replace("[0][ 90/900]", "[0][ 10/100]")
+    assert other != line
+    assert numbers(line, other) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("loss 0.5123", "loss 0.6123"),
+        ("Time 0.123 Loss 1.5", "Time 0.993 Loss 1.9"),
+        ("accuracy: 0.0", "accuracy: 4.0"),
+        ("loss 0.5 min 0.3", "loss 0.9 min 0.3"),
+        ("val_acc=0.75, s=3", "val_acc=0.50, s=3"),
+        ("data 0.25", "data 0.75"),
+        ("perplexity 31.", "perplexity 38."),
+        ("MS-SSIM 0.53", "MS-SSIM 0.71"),
+        ("memory_loss=0.53", "memory_loss=0.71"),
+        ("recall 0.53 h", "recall 0.71 h"),
+        ("acc 0.53 min", "acc 0.71 min"),
+        ("correct    19.50", "correct     9.75"),
+        ("loss 1.0", "loss nan"),
+    ],
+)
+def test_results_are_compared(line, other):
+    assert numbers(line, other) == [(other, line)]
+
+
+def test_a_deviation_is_at_most_twice_the_larger_number():
+    (found,) = deviating_numbers(printed("hits 0.0"), printed("hits 4.0", size=2), printed("hits 0.0"))
+    assert found.value == 1.0
+
+
+def test_a_number_that_varies_in_most_lines_on_one_worker_is_measured():
+    lines, again, other = ("\n".join(f"queue {k + shift}.5" for k in range(6)) for shift in (3, 4, 9))
+    assert numbers(lines, other, again) == []
+    assert len(numbers(lines, other)) == 6
+
+
+def text(reference, run, control=None):
+    return deviating_text(printed(reference), printed(run), printed(control or reference))
+
+
+def test_lines_of_other_words_are_found():
+    assert text("start\nloss 1.0\nbest model\nend", "start\nloss 1.0\nno better\nend") == (
+        "best model",
+        "no better",
+    )
+    assert text("start\nsaved\nend", "start\nend") == ("saved", "")
+    assert text("start\nend", "start\nsaved\nend") == ("", "saved")
+    assert text("loss 1.0\nend", "loss 2.0\nend") is None
+
+
+def test_words_that_vary_on_one_worker_are_no_difference():
+    assert text("run abc\nend", "run ghi\nend", "run def\nend") is None
+
+
+def test_padding_and_wrapping_of_numbers_are_no_difference():
+    assert text("[[ 0.1 -0.2]\n [ 0.3  0.4]]", "[[ 0.1\n  -0.2]\n [ 0.3 0.4]]") is None
+    assert text("step  9 loss 1.0", "step 10 loss 1.0") is None
+    assert text("took   9.87s", "took  10.42s") is None
+    assert text("used 980 kB", "used 1.1 MB") is None
+
+
+@pytest.mark.parametrize("token", ["1e999", "5e1234", "0e999", "1e-999", "9" * 5000, "-nan", "1e99999999999"])
+def test_extreme_numbers_raise_no_error(token):
+    numbers(f"hash {token}", "hash 7")
+    numbers("hash 7", f"hash {token}")
+
+
+@pytest.mark.parametrize(
+    ("usual", "found", "expected"),
+    [
+        pytest.param([4.0, 2.0], [6.0, 3.3], True, id="a sum by its count"),
+        pytest.param([0.5], [1.1], True, id="a sum of two means"),
+        pytest.param([0.5], [0.55], True, id="a mean"),
+        pytest.param([0.005, 1.0], [0.0055, 1.0], True, id="a percentage"),
+        pytest.param([4.0, 2.0], [6.0, 3.0], False, id="another number"),
+        pytest.param([4.0, 2.0], [3.3, 6.0], False, id="another quotient"),
+        pytest.param([], [], False, id="nothing"),
+    ],
+)
+def test_a_number_that_the_ranks_combine_is_not_of_one_rank(usual, found, expected):
+    reference, again = (combining(usual, "accuracy 0.500", size=1) for _ in range(2))
+    (number,) = deviating_numbers(reference, combining(found, "accuracy 0.550", size=2), again)
+    assert number.is_combined is expected
+
+
+def combining(numbers, text, *, size):
+    """A run that prints this text, and whose ranks have combined these numbers in an evaluation."""
+    one = printed(text, size=size)
+    facts = replace(one.facts, combined=numbers)
+    return replace(one, traces=[replace(one.traces[0], facts=facts), *one.traces[1:]])
+
+
+@pytest.mark.parametrize(
+    ("usual", "line", "found", "expected"),
+    [
+        pytest.param("right 44/103", "right 22/103", [44.0], (True, True), id="a count divided by the ranks"),
+        pytest.param(
+            "right 44/103", "right 22/103", [], (False, True), id="of one rank, by chance its share"
+        ),
+        pytest.param("right 44/103", "right 40/103", [40.9], (True, False), id="a truncated mean of means"),
+        pytest.param("right 44/103", "right 40/103", [31.0], (False, False), id="another number"),
+    ],
+)
+def test_a_count_of_the_same_total_is_a_result(usual, line, found, expected):
+    run = combining(found, line, size=2)
+    (number,) = deviating_numbers(printed(usual), run, printed(usual))
+
+    assert (number.is_combined, number.is_multiple) == expected
+
+
+def test_a_share_of_the_batches_is_no_result():
+    assert numbers("batch 10/100", "batch 5/50") == []
+    assert numbers("samples 50", "samples 25") == []
