@@ -98,7 +98,8 @@ def run(_, script, folder, size):
     printed, report = io.StringIO(), io.StringIO()
     with restored_process_state(), redirect_stdout(printed), redirect_stderr(report):
         os.chdir(folder)
-        ending = run_once(partial(host, Program(target=str(script)), lambda _: None), size=size, options=ALL_SPLIT)
+        program = partial(host, Program(target=str(script)), lambda _: None)
+        ending = run_once(program, size=size, options=ALL_SPLIT)
     return printed.getvalue(), report.getvalue(), ending.traceback
 
 
