@@ -16,9 +16,7 @@ from samestep.parallel.gradients.batch_norm import (
     use_global_statistics,
     use_local_statistics,
 )
-from samestep.parallel.gradients.bucket_layout import MEBIBYTE
-from samestep.parallel.gradients.bucketed import Bucketed, Flat
-from samestep.parallel.gradients.compress import check_compression
+from samestep.parallel.gradients.bucketed import MEBIBYTE, Bucketed, Flat
 from samestep.parallel.gradients.ddp import Ddp
 from samestep.parallel.gradients.initial_agreement import (
     broadcast_values,
@@ -33,11 +31,34 @@ from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
+COMPRESSIONS = ("fp16", "bf16", "powersgd")
+"""``fp16`` and ``bf16`` round each gradient to a dtype of half its size. ``powersgd`` sends a low-rank
+approximation and adds its error to the next step. Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS
+2019."""
+
+
+def check_compression(compress: str | None, sync: str) -> None:
+    """Check that a synchronizer supports a compression.
+
+    Raises:
+        UsageError: the name is unknown, or needs another synchronizer.
+    """
+    if compress is None:
+        return
+    if compress not in COMPRESSIONS:
+        raise UsageError(
+            f"compress={compress!r} is unknown; choose one of {', '.join(COMPRESSIONS)}, or None"
+        )
+    if sync == "reference":
+        raise UsageError(f"compress={compress!r} needs sync='bucketed' or 'ddp'; sync is 'reference'")
+    if compress == "powersgd" and sync != "ddp":
+        raise UsageError(f"compress='powersgd' needs sync='ddp'; sync is {sync!r}")
+
+
 BatchNormMode: TypeAlias = Literal["local", "global"]
 BATCH_NORM_MODES = ("local", "global")
 AUTO = "auto"
 """Name of the default, which selects a synchronizer by the world."""
-
 SYNCHRONIZERS: dict[str, Callable[[SyncConfig], GradientSynchronizer]] = {
     "reference": Reference,
     "bucketed": Bucketed,

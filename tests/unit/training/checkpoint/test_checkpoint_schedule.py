@@ -10,12 +10,11 @@ import torch
 
 from samestep.base.errors import CheckpointError
 from samestep.training.checkpoint import checkpoint_schedule
-from samestep.training.checkpoint.checkpoint_schedule import Writer
+from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer
 from samestep.training.checkpoint.newest import newest_valid, steps_in
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.save import Stage
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
 from support.snapshots import in_hand, names, network, same, snapshot, stepped
 
 
@@ -193,7 +192,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_ke
     save(writer, 1)
     writer.wait()
     with monkeypatch.context() as patch:
-        patch.setattr("samestep.training.checkpoint.retention.delete", refused)
+        patch.setattr("samestep.training.checkpoint.checkpoint_schedule.delete", refused)
         save(writer, 2)
         writer.wait()
 

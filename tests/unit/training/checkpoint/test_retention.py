@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from samestep.base.errors import UsageError
-from samestep.training.checkpoint.newest import newest_valid, steps_in
+from samestep.training.checkpoint.checkpoint_schedule import Retention, expired, prune
+from samestep.training.checkpoint.newest import newest_valid, set_aside_later, steps_in
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.retention import Retention, expired, prune, set_aside_later
 from support.snapshots import names, snapshot, write
 
 SCORES = st.dictionaries(st.integers(0, 50), st.none() | st.floats(0, 1), min_size=1)

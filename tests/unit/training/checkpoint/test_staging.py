@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR, SequentialLR
 from samestep.base.errors import CheckpointError
 from samestep.training.checkpoint import save
 from samestep.training.checkpoint.read import read
+from samestep.training.checkpoint.save import Stage
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
 from support.snapshots import network, same, snapshot, stepped, write
 
 

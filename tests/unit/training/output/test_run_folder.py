@@ -5,8 +5,7 @@ import json
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.training.output.result import Result
-from samestep.training.output.run_folder import RunFolder
+from samestep.training.output.run_folder import Result, RunFolder
 
 RESULT = Result(
     accuracy=0.5,

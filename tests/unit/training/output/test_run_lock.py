@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.training.output.run_lock import LOCK_FILE, RunLock
+from samestep.training.output.run_folder import LOCK_FILE, RunLock
 
 
 def test_a_second_lock_is_refused_with_the_process_that_holds_it(tmp_path):

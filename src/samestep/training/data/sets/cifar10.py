@@ -229,8 +229,12 @@ def members(archive: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             # A sparse member of some bytes can have any nominal size.
-            found = [one for one in tar if one.isfile() and not one.issparse() and one.size <= _BATCH_BYTES]
-            files = {one.name: tar.extractfile(one) for one in found}
+            batches = [
+                member
+                for member in tar
+                if member.isfile() and not member.issparse() and member.size <= _BATCH_BYTES
+            ]
+            files = {member.name: tar.extractfile(member) for member in batches}
             return {Path(name).stem: file.read() for name, file in files.items() if file is not None}
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{archive} is damaged or no tar archive ({error}). Download it again.") from None
@@ -265,8 +269,8 @@ def _is_binary(content: bytes) -> bool:
 def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | None]:
     """Return the files of the batches, or else an archive that contains them."""
     places = published.folders_of(data_dir, _FOLDERS)
-    found = {name: published.first_existing(places, [name + form for form in _FORMS]) for name in names}
-    whole = {name: path for name, path in found.items() if path is not None}
+    paths = {name: published.first_existing(places, [name + form for form in _FORMS]) for name in names}
+    whole = {name: path for name, path in paths.items() if path is not None}
     if len(whole) == len(names):
         return whole, None
     archive = published.first_existing(places, _ARCHIVES)

@@ -81,10 +81,10 @@ def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     """
     header = 4 + 4 * dimensions
     magic = 0x0800 + dimensions
-    found = int.from_bytes(content[:4], "big")
-    if len(content) < header or found != magic:
+    number = int.from_bytes(content[:4], "big")
+    if len(content) < header or number != magic:
         raise DataError(
-            f"{path} is not an idx file of bytes in {dimensions} dimension(s): it begins with {found} "
+            f"{path} is not an idx file of bytes in {dimensions} dimension(s): it begins with {number} "
             f"({len(content):,} bytes in all), expected {magic}. Images and labels may be swapped."
         )
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
