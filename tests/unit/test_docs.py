@@ -27,7 +27,7 @@ from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.scaling.analysis.rank_files import MACHINE
 from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
-from samestep.training.output.result import Result
+from samestep.training.output.run_folder import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS

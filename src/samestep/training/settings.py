@@ -134,9 +134,9 @@ class Settings:
     def as_options(self) -> dict[str, Any]:
         """Return the values that are not those by default, by their option."""
         return {
-            flag(one.name): value
-            for one in dataclasses.fields(self)
-            if (value := getattr(self, one.name)) != one.default
+            flag(field.name): value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
         }
 
     def check_workers(self, workers: int) -> None:

@@ -3,10 +3,11 @@
 import pytest
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.compatibility import TrainingSize, check_progress
+from samestep.training.loop.training_loop import check_progress
 from support.training import settings
 
-EXTENT = TrainingSize(settings(epochs=3, batch_size=32, seed=7), num_samples=100)  # 4 steps an epoch
+SETTINGS = settings(epochs=3, batch_size=32, seed=7)
+SAMPLES = 100  # 4 steps an epoch
 
 
 def state(**changes):
@@ -21,7 +22,7 @@ def state(**changes):
         "seconds": 2.0,
         "best": 0.5,
         "unjudged": False,
-        "settings": EXTENT.settings.as_dict(),
+        "settings": SETTINGS.as_dict(),
     } | changes
 
 
@@ -35,7 +36,7 @@ def state(**changes):
     ],
 )
 def test_consistent_progress_is_accepted(changes):
-    check_progress(state(**changes), EXTENT)
+    check_progress(state(**changes), SETTINGS, SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,9 @@ def test_consistent_progress_is_accepted(changes):
 )
 def test_an_inconsistent_value_is_refused_with_its_name(name, value):
     with pytest.raises(CheckpointError, match=f"the checkpoint has {name} "):
-        check_progress(state(**{name: value}), EXTENT)
+        check_progress(state(**{name: value}), SETTINGS, SAMPLES)
 
 
 def test_another_data_set_is_refused():
     with pytest.raises(CheckpointError, match="data set"):
-        check_progress(state(), TrainingSize(EXTENT.settings, num_samples=101))
+        check_progress(state(), SETTINGS, SAMPLES + 1)

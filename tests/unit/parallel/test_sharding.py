@@ -12,9 +12,7 @@ from hypothesis import given
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.sample_plan import Plan, _sorting, epoch_order
-from samestep.parallel.sharding.share import share, weight
+from samestep.parallel.sharding import Plan, Position, _sorting, epoch_order, share, weight
 
 counts = st.integers(1, 300)
 sizes = st.integers(1, 9)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint import compatibility, retention, weights
+from samestep.training.checkpoint import checkpoint_schedule, scripts
+from samestep.training.checkpoint import snapshot as snapshots
 from support.snapshots import network, snapshot
 
 
@@ -28,7 +29,9 @@ def test_other_names_and_shapes_are_reported(part):
     )
 
 
-@pytest.mark.parametrize("module", [compatibility, weights, retention], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [snapshots, scripts, checkpoint_schedule], ids=lambda module: module.__name__
+)
 def test_the_examples_in_docstrings_are_correct(module):
     failed, tried = doctest.testmod(module)
 

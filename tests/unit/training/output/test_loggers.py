@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
-from samestep.training.output.loggers.logger import (
+from samestep.training.output.loggers import (
     LoggedSink,
     check_loggers,
     evaluation_figures,

@@ -1,4 +1,4 @@
-"""Divides an epoch into global batches, and each of them into the parts of the ranks."""
+"""Divides an epoch into global batches, and each of them into the parts of the ranks; pure functions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,8 +8,72 @@ from numpy.typing import NDArray
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.share import share, weight
+
+
+def share(count: int, rank: int, size: int) -> range:
+    """Return the indices in a global batch of `count` samples that `rank` of `size` takes.
+
+    Shares are contiguous and in rank order; the first ``count % size`` ranks take one sample more. Shares
+    of 7 samples::
+
+        sample    0 1 2 3 4 5 6
+        1 rank    0 0 0 0 0 0 0
+        2 ranks   0 0 0 0 1 1 1
+        3 ranks   0 0 0 1 1 2 2
+        9 ranks   0 1 2 3 4 5 6         ranks 7 and 8 take none
+
+    >>> [share(7, rank, 3) for rank in range(3)]
+    [range(0, 3), range(3, 5), range(5, 7)]
+    """
+    base, extra = divmod(count, size)
+    start = rank * base + min(rank, extra)
+    return range(start, start + base + (rank < extra))
+
+
+def weight(local: int, total: int, size: int) -> float:
+    """Return the weight of the mean over `local` of `total` samples, in an average over `size` ranks.
+
+    The ranks' gradients are averaged with 1/N, so each rank's mean loss is first multiplied by its weight::
+
+         1                           local * N      sum of local losses       sum of all losses
+        --- * sum over ranks of    ----------- *   ---------------------  =  -------------------
+         N                            total                local                    total
+
+    The weights of all ranks add up to N; equal shares have weight 1.0, an empty share has 0.0.
+
+    >>> [weight(local, 7, 3) for local in (3, 2, 2)]
+    [1.2857142857142858, 0.8571428571428571, 0.8571428571428571]
+    """
+    return local * size / total
+
+
+_LARGEST = 2**64 - 1  # maximum of a word of the generator's key; see `epoch_order`
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position of the next sample.
+
+    It does not depend on the number of workers, so a run can stop on 4 workers in the middle of an epoch and
+    continue on 3. A checkpoint stores its ``dataclasses.asdict``.
+    """
+
+    seed: int = 0
+    """Seed of the order of every epoch."""
+    epoch: int = 0
+    """Number of completed epochs."""
+    samples: int = 0
+    """Number of samples used in this epoch, over all workers."""
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "epoch", "samples"):
+            value = getattr(self, name)
+            if not 0 <= value <= _LARGEST:
+                raise UsageError(f"{name} is {value}; use a number from 0 to 2**64-1")
+
+    def next_epoch(self) -> "Position":
+        """Return the beginning of the epoch after this one."""
+        return Position(self.seed, self.epoch + 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +82,7 @@ class LocalPart:
 
     start: int
     stop: int
-    weight: float  # weight of the mean over the part; see `samestep.parallel.sharding.share.weight`
+    weight: float  # weight of the mean over the part; see `weight`
     global_count: int  # number of samples in the (micro-)batch, over all ranks
     after: Position  # position after the step; the beginning of the next epoch after the last step
     last_of_step: bool = True  # whether it belongs to the last micro-batch of its step
@@ -72,8 +136,10 @@ class Plan:
         """Number of samples that this rank takes in an epoch."""
         full, rest = divmod(self.count, self.batch_size)
         last = 0 if self.drop_last else rest
-        each, of_last = (len(share(one, self.place.rank, self.place.size)) for one in (self.batch_size, last))
-        return full * each + of_last
+        full_share, of_last = (
+            len(share(samples, self.place.rank, self.place.size)) for samples in (self.batch_size, last)
+        )
+        return full * full_share + of_last
 
     @property
     def ends_empty(self) -> bool:
@@ -116,11 +182,11 @@ class Plan:
             )
             for micro in (share(total, index, accumulate) for index in range(accumulate)):
                 if micro:
-                    own, first = share(len(micro), rank, size), start + micro.start
+                    local, first = share(len(micro), rank, size), start + micro.start
                     yield LocalPart(
-                        first + own.start,
-                        first + own.stop,
-                        weight(len(own), total, size),
+                        first + local.start,
+                        first + local.stop,
+                        weight(len(local), total, size),
                         len(micro),
                         after,
                         last_of_step=micro.stop == total,

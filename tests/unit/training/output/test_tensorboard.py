@@ -3,7 +3,7 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from samestep.training.output.loggers.tensorboard import open_logger
+from samestep.training.output.loggers import TensorBoard
 from support.run_files import CONFIG, RESULT, evaluation_row, step_row
 
 
@@ -13,12 +13,12 @@ def logger(tmp_path):
     opened = []
 
     def begin():
-        opened.append(open_logger(tmp_path, CONFIG, pytest.fail))
+        opened.append(TensorBoard(tmp_path / "tensorboard", CONFIG))
         return opened[-1]
 
     yield begin
-    for each in opened:
-        each.close(None)
+    for log in opened:
+        log.close(None)
 
 
 def events_in(tmp_path):
@@ -32,10 +32,10 @@ def scalars(events, name):
 
 
 def test_rows_and_evaluations_can_be_read_at_once(tmp_path, logger):
-    one = logger()
+    log = logger()
 
-    one.steps([step_row(1, loss=2.0), step_row(2, loss=1.0)])
-    one.evaluation(evaluation_row(2))
+    log.steps([step_row(1, loss=2.0), step_row(2, loss=1.0)])
+    log.evaluation(evaluation_row(2))
 
     events = events_in(tmp_path)
     assert scalars(events, "train/loss") == [(1, 2.0), (2, 1.0)]

@@ -12,7 +12,7 @@ from torch import nn
 
 import samestep
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.weights import load_state, serial_names
+from samestep.training.checkpoint.scripts import load_state, serial_names
 from support.snapshots import network, same, snapshot, write
 
 

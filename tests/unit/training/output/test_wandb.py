@@ -7,8 +7,7 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from samestep.training.output.loggers.logger import with_loggers
-from samestep.training.output.loggers.wandb import open_logger
+from samestep.training.output.loggers import open_wandb, with_loggers
 from samestep.training.output.run_folder import RunFolder
 from support.run_files import CONFIG, RESULT, evaluation_row, step_row
 
@@ -59,7 +58,7 @@ def history(start):
 
 def test_without_a_login_all_data_is_stored_in_the_run_folder(tmp_path):
     messages = []
-    logger = open_logger(tmp_path / "runs" / "mine", CONFIG, messages.append)
+    logger = open_wandb(tmp_path / "runs" / "mine", CONFIG, messages.append)
     logger.steps([step_row(1, loss=2.0), step_row(2, loss=1.0)])
     logger.evaluation(evaluation_row(2))
     logger.close(RESULT)
@@ -80,11 +79,11 @@ def test_without_a_login_all_data_is_stored_in_the_run_folder(tmp_path):
 
 def test_a_resumed_run_keeps_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    first = open_logger(tmp_path, CONFIG, pytest.fail)
+    first = open_wandb(tmp_path, CONFIG, pytest.fail)
     first.steps([step_row(1)])
     first.close(None)
 
-    second = open_logger(tmp_path, CONFIG, pytest.fail)
+    second = open_wandb(tmp_path, CONFIG, pytest.fail)
     second.steps([step_row(2)])
     second.close(RESULT)
 
@@ -101,7 +100,7 @@ def test_environment_variables_of_wandb_take_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     monkeypatch.setenv("WANDB_NAME", "named")
 
-    open_logger(tmp_path, CONFIG, pytest.fail).close(RESULT)
+    open_wandb(tmp_path, CONFIG, pytest.fail).close(RESULT)
 
     ((run,),) = ([record.run for record in start if record.HasField("run")] for start in records(tmp_path))
     assert (run.project, run.display_name) == ("theirs", "named")
@@ -110,7 +109,7 @@ def test_environment_variables_of_wandb_take_precedence(tmp_path, monkeypatch):
 def test_a_disabled_wandb_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
 
-    logger = open_logger(tmp_path, CONFIG, pytest.fail)
+    logger = open_wandb(tmp_path, CONFIG, pytest.fail)
     logger.steps([step_row(1)])
     logger.close(RESULT)
 
@@ -139,7 +138,7 @@ def test_an_unusable_server_or_login_is_reported_and_all_data_is_stored_in_the_r
     trouble(monkeypatch, tmp_path)
     messages = []
 
-    logger = open_logger(tmp_path, CONFIG, messages.append)
+    logger = open_wandb(tmp_path, CONFIG, messages.append)
     logger.steps([step_row(1)])
     logger.close(RESULT)
 
