@@ -10,11 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from samestep.base.documents import TOML_BYTES, FormatError, parse_toml, read_as
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
-from samestep.base.typed_json import FormatError, read_as
-from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
 TABLES = ("slurm", "kubernetes")
 """Names of tables that the file can have; see `samestep.submit.site_defaults`."""
@@ -63,7 +62,7 @@ def read_tables(path: Path) -> dict[str, Any]:
 def table(path: Path, name: str, kind: type[Table]) -> Table:
     """Return table `name` of a configuration file as `kind`, a dataclass whose fields all have defaults.
 
-    If there is no file, all fields keep the defaults of `kind`; see `samestep.base.typed_json.reader` for
+    If there is no file, all fields keep the defaults of `kind`; see `samestep.base.documents.reader` for
     their types.
 
     Raises:

@@ -14,17 +14,15 @@ from typing import NoReturn
 from samestep.base import env
 from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
-from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
+from samestep.base.signals import ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program
-from samestep.launch.local.child import Report, ReportPipe, Start
+from samestep.launch.local.child import Report, ReportPipe, Start, become, entry_of, has_common_group
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, host, leave
-from samestep.launch.local.local_backend import Restarts, place_variables
-from samestep.launch.local.programs import become, entry_of, has_common_group
-from samestep.launch.local.supervisor import Outcome
+from samestep.launch.local.local_backend import Outcome, Restarts, place_variables
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
 from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at, values_beside

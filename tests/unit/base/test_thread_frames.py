@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from samestep.base.stack_dumps import frames_of
+from samestep.base.worker_records import frames_of
 
 DEPTH = 40
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import (
     Hook,
     attach,
@@ -24,7 +25,6 @@ from samestep.hooks.registry import (
     put,
     wrapping,
 )
-from samestep.hooks.table import ALL
 
 
 class Base:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from samestep.base.errors import StepsDiffer
-from samestep.base.stack_dumps import Frame
+from samestep.base.worker_records import Frame
 from samestep.launch.local.hosting import Ending
 from samestep.ranks.hang.rank_status import RankStatus
 from samestep.ranks.hang.report import STEPS_ADVICE, describe_status, place_of

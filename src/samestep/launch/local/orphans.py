@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samestep.base.machine.torch_segments import free_segments
-from samestep.base.owned_folders import DESCENDANTS
+from samestep.base.owned_folders import DESCENDANTS, free_segments
 
 if TYPE_CHECKING:
     import psutil

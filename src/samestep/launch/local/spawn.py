@@ -36,7 +36,7 @@ from samestep.launch.local.forking import (
 )
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave
 from samestep.launch.local.local_backend import Round, places, worker_variables
-from samestep.launch.local.output_flush import withdraw
+from samestep.launch.local.output import withdraw
 from samestep.launch.local.workers import Workers
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.base.errors import Error, WorkerFailed
-from samestep.base.last_step import LastSteps
 from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
-from samestep.base.stack_dumps import StackDumps
+from samestep.base.worker_records import LastSteps, StackDumps
 from samestep.launch.job import STDERR
 from samestep.launch.local import forking, orphans
 from samestep.launch.local.child import (
@@ -36,8 +35,7 @@ from samestep.launch.local.child import (
 from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
-from samestep.launch.local.output import Stream
-from samestep.launch.local.output_flush import OutputFlush
+from samestep.launch.local.output import OutputFlush, Stream
 from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
 from samestep.ranks.hang.status_store import SharedMemoryStore
 

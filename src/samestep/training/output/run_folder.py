@@ -23,12 +23,19 @@ from typing import IO, Any
 
 import tomli_w
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import Error, UsageError
-from samestep.base.record import json_line, provenance, write_json
+from samestep.base.record import (
+    claim,
+    json_line,
+    probe,
+    provenance,
+    remove_file_drafts,
+    write_json,
+    write_whole,
+)
 from samestep.base.regular_files import descriptor, kind_of, lies_at, open_regular, read_text
-from samestep.base.unfinished_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.units import counted
-from samestep.base.untrusted_documents import parse_json
 from samestep.training.output.result import Result
 
 MOST_KEPT = 16 << 20

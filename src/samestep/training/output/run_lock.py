@@ -12,10 +12,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
 from samestep.base.polling import polls
 from samestep.base.regular_files import descriptor, kind_of, read_text
-from samestep.base.untrusted_documents import parse_json
 
 LOCK_FILE = ".samestep-lock"
 RESTART_S = 30.0

@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 import torch
 
-from samestep.base.stack_dumps import Frame
+from samestep.base.worker_records import Frame
 from samestep.launch.local.failure import _CRASHED, _SENT, Failure, explain_death
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 

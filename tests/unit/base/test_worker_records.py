@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from samestep.base.stack_dumps import Frame, StackDumps, parse_main_frames
+from samestep.base.worker_records import Frame, StackDumps, parse_main_frames
 
 DUMP = """\
 main thread 0x7f01

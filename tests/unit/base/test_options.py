@@ -6,14 +6,14 @@ import pytest
 import typer
 
 from samestep.base.errors import UsageError
-from samestep.base.option_combinations import (
+from samestep.base.options import (
     OF_COMMANDS,
     OF_FLAGS_BESIDE_SETTINGS,
     OF_SETTINGS,
     Rule,
     check_options,
+    flag,
 )
-from samestep.base.setting_fields import flag
 from samestep.cli.main import VERBS, application
 from samestep.training.settings import Settings
 
