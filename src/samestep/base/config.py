@@ -44,7 +44,7 @@ def read_toml(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
         raise UsageError(f"the configuration {path} is not valid TOML: {error}.") from None
 
 
-def read_tables(path: Path) -> dict[str, Any]:
+def _read_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a configuration file; none where there is no file.
 
     Raises:
@@ -69,9 +69,9 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
         UsageError: the file is wrong, or a key is unknown or of the wrong type.
     """
     types = get_type_hints(kind)
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    found = {}
-    for key, value in read_tables(path).get(name, {}).items():
+    known = [setting.name for setting in fields(kind)]  # type: ignore[arg-type]
+    settings = {}
+    for key, value in _read_tables(path).get(name, {}).items():
         plain = key.replace("-", "_")
         if plain not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}. {suggestion(plain, known)}")
@@ -80,8 +80,8 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
             read = str(value) if is_time else read_as(types[plain], value, f"[{name}] {key} = {value!r}")
         except FormatError as error:
             raise UsageError(f"{path}: {error}.") from None
-        found[plain] = read
-    return kind(**found)
+        settings[plain] = read
+    return kind(**settings)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from samestep.base.errors import UsageError
 
-MOST_COUNT = 10**15
+_MOST_COUNT = 10**15
 """Maximum of whole-number settings; the product of two is still exact."""
 
 
@@ -71,19 +71,19 @@ def check(settings: Any) -> None:
     Raises:
         UsageError: names the first one outside of its limits, and the limit.
     """
-    for one in fields(settings):
-        value = getattr(settings, one.name)
-        if one.metadata and value is not None:
-            _check(one, value)
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        if setting.metadata and value is not None:
+            _check(setting, value)
 
 
-def _check(one: Field[Any], value: Any) -> None:
-    name, limits = flag(one.name), one.metadata
+def _check(setting: Field[Any], value: Any) -> None:
+    name, limits = flag(setting.name), setting.metadata
     choices = limits["choices"]
     several = value if isinstance(value, tuple) else (value,)
-    for one_of in several:
-        if choices and one_of not in choices:
-            raise UsageError(f"{name} {one_of!r} is not one of {', '.join(choices)}.")
+    for choice in several:
+        if choices and choice not in choices:
+            raise UsageError(f"{name} {choice!r} is not one of {', '.join(choices)}.")
     for number in several:
         _check_range(name, number, limits)
 
@@ -96,7 +96,7 @@ def _check_range(name: str, number: Any, limits: Mapping[str, Any]) -> None:
     if above is not None and not above < number < math.inf:
         raise UsageError(f"{name} is {number}; use a number above {above}.")
     if most is None and isinstance(number, int):
-        most = MOST_COUNT
+        most = _MOST_COUNT
     if most is not None and not number <= most:
         raise UsageError(f"{name} is {number}; use {most} or less.")
     if below is not None and not number < below:
@@ -109,7 +109,7 @@ class Rule:
 
     option: str
     relation: Literal["excludes", "needs", "excludes all but"]
-    others: str  # separated by commas
+    partners: str  # the others, separated by commas
     why: str  # the reason, and what to do
 
 
@@ -162,12 +162,7 @@ OF_SETTINGS = (
         "--precision fp16",
         "its error feedback never recovers from an overflow; use bf16",
     ),
-    Rule(
-        "--compress fp16|bf16",
-        "excludes",
-        "--sync reference|flat",
-        "only the others compress gradients",
-    ),
+    Rule("--compress fp16|bf16", "excludes", "--sync reference|flat", "only the others compress gradients"),
     Rule(
         "--exact",
         "excludes",
@@ -189,32 +184,32 @@ OF_FLAGS_BESIDE_SETTINGS = (
 
 
 def check_options(
-    rules: Sequence[Rule], values: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    rules: Sequence[Rule], values: Mapping[str, Any], subjects: Mapping[str, Any] | None = None
 ) -> None:
     """Check that the values of options fit together.
 
     Args:
-        rules: the rules; each is about an option that is `given`, and about others in `values`.
+        rules: the rules; each is about an option in `subjects`, and about others in `values`.
         values: values by option, such as ``{"--sync": "ddp"}``; without those that are defaults.
-        given: the options that the rules are about; None for all.
+        subjects: the options that the rules are about; None for all.
 
     Raises:
         UsageError: they do not; the message names two options, and why they do not go together.
     """
-    given = values if given is None else given
+    subjects = values if subjects is None else subjects
     for rule in rules:
-        if not (option := next(_present(rule.option, given), None)):
+        if not (option := next(_present(rule.option, subjects), None)):
             continue
-        others = rule.others.split(", ")
-        found = [shown for one in others for shown in _present(one, values)]
-        if rule.relation == "needs" and not found:
-            needed = " or ".join(rule.others.split("|"))
+        partners = rule.partners.split(", ")
+        present = [shown for spec in partners for shown in _present(spec, values)]
+        if rule.relation == "needs" and not present:
+            needed = " or ".join(rule.partners.split("|"))
             raise UsageError(f"{option} needs {needed}: {rule.why}.")
         if rule.relation == "excludes all but":
-            known = {*others, option.partition(" ")[0]}
-            found = [shown for one in values if one not in known for shown in _present(one, values)]
-        if rule.relation != "needs" and found:
-            raise UsageError(f"{option} does not go with {found[0]}: {rule.why}.")
+            known = {*partners, option.partition(" ")[0]}
+            present = [shown for name in values if name not in known for shown in _present(name, values)]
+        if rule.relation != "needs" and present:
+            raise UsageError(f"{option} does not go with {present[0]}: {rule.why}.")
 
 
 def _present(spec: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -222,7 +217,7 @@ def _present(spec: str, values: Mapping[str, Any]) -> Iterator[str]:
     option, _, patterns = spec.partition(" ")
     value = values.get(option)
     text = ",".join(map(_text, value)) if isinstance(value, tuple) else _text(value)
-    if any(fnmatchcase(text, one) for one in patterns.split("|")) if patterns else value:
+    if any(fnmatchcase(text, pattern) for pattern in patterns.split("|")) if patterns else value:
         yield option if isinstance(value, bool) else f"{option} {text}"
 
 

@@ -57,7 +57,8 @@ def interruptible() -> Iterator[None]:
 
 def ends_handled(take: Handler) -> AbstractContextManager[None]:
     """Handle the signals that end a command by `take`; ignored signals stay ignored."""
-    return handled([one for one in ENDS if signal.getsignal(one) not in (signal.SIG_IGN, None)], take)
+    heeded = [number for number in ENDS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return handled(heeded, take)
 
 
 @contextmanager

@@ -6,6 +6,16 @@ self-test.
 
 from samestep.hooks.registry import Hook
 
+
+def _each(owners: str, names: str, feature: str, reason: str, *, optional: bool = False) -> tuple[Hook, ...]:
+    """Return the hook of each name of each owner; spaces separate them."""
+    return tuple(
+        Hook(owner, name, feature, reason, optional=optional)
+        for owner in owners.split()
+        for name in names.split()
+    )
+
+
 LOADER = "torch.utils.data.dataloader:_BaseDataLoaderIter"
 FETCHER = "torch.utils.data._utils.fetch:_BaseDatasetFetcher"
 MAP_FETCHER = "torch.utils.data._utils.fetch:_MapDatasetFetcher"
@@ -39,34 +49,21 @@ MOVED_TO_CUDA = Hook("torch:Tensor", "cuda", _CLOCK, "a batch is copied to the a
 COMPILE = Hook("torch", "compile", _CLOCK, "the methods of the clock are excluded from compilation")
 
 _COMMUNICATION = "step clock: communication"
-COLLECTIVES = tuple(
-    Hook("torch.distributed", name, _COMMUNICATION, "begin and end of a collective", optional=True)
-    for name in (
-        *(
-            "all_gather",
-            "all_gather_coalesced",
-            "all_gather_into_tensor",
-            "all_gather_object",
-            "all_gather_single",
-        ),
-        *(
-            "all_reduce",
-            "all_reduce_coalesced",
-            "all_to_all",
-            "all_to_all_single",
-            "barrier",
-            "batch_isend_irecv",
-        ),
-        *("broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv"),
-        *("recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
-        *("scatter", "scatter_object_list", "send", "send_object_list"),
-    )
+COLLECTIVES = _each(
+    "torch.distributed",
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier batch_isend_irecv broadcast "
+    "broadcast_object_list gather gather_object monitored_barrier recv recv_object_list reduce "
+    "reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list send "
+    "send_object_list",
+    _COMMUNICATION,
+    "begin and end of a collective",
+    optional=True,
 )
 AWAITED_SEND = Hook("torch.distributed", "send", "watchdog", "a rank waits for the receiver of its message")
 AWAITED_RECV = Hook("torch.distributed", "recv", "watchdog", "a rank waits for the sender of a message")
-ROOTED_COLLECTIVES = tuple(
-    Hook("torch.distributed", name, "watchdog", "the ranks give different roots")
-    for name in ("broadcast", "reduce", "gather", "scatter")
+ROOTED_COLLECTIVES = _each(
+    "torch.distributed", "broadcast reduce gather scatter", "watchdog", "the ranks give different roots"
 )
 BROADCAST_BUFFERS = Hook(
     "torch.distributed",
@@ -78,23 +75,17 @@ WORK_WAIT = Hook(
     "torch.distributed.distributed_c10d:Work", "wait", _COMMUNICATION, "a rank waits for a collective"
 )
 FUTURE_WAIT = Hook("torch.futures:Future", "wait", _COMMUNICATION, "a rank waits for a collective")
-SHARED_MEMORY = tuple(
-    Hook(
-        "samestep.ranks.collectives.shared_memory:SharedMemory",
-        name,
-        _COMMUNICATION,
-        "a collective in shared memory",
-    )
-    for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
+SHARED_MEMORY = _each(
+    "samestep.ranks.collectives.shared_memory:SharedMemory",
+    "agree all_gather all_reduce average barrier broadcast fold",
+    _COMMUNICATION,
+    "a collective in shared memory",
 )
-DIRECT_CONNECTIONS = tuple(
-    Hook(
-        "samestep.ranks.collectives.direct:DirectCollectives",
-        name,
-        _COMMUNICATION,
-        "a collective by direct connections",
-    )
-    for name in ("all_gather", "all_reduce", "barrier")
+DIRECT_CONNECTIONS = _each(
+    "samestep.ranks.collectives.direct:DirectCollectives",
+    "all_gather all_reduce barrier",
+    _COMMUNICATION,
+    "a collective by direct connections",
 )
 SYNCHRONIZER_FINISH = Hook(
     "samestep.parallel.gradients.synchronizer:GradientSynchronizer",
@@ -106,9 +97,11 @@ SYNCHRONIZER_FINISH = Hook(
 _SANITIZER = "sanitizer"
 _GROUP = "a second process group is created with the script's"
 SIDE_GROUP = Hook("torch.distributed.distributed_c10d", "init_process_group", _SANITIZER, _GROUP)
-JOIN_BEGUN, JOIN_ENDED = (
-    Hook("torch.distributed.algorithms.join:Join", name, _SANITIZER, "ranks have unequal numbers of steps")
-    for name in ("__enter__", "__exit__")
+JOIN_BEGUN, JOIN_ENDED = _each(
+    "torch.distributed.algorithms.join:Join",
+    "__enter__ __exit__",
+    _SANITIZER,
+    "ranks have unequal numbers of steps",
 )
 SIDE_GROUP_PUBLIC = Hook("torch.distributed", "init_process_group", _SANITIZER, _GROUP)
 
@@ -186,10 +179,7 @@ ACTIVATION_CHECKPOINT = Hook(
     arguments=("function",),
 )
 PADDED_SEQUENCE = Hook(
-    "torch._VF",
-    "_pad_packed_sequence",
-    _SPLIT,
-    "a slice is padded to the longest sequence of the batch",
+    "torch._VF", "_pad_packed_sequence", _SPLIT, "a slice is padded to the longest sequence of the batch"
 )
 PACKED_SEQUENCE = Hook(
     "torch.nn.utils.rnn",
@@ -239,19 +229,17 @@ WORKER_INFO = Hook(
 
 _ALONE = "serial scripts: the script sees one process"
 COUNTED_BACKWARD = Hook(
-    "torch.autograd",
-    "backward",
+    "torch.autograd", "backward", _ALONE, "--explain ends after some backward passes", arguments=("tensors",)
+)
+CREATED_GROUP = _each(
+    "torch.distributed torch.distributed.distributed_c10d",
+    "init_process_group",
     _ALONE,
-    "--explain ends after some backward passes",
-    arguments=("tensors",),
+    "a script that creates a process group is refused",
 )
-CREATED_GROUP = tuple(
-    Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
-    for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
-)
-TORCH_MANUAL_SEEDS = tuple(
-    Hook(owner, "manual_seed", "workers of a script that spawns them", "they get seeds that an import sets")
-    for owner in ("torch", "torch.random")
+_SPAWNED = "workers of a script that spawns them"
+TORCH_MANUAL_SEEDS = _each(
+    "torch torch.random", "manual_seed", _SPAWNED, "they get seeds that an import sets"
 )
 GROUP_EXISTS = Hook(
     "torch.distributed", "is_initialized", _ALONE, "the script does not see the ranks' process group"
@@ -268,9 +256,8 @@ TORCH_RANDOM_SEED = Hook("torch.random", "seed", _ALONE, _SEEDS)
 
 # --- launching -------------------------------------------------------------------------------------------
 
-SPAWNED_WORKERS = tuple(
-    Hook("torch.multiprocessing", name, "workers of a script that spawns them", "samestep starts the workers")
-    for name in ("spawn", "start_processes")
+SPAWNED_WORKERS = _each(
+    "torch.multiprocessing", "spawn start_processes", _SPAWNED, "samestep starts the workers"
 )
 STARTED_BY_HAND = Hook(
     "multiprocessing.process:BaseProcess",
@@ -315,10 +302,11 @@ DEVICE_ANSWERS = tuple(
 )
 
 _GLOO = "native scripts: --device cpu"
-GLOO_GROUPS = tuple(
-    Hook(owner, name, _GLOO, "Gloo replaces NCCL")
-    for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
-    for name in ("init_process_group", "new_group")
+GLOO_GROUPS = _each(
+    "torch.distributed torch.distributed.distributed_c10d",
+    "init_process_group new_group",
+    _GLOO,
+    "Gloo replaces NCCL",
 )
 DEVICES_OF_BARRIER = Hook(
     "torch.distributed",
@@ -380,9 +368,11 @@ COMMUNICATION_HOOK = Hook(
     arguments=("self", "state", "hook"),
 )
 FROM_NUMPY = Hook("torch", "from_numpy", _VERIFY, "data are converted in the run in double precision")
-DROPOUTS = tuple(
-    Hook("torch.nn.functional", name, _VERIFY, "dropout is disabled in the run without random features")
-    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+DROPOUTS = _each(
+    "torch.nn.functional",
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+    _VERIFY,
+    "dropout is disabled in the run without random features",
 )
 ATTENTION = Hook(
     "torch.nn.functional",
@@ -391,23 +381,20 @@ ATTENTION = Hook(
     "its dropout is disabled in the run without random features",
     arguments=("query", "key", "value", "attn_mask", "dropout_p"),
 )
-NORM_CLIPS = tuple(
-    Hook(owner, "clip_grad_norm_", _VERIFY, "the norm of gradients before they are clipped")
-    for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
-)
+_CLIPPING = "torch.nn.utils torch.nn.utils.clip_grad"
+NORM_CLIPS = _each(_CLIPPING, "clip_grad_norm_", _VERIFY, "the norm of gradients before they are clipped")
 GROUP_OF_NORM = Hook(
     "torch.nn:SyncBatchNorm", "__init__", _VERIFY, "batch norm over all ranks in place of those of a group"
 )
-REDUCTIONS = tuple(
-    Hook("torch.distributed", name, _VERIFY, "numbers that the ranks combine in an evaluation")
-    for name in ("all_reduce", "reduce")
+REDUCTIONS = _each(
+    "torch.distributed", "all_reduce reduce", _VERIFY, "numbers that the ranks combine in an evaluation"
 )
-GATHERS = tuple(
-    Hook("torch.distributed", name, _VERIFY, "whether the ranks gather results in an evaluation")
-    for name in (
-        *("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object"),
-        *("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor"),
-    )
+GATHERS = _each(
+    "torch.distributed",
+    "all_gather all_gather_into_tensor all_gather_object gather gather_object all_to_all all_to_all_single "
+    "reduce_scatter reduce_scatter_tensor",
+    _VERIFY,
+    "whether the ranks gather results in an evaluation",
 )
 
 _NOTES = "verify: notes"
@@ -423,14 +410,14 @@ SCHEDULE_STEPS = tuple(
     Hook(f"torch.optim.lr_scheduler:{name}", "step", _NOTES, "whether it comes before the optimizer's")
     for name in ("LRScheduler", "SequentialLR", "ChainedScheduler", "CosineAnnealingWarmRestarts")
 )
-SCALER_STEP, SCALER_UNSCALE = (
-    Hook("torch.amp.grad_scaler:GradScaler", name, _NOTES, "skipped steps, and gradients that are scaled")
-    for name in ("step", "unscale_")
+SCALER_STEP, SCALER_UNSCALE = _each(
+    "torch.amp.grad_scaler:GradScaler",
+    "step unscale_",
+    _NOTES,
+    "skipped steps, and gradients that are scaled",
 )
-CLIPS = tuple(
-    Hook(owner, name, _NOTES, "gradients that are clipped while they are scaled")
-    for owner in ("torch.nn.utils", "torch.nn.utils.clip_grad")
-    for name in ("clip_grad_norm_", "clip_grad_value_")
+CLIPS = _each(
+    _CLIPPING, "clip_grad_norm_ clip_grad_value_", _NOTES, "gradients that are clipped while they are scaled"
 )
 
 

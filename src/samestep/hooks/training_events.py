@@ -120,7 +120,7 @@ def optimizer_steps(after: Callable[[Optimizer], None]) -> Iterator[None]:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups, in order."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def is_transformed() -> bool:
@@ -227,10 +227,7 @@ class _EventSource:
 
 def _has_parameters(module: nn.Module) -> bool:
     kind = type(module)
-    overrides = (kind.parameters, kind.named_parameters) != (
-        nn.Module.parameters,
-        nn.Module.named_parameters,
-    )
+    overrides = (kind.parameters, kind.named_parameters) != (nn.Module.parameters, nn.Module.named_parameters)
     # Most losses have neither parameters nor parts, and are called in each step.
     if (module._parameters or module._modules) and next(module_parts.parameters(module), None) is not None:  # noqa: SLF001
         return True
@@ -243,7 +240,7 @@ _skipped_folders: set[str] = set()
 @contextmanager
 def uncompiled(owner: type) -> Iterator[None]:
     """Exclude a class's methods, and the functions they call, from compilation inside a block."""
-    methods = [one for one in vars(owner).values() if isinstance(one, FunctionType)]
+    methods = [member for member in vars(owner).values() if isinstance(member, FunctionType)]
 
     def marking(compiling: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -264,13 +261,13 @@ def _mark(methods: list[FunctionType]) -> None:
 
     dynamo: Any = eval_frame
     if not hasattr(dynamo, "FrameExecStrategy"):  # torch 2.6 can only skip files
-        folders = {__package__, *(one.__module__.rpartition(".")[0] for one in methods)}
+        folders = {__package__, *(method.__module__.rpartition(".")[0] for method in methods)}
         for folder in folders - _skipped_folders:
             trace_rules.add(folder)
             _skipped_folders.add(folder)
         return
-    for one in methods:
-        decorators.skip(one)
+    for method in methods:
+        decorators.skip(method)
         # Some versions compile the functions that a skipped one calls.
         skip = dynamo.FrameAction.SKIP
-        dynamo.set_code_exec_strategy(one.__code__, dynamo.FrameExecStrategy(skip, skip))
+        dynamo.set_code_exec_strategy(method.__code__, dynamo.FrameExecStrategy(skip, skip))

@@ -79,7 +79,7 @@ def execute(decision: Decision) -> int:
         env.export(thread_variables(decision.threads))
     folder = _folder_of_script(decision)
     is_new = folder is not None and not folder.exists()
-    with agreed_plan(decision.plan, decision.detected, given=decision.job.nodes.count > 1) as settled:
+    with agreed_plan(decision.plan, decision.detected, is_given=decision.job.nodes.count > 1) as settled:
         if (interface := use_interface(settled)) is not None and interface.must_set and decision.is_main:
             log(f"Gloo uses {interface.name} between the nodes ({interface.why})")
         if isinstance(settled, Join):

@@ -11,7 +11,7 @@ ALONE = Place(launcher="slurm")
 
 def test_a_single_task_gets_a_free_port_on_this_host():
     with agreed_plan(
-        Join(place=ALONE, master=None), Detected(place=ALONE, launcher="slurm"), given=False
+        Join(place=ALONE, master=None), Detected(place=ALONE, launcher="slurm"), is_given=False
     ) as plan:
         assert plan.master[0] == "127.0.0.1"
         socket.create_server(plan.master).close()
@@ -19,5 +19,5 @@ def test_a_single_task_gets_a_free_port_on_this_host():
 
 def test_a_single_task_keeps_the_address_of_its_launcher():
     plan = Join(place=ALONE, master=("node0", 29500))
-    with agreed_plan(plan, Detected(place=ALONE, launcher="torchrun"), given=False) as settled:
+    with agreed_plan(plan, Detected(place=ALONE, launcher="torchrun"), is_given=False) as settled:
         assert settled == plan

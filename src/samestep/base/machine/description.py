@@ -240,7 +240,7 @@ def enough_for_all(shares: Sequence[CpuShare]) -> bool:
     Processes bound to disjoint CPUs do not share them; quota and grant count for all processes together.
     """
     masks = [set(share.allowed) for share in shares]
-    sharing = [sum(1 for other in masks if mask & other) for mask in masks]
+    sharing = [sum(1 for peer in masks if mask & peer) for mask in masks]
     return all(
         share.cores >= among
         and (share.quota is None or share.quota >= len(shares))
@@ -308,8 +308,8 @@ def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system"
     for cpu in sorted(allowed):
         siblings = text_of(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
         threads.setdefault(tuple(numbers(siblings)) or (cpu,), []).append(cpu)
-    found = [Core(node_of.get(cpus[0], 0), tuple(cpus)) for cpus in threads.values()]
-    return tuple(sorted(found, key=lambda core: (core.node, core.cpus)))
+    known = [Core(node_of.get(cpus[0], 0), tuple(cpus)) for cpus in threads.values()]
+    return tuple(sorted(known, key=lambda core: (core.node, core.cpus)))
 
 
 def gpu_nodes(
@@ -338,12 +338,12 @@ def numbers(text: str) -> list[int]:
     >>> numbers("0-3,8")
     [0, 1, 2, 3, 8]
     """
-    found: list[int] = []
+    parsed: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first.strip():
-            found.extend(range(int(first), int(last or first) + 1))
-    return found
+            parsed.extend(range(int(first), int(last or first) + 1))
+    return parsed
 
 
 def _chosen(seen: list[tuple[str, int]], visible: str | None) -> list[int]:

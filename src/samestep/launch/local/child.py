@@ -27,7 +27,7 @@ from samestep.launch.local.orphans import Lifeline, die_with_parent, file_identi
 from samestep.launch.local.output import OutputFlush, Stream, withdraw
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = 8  # size of the length before a report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,8 @@ def _pickled(report: Report) -> bytes:
     return pickle.dumps((report.ending, report.final, kind, result))
 
 
-def _untransportable(what: str, error: Exception) -> Report:
-    text = f"{what}: {type(error).__name__}: {error}\n"
+def _untransportable(problem: str, error: Exception) -> Report:
+    text = f"{problem}: {type(error).__name__}: {error}\n"
     return Report(ending=Ending(exit_code=1, error=type(error).__name__, message=text, traceback=text))
 
 
@@ -151,8 +151,8 @@ def become_worker(start: Start, entry: Entry, report_fd: int, inherited: Inherit
         sys.unraisablehook = report_unless_interrupted
         for stream in start.streams:
             stream.attach()
-        own = {fd for stream in start.streams for fd in stream.files}
-        forking.close_files({*inherited.private, *own})
+        streams = {fd for stream in start.streams for fd in stream.files}
+        forking.close_files({*inherited.private, *streams})
         forking.restore_file_limit(inherited.limit)
         if inherited.lifeline is not None:
             inherited.lifeline.hold()

@@ -22,7 +22,7 @@ from samestep.base.errors import UsageError
 from samestep.launch.job import STDERR, STDOUT, Logs
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
-_CHUNK_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16  # the capacity of a pipe on Linux
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ def _streams() -> Iterator[Any]:
         if type(stream) in _KINDS:
             yield stream
     for kind in _KINDS:  # a text's buffer is flushed after the text
-        yield from (one for one in gc.get_objects() if type(one) is kind and _is_regular(one))
+        yield from (stream for stream in gc.get_objects() if type(stream) is kind and _is_regular(stream))
 
 
 def _is_regular(stream: Any) -> bool:

@@ -39,9 +39,9 @@ from samestep.launch.local.output import OutputFlush, Stream
 from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
-_POLL_S = 0.05
-_FLUSH_POLL_S = 0.01
-_POLITE_S = 5.0
+_POLL_S = 0.05  # seconds between checks of workers without a pidfd: unnoticed beside the end of a process
+_FLUSH_POLL_S = 0.01  # a flush takes some milliseconds, and reports itself in memory only
+_POLITE_S = 5.0  # seconds that workers may take to end where an error has ended the block
 _CAUSE_S = 1.0  # seconds to wait for the cause of a failure that is likely a consequence
 _STATUS_S = 1.5  # seconds to wait for the statuses of the live workers after one was killed
 _FLUSH_S = 1.0  # seconds that workers may take to write their buffered output before they are ended
@@ -174,11 +174,11 @@ class Workers:
             for stream in start.streams:
                 undo.callback(stream.close)
                 stream.open()
-            others = self._stacks.files
+            stacks = self._stacks.files
             self._stacks.add(start.place.local_rank)
             reports, pipe = os.pipe()
             undo.callback(os.close, reports)
-            private = {reports, self._selector.fileno(), *self._private, *self._files(), *others}
+            private = {reports, self._selector.fileno(), *self._private, *self._files(), *stacks}
             inherited = InheritedState(
                 launcher=os.getpid(),
                 mask=mask,

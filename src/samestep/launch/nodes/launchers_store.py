@@ -50,9 +50,9 @@ _YES = ("1", "true", "t", "yes", "y")
 _MEET_S = 600  # maximum seconds between the starts of two launchers, as with torchrun
 _CLASH = "roll/clash"
 _GRACE_S = 1.0  # seconds that node 0 serves the store after a refusal
-_POLL_S = 0.1
+_POLL_S = 0.1  # seconds between reads of the store at the end of a run
 _CAUSE_S = 2.0  # seconds to wait for another node's verdict that is closer to a cause
-_READ_EVERY_S = 0.5
+_READ_EVERY_S = 0.5  # seconds between reads while workers run: each is a message to one host
 _SEEN_WITHIN_S = 5.0
 """Seconds that a node stays until the others have read its verdict: it may serve the store."""
 _SILENT_S = 30.0  # seconds that a node that is done waits for a node that posts nothing new
@@ -159,10 +159,7 @@ class _StaticRendezvous(StaticTCPRendezvous):
             timeout_s=self.timeout.total_seconds(),
         )
         return RendezvousInfo(
-            store,
-            self.rank,
-            self.world_size,
-            RendezvousStoreInfo.build(self.rank, store, self.master_addr),
+            store, self.rank, self.world_size, RendezvousStoreInfo.build(self.rank, store, self.master_addr)
         )
 
 
@@ -186,11 +183,11 @@ def roll_call(store: Store, node: int, nodes: int, *, host: str, timeout_s: floa
         store.set(f"roll/{node}", json.dumps([host, nodes]))
         for number in range(nodes):
             _await(store, number, nodes, timeout_s)
-            there, count = json.loads(store.get(f"roll/{number}"))
+            peer, count = json.loads(store.get(f"roll/{number}"))
             if count != nodes:
                 _refuse(
                     store,
-                    f"node {node} on {host} was started with --nnodes {nodes}, node {number} on {there} with "
+                    f"node {node} on {host} was started with --nnodes {nodes}, node {number} on {peer} with "
                     f"--nnodes {count}. Give all the same number.",
                 )
     except UsageError:

@@ -20,10 +20,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from samestep.base import env
 from samestep.base.console import open_standard_streams

@@ -132,7 +132,7 @@ _FLAGS: Mapping[str, _Asks] = MappingProxyType({**_DEVICES, **_SHARDING, "launch
 _FROM_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
-def asks_for_several(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
+def _asks_for_several(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
     """Yield each call and its line by which code asks a library for several devices.
 
     A value that is not in the text, such as one from a configuration file, asks for nothing. A launcher's
@@ -150,13 +150,13 @@ def asks_for_several(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[s
                 yield f"os.environ[{key!r}]", node.lineno
 
 
-def flag_asking_for_several(arguments: Sequence[str]) -> str:
+def _flag_asking_for_several(arguments: Sequence[str]) -> str:
     """Return the flag of a program's arguments that asks a library for several devices; empty without one."""
     for position, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if not flag.startswith("--"):
             continue
-        following = [one for one in arguments[position + 1 : position + 2] if not one.startswith("--")]
+        following = [value for value in arguments[position + 1 : position + 2] if not value.startswith("--")]
         text = value if equals else following[0] if following else "True"
         asks = _FLAGS.get(flag.lstrip("-").rpartition(".")[2].replace("-", "_"))
         if asks is not None and asks(text):
@@ -183,11 +183,11 @@ def _literal(value: ast.expr) -> object:
 
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
-MAX_FILES = 300
-"""Maximum number of modules that are read."""
+_MAX_FILES = 300
+"""Maximum number of modules that are read, in about a second; the script's own come first."""
 
 # Names below an entry match as well.
-LAUNCHES = (
+_LAUNCHES = (
     *prefixed("torch.distributed", "launcher", "run"),
     "samestep.spawn",
     *prefixed("accelerate", "notebook_launcher", "debug_launcher"),
@@ -195,10 +195,10 @@ LAUNCHES = (
     *prefixed("ray.train", "torch.TorchTrainer", "lightning"),
     "torchrunx",
 )
-SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 """Ways to start numbered processes; the number is the rank, unless the script sets another one."""
 
-PROCESSES = (
+_PROCESSES = (
     "torch.multiprocessing.Process",
     "multiprocessing.Process",
     "torch.multiprocessing.get_context.Process",
@@ -226,7 +226,7 @@ NATIVE = (
     "mpi4py",
 )
 
-_TABLES = (LAUNCHES, SPAWNERS, PROCESSES, NATIVE, LIBRARIES)
+_TABLES = (_LAUNCHES, _SPAWNERS, _PROCESSES, NATIVE, LIBRARIES)
 _KNOWN = frozenset(name.partition(".")[0] for table in _TABLES for name in table)
 
 
@@ -268,13 +268,13 @@ class ScriptKind:
     def starts_processes(self) -> bool:
         """Whether it starts a process for each worker by hand."""
         return (
-            self.kind == "spawns" and self.evidence is not None and is_one_of(self.evidence.name, PROCESSES)
+            self.kind == "spawns" and self.evidence is not None and is_one_of(self.evidence.name, _PROCESSES)
         )
 
     @property
     def has_forkable_workers(self) -> bool:
         """Whether it starts its workers by `torch.multiprocessing`; samestep can fork them in its place."""
-        spawns = self.kind == "spawns" and self.evidence is not None and self.evidence.name in SPAWNERS
+        spawns = self.kind == "spawns" and self.evidence is not None and self.evidence.name in _SPAWNERS
         return spawns or self.starts_processes
 
 
@@ -301,7 +301,7 @@ def classify(
     """
     try:
         modules = list(user_modules(script, roots or [script.parent]))
-        flag = flag_asking_for_several(arguments)
+        flag = _flag_asking_for_several(arguments)
         kind = _kind_of(modules, script, flag)
     except (RecursionError, MemoryError):  # an expression is too long or too deep for Python's parser
         return ScriptKind("native")
@@ -314,10 +314,10 @@ def classify(
 
 def _kind_of(modules: Sequence[Module], script: Path, flag: str) -> ScriptKind:
     reached = reached_nodes(modules, main=script)
-    found = _Findings()
+    findings = _Findings()
     for file, tree in modules:
-        _search(file, reached[file], Names(tree), found)
-    return found.kind(flag)
+        _search(file, reached[file], Names(tree), findings)
+    return findings.kind(flag)
 
 
 @dataclass(slots=True)
@@ -353,19 +353,19 @@ class _Findings:
         return () if self.reads_rank else tuple(self.reads)
 
 
-def _search(file: Path, nodes: list[ast.AST], names: Names, found: _Findings) -> None:
+def _search(file: Path, nodes: list[ast.AST], names: Names, findings: _Findings) -> None:
     """Add to the findings what the code of one module shows."""
     for name, line in used_names(nodes, names):
         for table in _TABLES:
             if is_one_of(name, table):
-                found.uses.setdefault(table, Evidence(file, line, name))
-        found.creates_group = found.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
-        found.joins = found.joins or name == "samestep.join"
-    found.reads += reads_of(file, nodes, names)
-    found.reads_rank = found.reads_rank or reads_rank(nodes, names)
-    found.sets_ranks = found.sets_ranks or sets_rank(nodes, names)
-    several = next(asks_for_several(nodes, names), None)
-    found.several = found.several or (Evidence(file, several[1], several[0]) if several else None)
+                findings.uses.setdefault(table, Evidence(file, line, name))
+        findings.creates_group = findings.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
+        findings.joins = findings.joins or name == "samestep.join"
+    findings.reads += reads_of(file, nodes, names)
+    findings.reads_rank = findings.reads_rank or reads_rank(nodes, names)
+    findings.sets_ranks = findings.sets_ranks or _sets_rank(nodes, names)
+    several = next(_asks_for_several(nodes, names), None)
+    findings.several = findings.several or (Evidence(file, several[1], several[0]) if several else None)
 
 
 def user_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
@@ -380,7 +380,7 @@ def user_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, as
             continue
         yield file, tree
         for module in imported.of(tree, file):
-            if len(seen) < MAX_FILES and module.resolve() not in seen:
+            if len(seen) < _MAX_FILES and module.resolve() not in seen:
                 seen.add(module.resolve())
                 waiting.append(module)
 
@@ -400,7 +400,7 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
         raise UsageError(f"cannot read {file}: {error.strerror}.") from None
 
 
-def sets_rank(nodes: list[ast.AST], names: Names) -> bool:
+def _sets_rank(nodes: list[ast.AST], names: Names) -> bool:
     """Return whether a rank, or the rendezvous port, is set to a value other than the launcher's.
 
     A value from the environment is the launcher's.

@@ -137,14 +137,14 @@ def values_beside(reads: Iterable[VariableRead], place: Place, environment: Envi
     srun sets SLURM_NTASKS_PER_NODE only if it has that flag, and Lightning requires it.
     """
     row = BY_NAME[place.launcher]
-    own = {_family(name) for name in (*row.rank, *row.size, *row.local_rank)}
-    of_others = [read for read in reads if _family(read.name) not in own]
+    families = {_family(name) for name in (*row.rank, *row.size, *row.local_rank)}
+    of_others = [read for read in reads if _family(read.name) not in families]
     wanted = {_family(read.name) for read in of_others}
-    wanted |= {_family(name) for name in _VALUES if name in environment} - own
+    wanted |= {_family(name) for name in _VALUES if name in environment} - families
     values = {
         name: str(value(place))
         for name, value in _VALUES.items()
-        if _family(name) in wanted or (_family(name) in own and name not in environment)
+        if _family(name) in wanted or (_family(name) in families and name not in environment)
     }
     return values | values_at(of_others, place)
 
@@ -176,7 +176,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxy
 _STORES = tuple(f"os.environ.{name}" for name in ("setdefault", "update", "__setitem__"))
 _EXITS = ("sys.exit", "os._exit", "exit", "quit")
 _MOST_ROUNDS = 4
-"""Rounds in which names get values from those of other names."""
+"""Rounds in which names get values from those of other names: one more than chains in scripts are long."""
 
 
 _ANY = "*"
@@ -201,10 +201,10 @@ def without_launcher(modules: Sequence[Module], is_set: Callable[[str], bool]) -
             facts.creates_group = facts.creates_group or _creates_group(node, names[file])
     facts.is_set = lambda name: name in stored or _ANY in stored or is_set(name)
     for _ in range(_MOST_ROUNDS):
-        found = _values(modules, names, facts)
-        if found == facts.known:
+        known = _values(modules, names, facts)
+        if known == facts.known:
             break
-        facts.known = found
+        facts.known = known
     return [(file, _Alone(names[file], facts).pruned(tree)) for file, tree in modules]
 
 
@@ -249,7 +249,7 @@ def _values(modules: Iterable[Module], names: Mapping[Any, Names], facts: _Facts
             unknown |= _bound_otherwise(node)
             for target, value in assigned(node):
                 values[_name_of(target)].append(alone.value_of(value))
-    agreed = {name: found[0] for name, found in values.items() if all(one == found[0] for one in found)}
+    agreed = {name: first for name, (first, *rest) in values.items() if all(value == first for value in rest)}
     return {
         name: value
         for name, value in agreed.items()
@@ -259,30 +259,30 @@ def _values(modules: Iterable[Module], names: Mapping[Any, Names], facts: _Facts
 
 def _bound_otherwise(node: ast.AST) -> set[str]:
     """Return the names and attributes that a node binds to values that are not followed."""
-    found: set[str] = set()
+    names: set[str] = set()
     if isinstance(node, ast.arg):
-        found = {node.arg}
+        names = {node.arg}
     elif isinstance(node, ast.alias):
-        found = {node.asname or node.name}
+        names = {node.asname or node.name}
     elif isinstance(
         node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
     ):
-        found = {node.name or ""}
+        names = {node.name or ""}
     elif isinstance(node, (ast.For, ast.AsyncFor, ast.AugAssign, ast.comprehension)):
-        found = {_name_of(one) for one in ast.walk(node.target)}
+        names = {_name_of(target) for target in ast.walk(node.target)}
     elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Store):
-        found = {_name_of(one) for one in ast.walk(node)}
+        names = {_name_of(target) for target in ast.walk(node)}
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        found = {_name_of(node.optional_vars)}
+        names = {_name_of(node.optional_vars)}
     elif isinstance(node, ast.ClassDef):  # a field of it may be an option
-        fields = (target for one in node.body for target, _ in assigned(one))
-        found = {node.name, *(f".{_name_of(one)}" for one in fields)}
+        fields = (target for statement in node.body for target, _ in assigned(statement))
+        names = {node.name, *(f".{_name_of(field)}" for field in fields)}
     elif isinstance(
         node, ast.Call
     ):  # ``add_argument("--distributed")``, ``setattr(args, "distributed", ...)``
         texts = map(_text, (*node.args, *(keyword.value for keyword in node.keywords)))
-        found = {f".{one.lstrip('-').replace('-', '_')}" for one in texts}
-    return found
+        names = {f".{text.lstrip('-').replace('-', '_')}" for text in texts}
+    return names
 
 
 def _name_of(node: ast.AST) -> str:
@@ -309,8 +309,8 @@ class _Alone(ast.NodeTransformer):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list):
-                ends = (place for place, one in enumerate(block) if isinstance(one, (ast.Return, ast.Raise)))
-                del block[next(ends, len(block)) + 1 :]
+                ends = [isinstance(statement, (ast.Return, ast.Raise)) for statement in block]
+                del block[ends.index(True) + 1 if True in ends else len(block) :]
         return node
 
     def visit_If(self, node: ast.If) -> Any:
@@ -319,11 +319,11 @@ class _Alone(ast.NodeTransformer):
         taken = node.body if value else node.orelse
         if value is _UNKNOWN or (taken and self._ends_run(taken[-1])):  # it runs under a launcher only
             return self.generic_visit(node)
-        found: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         for statement in taken:
             visited = self.visit(statement)
-            found += visited if isinstance(visited, list) else [visited]
-        return found or [ast.copy_location(ast.Pass(), node)]
+            statements += visited if isinstance(visited, list) else [visited]
+        return statements or [ast.copy_location(ast.Pass(), node)]
 
     def _ends_run(self, statement: ast.stmt) -> bool:
         """Return whether a statement raises an error or ends the process."""
@@ -360,7 +360,7 @@ class _Alone(ast.NodeTransformer):
         if any(name in _GROUPS for name in full):
             return False if self._facts.creates_group else _UNKNOWN
         if any(name in _READERS for name in full) and node.args and self._is_missing(node.args[0]):
-            named = [one.value for one in node.keywords if one.arg == "default"]
+            named = [keyword.value for keyword in node.keywords if keyword.arg == "default"]
             default = next(iter([*node.args[1:], *named]), None)
             return None if default is None else self._constant_or_value(default)
         convert = _CONVERSIONS.get(node.func.id) if isinstance(node.func, ast.Name) else None
@@ -385,9 +385,9 @@ class _Alone(ast.NodeTransformer):
             is_environment = any(name == "os.environ" for name in self._names.full(right))
             return isinstance(how, ast.NotIn) if is_environment and self._is_missing(left) else _UNKNOWN
         compare = _COMPARISONS.get(type(how))
-        both = [self._constant_or_value(one) for one in (left, right)]
-        is_constant = all(isinstance(one, ast.Constant) for one in (left, right))
-        if compare is None or is_constant or any(one is _UNKNOWN for one in both):
+        both = [self._constant_or_value(operand) for operand in (left, right)]
+        is_constant = all(isinstance(operand, ast.Constant) for operand in (left, right))
+        if compare is None or is_constant or any(value is _UNKNOWN for value in both):
             return _UNKNOWN
         with suppress(TypeError):
             return compare(*both)

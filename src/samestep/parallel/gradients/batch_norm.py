@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
-from samestep.hooks.module_forward import Forward, Undo, original_forward, redirect
+from samestep.hooks.module_parts import Forward, Undo, original_forward, redirect
 from samestep.parallel.gradients.global_batch_norm import (
     GlobalNorm,
     Ranks,
