@@ -32,6 +32,7 @@ class RngState:
 
     def restore(self) -> None:
         """Set all generators to this state."""
+        global _cached  # noqa: PLW0603 - there is one generator for the process
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             device, state = self.device
@@ -41,7 +42,7 @@ class RngState:
                 module.set_rng_state(state, *_argument(device))
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        _clear_cache()
+        _cached = b"", None  # the restore may have set the second number of a normal pair
 
     def same(self, state: "RngState") -> bool:
         """Return whether both states are equal."""
@@ -116,12 +117,6 @@ def _numpy_state() -> Any:
         state = np.random.get_state(legacy=True)
         _cached = memory, state
     return state
-
-
-def _clear_cache() -> None:
-    """Clear the cache, since a restore may have set the second number of a normal pair."""
-    global _cached  # noqa: PLW0603
-    _cached = b"", None
 
 
 _TWISTER_BYTES = 4 * 625  # size of the raw state: 624 words and a position

@@ -10,7 +10,6 @@ import platform
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import floor
 from pathlib import Path
 
@@ -118,7 +117,7 @@ def _words(path: Path) -> list[str]:
     return text_of(path).split()
 
 
-_SYS_CPU = Path("/sys/devices/system/cpu")
+_SYSTEM = Path("/sys/devices/system")
 _LEAST_WORKER_BYTES = 64 << 20  # a worker of a tiny model has 83 MiB of its own, with torch 2.14 on Linux
 
 
@@ -209,7 +208,7 @@ def cpu_share(
     allowed: Collection[int] | None = None,
     machine_cpus: int | None = None,
     proc: Path = Path("/proc"),
-    sys_cpu: Path = _SYS_CPU,
+    system: Path = _SYSTEM,
     environment: Environment | None = None,
 ) -> CpuShare:
     """Return the CPUs that this process can use.
@@ -218,7 +217,7 @@ def cpu_share(
         allowed: the affinity mask, if not this process's.
         machine_cpus: logical processors of the machine, if not this one's.
         proc: the ``/proc`` folder.
-        sys_cpu: the ``/sys`` folder of the CPUs.
+        system: the folder of ``/sys`` with the CPUs and NUMA nodes.
         environment: variables of the scheduler, if not this process's own.
     """
     machine_cpus = machine_cpus or os.cpu_count() or 1
@@ -226,7 +225,7 @@ def cpu_share(
     limit = cpu_limit(proc)
     return CpuShare(
         allowed=mask,
-        cores=len(set(map(partial(_siblings, sys_cpu), mask))) or 1,
+        cores=len(cores(mask, system=system)) or 1,
         quota=None if limit is None else limit.value,
         quota_source="" if limit is None else str(limit.source),
         machine=machine_cpus,
@@ -261,11 +260,6 @@ def _affinity(machine_cpus: int) -> Collection[int]:
     return range(machine_cpus) if ask is None else set(ask(0))
 
 
-def _siblings(sys_cpu: Path, cpu: int) -> str:
-    """Return the hardware threads of the core that a logical processor is part of, as its name."""
-    return text_of(sys_cpu / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
-
-
 def memory_bytes() -> int:
     """Return the memory of the machine, or less where a control group grants less."""
     import psutil
@@ -297,7 +291,7 @@ class Core:
     cpus: tuple[int, ...]  # numbers of its hardware threads that this process can use
 
 
-def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system")) -> tuple[Core, ...]:
+def cores(allowed: Collection[int], *, system: Path = _SYSTEM) -> tuple[Core, ...]:
     """Return the cores that the logical processors `allowed` are part of, node by node."""
     node_of = {
         cpu: int(folder.name.removeprefix("node"))
@@ -324,7 +318,8 @@ def gpu_nodes(
     opens = opens or _opens
     seen: list[tuple[str, int]] = []  # UUID and node
     for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
-        facts = dict(_pair(line) for line in text_of(folder / "information").splitlines())
+        pairs = (line.partition(":") for line in text_of(folder / "information").splitlines())
+        facts = {name.strip(): value.strip() for name, _, value in pairs}
         if opens(root / f"dev/nvidia{facts.get('Device Minor', '')}"):
             node = text_of(root / f"sys/bus/pci/devices/{folder.name}/numa_node")
             seen.append((facts.get("GPU UUID", ""), int(node or -1)))
@@ -365,8 +360,3 @@ def _opens(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _pair(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip(), value.strip()

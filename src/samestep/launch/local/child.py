@@ -129,41 +129,44 @@ send the report.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InheritedState:
-    """Inherited state of the launcher in the forked copy."""
+    """State of the launcher that all workers of a round inherit."""
 
     launcher: int  # process ID of the launcher
-    mask: Collection[int | signal.Signals]  # the signals that it had blocked
-    private: Collection[int]  # its descriptors that the worker must close
     limit: forking.Limit | None  # its original limit of open files, if the launcher raised it for the workers
-    lifeline: Lifeline | None = None  # ends the processes that the worker forks, if the launcher is killed
-    steps: LastSteps | None = None  # record of the worker's last step
-    stacks: StackDumps | None = None  # files for the stacks of workers that a fatal signal kills
-    flush: OutputFlush | None = None  # writes the worker's buffered output before it is ended
-    statuses: SharedMemoryStore | None = None  # what each worker executes
+    lifeline: Lifeline  # ends the processes that a worker forks, if the launcher is killed
+    steps: LastSteps  # record of each worker's last step
+    stacks: StackDumps  # files for the stacks of workers that a fatal signal kills
+    flush: OutputFlush  # writes a worker's buffered output before it is ended
+    statuses: SharedMemoryStore  # what each worker executes
 
 
-def become_worker(start: Start, entry: Entry, report_fd: int, inherited: InheritedState) -> NoReturn:
-    """Turn the forked copy of the launcher into a worker, run it and exit."""
+def become_worker(
+    start: Start,
+    entry: Entry,
+    report_fd: int,
+    inherited: InheritedState,
+    *,
+    mask: Collection[int | signal.Signals],
+    private: Collection[int],
+) -> NoReturn:
+    """Turn the forked copy of the launcher into a worker, run it and exit.
+
+    The launcher had blocked the signals that are not in `mask`. The worker closes the `private` descriptors.
+    """
     code = 1
     try:
         die_with_parent(inherited.launcher)
-        _restore_signals(inherited.mask)
+        _restore_signals(mask)
         sys.unraisablehook = report_unless_interrupted
         for stream in start.streams:
             stream.attach()
         streams = {fd for stream in start.streams for fd in stream.files}
-        forking.close_files({*inherited.private, *streams})
+        forking.close_files({*private, *streams})
         forking.restore_file_limit(inherited.limit)
-        if inherited.lifeline is not None:
-            inherited.lifeline.hold()
-        if inherited.steps is not None:
-            inherited.steps.use_here(start.place.local_rank)
-        if inherited.stacks is not None:
-            inherited.stacks.use_here(start.place.local_rank)
-        if inherited.flush is not None:
-            inherited.flush.use_here(start.place.local_rank)
-        if inherited.statuses is not None:
-            inherited.statuses.use_here(start.place.rank)
+        inherited.lifeline.hold()
+        for of_worker in (inherited.steps, inherited.stacks, inherited.flush):
+            of_worker.use_here(start.place.local_rank)
+        inherited.statuses.use_here(start.place.rank)
         env.export(start.variables)
         pipe = ReportPipe.of(report_fd)
         report = entry(start, pipe)

@@ -27,7 +27,7 @@ Limit: TypeAlias = tuple[int, int]
 _PER_WORKER = 8
 """Descriptors of a worker: its pipe, its pidfd, the file of its stack, for each of two streams a pipe and a
 file; one spare."""
-_SPARE = 64  # descriptors that libraries open in the launcher while it runs
+_SPARE = 64  # for files that the launcher opens later
 _LEAST, _LEAST_PER_WORKER = 24, 4
 """Descriptors without which ranks wait for connections that no process can accept."""
 

@@ -162,7 +162,7 @@ def in_foreground(terminal: str = "/dev/tty") -> bool:
         os.close(fd)
 
 
-_LONGEST_PAUSE_S = 30.0  # long enough for a file system or a peer to return, short beside a job
+_LONGEST_PAUSE_S = 30.0  # pauses stop doubling here, so that they take little of a job's time
 _SIGNALS_OF_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # options of prctl, in Linux's prctl.h
 _PIDFD_GETFD = 438  # the number of a system call, the same on all architectures
 _F_SETSIG = 10  # a command of fcntl, which Python does not name
-_GRACE_S = 3.0  # seconds that orphans may take to end: a loader's worker ends within one poll of its queue
+_GRACE_S = 3.0  # seconds that orphans may take to end, before they are killed
 _CLOCK_SLACK_S = 2.0  # the start time of a process has a resolution of a second
 _adopters: list[int] = []
 """Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""

@@ -52,7 +52,7 @@ _CLASH = "roll/clash"
 _GRACE_S = 1.0  # seconds that node 0 serves the store after a refusal
 _POLL_S = 0.1  # seconds between reads of the store at the end of a run
 _CAUSE_S = 2.0  # seconds to wait for another node's verdict that is closer to a cause
-_READ_EVERY_S = 0.5  # seconds between reads while workers run: each is a message to one host
+_READ_EVERY_S = 0.5  # seconds between reads while workers run: all nodes send them to one host
 _SEEN_WITHIN_S = 5.0
 """Seconds that a node stays until the others have read its verdict: it may serve the store."""
 _SILENT_S = 30.0  # seconds that a node that is done waits for a node that posts nothing new

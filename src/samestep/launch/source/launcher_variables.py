@@ -176,7 +176,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxy
 _STORES = tuple(f"os.environ.{name}" for name in ("setdefault", "update", "__setitem__"))
 _EXITS = ("sys.exit", "os._exit", "exit", "quit")
 _MOST_ROUNDS = 4
-"""Rounds in which names get values from those of other names: one more than chains in scripts are long."""
+"""Rounds in which names get values from those of other names; the names of a longer chain are unknown."""
 
 
 _ANY = "*"

@@ -95,12 +95,12 @@ def test_without_the_kernels_files_nothing_is_limited(tmp_path):
 
 def test_hardware_threads_of_one_core_count_as_one_cpu(tmp_path):
     for cpu in range(8):
-        folder = tmp_path / f"cpu{cpu}/topology"
+        folder = tmp_path / f"cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
 
     def share(*allowed):
-        return cpu_share(allowed=allowed, machine_cpus=8, proc=tmp_path, sys_cpu=tmp_path)
+        return cpu_share(allowed=allowed, machine_cpus=8, proc=tmp_path, system=tmp_path)
 
     assert share(*range(8)).usable == 4
     assert share(0, 4).usable == 1
@@ -110,14 +110,14 @@ def test_hardware_threads_of_one_core_count_as_one_cpu(tmp_path):
 
 def test_a_quota_below_the_affinity_mask_limits_the_cpus(kernel, tmp_path):
     proc = kernel("0::/job\n", V2, {"cg/job/cpu.max": "250000 100000\n"})
-    share = cpu_share(allowed=range(8), machine_cpus=8, proc=proc, sys_cpu=tmp_path)
+    share = cpu_share(allowed=range(8), machine_cpus=8, proc=proc, system=tmp_path)
     assert share.usable == 2
     assert share.limited_by == f"cgroup quota of 2.5 CPUs in {tmp_path / 'cg/job/cpu.max'}"
 
 
 def test_a_quota_below_one_cpu_counts_as_one(kernel, tmp_path):
     proc = kernel("0::/job\n", V2, {"cg/job/cpu.max": "50000 100000\n"})
-    assert cpu_share(allowed=[0], machine_cpus=8, proc=proc, sys_cpu=tmp_path).usable == 1
+    assert cpu_share(allowed=[0], machine_cpus=8, proc=proc, system=tmp_path).usable == 1
 
 
 def test_the_description_of_this_machine_has_cpus_memory_and_versions():
@@ -132,13 +132,13 @@ def test_the_description_of_this_machine_has_cpus_memory_and_versions():
 def slurm(tmp_path):
     """Return a function that computes the CPU share of a Slurm task on 8 cores with 2 threads each."""
     for cpu in range(16):
-        folder = tmp_path / f"cpu{cpu}/topology"
+        folder = tmp_path / f"cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
 
     def share(**variables):
         return cpu_share(
-            allowed=range(16), machine_cpus=16, proc=tmp_path, sys_cpu=tmp_path, environment=variables
+            allowed=range(16), machine_cpus=16, proc=tmp_path, system=tmp_path, environment=variables
         )
 
     return share
