@@ -215,7 +215,7 @@ NO_HOOKS = {
     "base/console.py: setattr(sys, name, open(number, 'w' if number else 'r', closefd=False))": (
         "standard streams that are closed"
     ),
-    "launch/local/own_modules.py: del sys.modules[loaded]": "the interpreter's own dictionary",
+    "launch/local/hosting.py: del sys.modules[loaded]": "the interpreter's own dictionary",
     "launch/local/child.py: sys.unraisablehook = report_unless_interrupted": "the interpreter's own setting",
     "ranks/world/torch_rendezvous.py: handlers[scheme] = _kept_for_group(handlers[scheme])": (
         "torch's registry of URL schemes, which is a dictionary"

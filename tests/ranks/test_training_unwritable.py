@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samestep.base.errors import CheckpointError, Error
-from samestep.base.unfinished_names import IDENTITY_FILE
+from samestep.base.record import IDENTITY_FILE
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.output.run_folder import LOCK_FILE, RunFolder

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from samestep.base.unfinished_names import IDENTITY_FILE, hidden_name, identity_of
+from samestep.base.record import IDENTITY_FILE, hidden_name, identity_of
 from samestep.training.checkpoint.save import Stage, write_staged
 from samestep.training.checkpoint.snapshot import Snapshot
 

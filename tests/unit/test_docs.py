@@ -11,9 +11,9 @@ from typer.main import get_command
 import samestep
 from samestep import errors
 from samestep.base.machine.description import Machine
+from samestep.base.options import flag
 from samestep.base.place import Place
 from samestep.base.record import provenance
-from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
 from samestep.cli.added_verbs import PACKAGES

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from samestep.base.errors import CheckpointError, UsageError
-from samestep.base.option_combinations import OF_SETTINGS, check_options
-from samestep.base.setting_fields import check, flag, option
+from samestep.base.options import OF_SETTINGS, check, check_options, flag, option
 from samestep.base.signals import WARNINGS
 from samestep.training.output.profile import steps_of
 

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import torch
 
-from samestep.base.unfinished_names import IDENTITY_FILE
+from samestep.base.record import IDENTITY_FILE
 from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer
 from samestep.training.checkpoint.newest import folder_of, newest_valid, steps_in
 from samestep.training.checkpoint.read import read

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from samestep.base.errors import UsageError
-from samestep.hooks.module_forward import Forward, Undo, original_forward, redirect
+from samestep.hooks.module_parts import Forward, Undo, original_forward, redirect
 from samestep.parallel.gradients.running_statistics import BatchNorm, InstanceNorm, Norm, TrackedNorm
 from samestep.ranks.world.protocol import World
 

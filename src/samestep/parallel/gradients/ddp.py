@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.errors import UsageError
-from samestep.hooks.module_forward import original_forward, redirect
+from samestep.hooks.module_parts import original_forward, redirect
 from samestep.parallel.gradients.bucket import message_bytes
 from samestep.parallel.gradients.running_statistics import average_statistics
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer

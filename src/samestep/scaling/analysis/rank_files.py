@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from samestep.base.errors import UsageError
-from samestep.base.machine.topology import numbers
-from samestep.base.step_phases import ALL
-from samestep.base.typed_json import (
+from samestep.base.documents import (
     FormatError,
     NotNegative,
     PositiveInt,
@@ -17,6 +14,9 @@ from samestep.base.typed_json import (
     read_json_lines,
     reader,
 )
+from samestep.base.errors import UsageError
+from samestep.base.machine.description import numbers
+from samestep.base.step_phases import ALL
 
 # A list of processors in the notation of the Linux kernel.
 _CPUS = re.compile(r"(\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)?")

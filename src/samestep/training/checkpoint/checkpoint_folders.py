@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.base.record import claim, hidden_name, identity_of, parse_hidden, sync
 from samestep.base.regular_files import descriptor, kind_of, lies_at, read_bytes
-from samestep.base.unfinished_names import claim, hidden_name, identity_of, parse_hidden, sync
 from samestep.training.checkpoint.snapshot import FILES, MARK
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from samestep.base.documents import FormatError, parse_json, read_as
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import read_bytes
-from samestep.base.typed_json import FormatError, read_as
-from samestep.base.untrusted_documents import parse_json
 
 _SHOWN = 3  # maximum names listed per difference
 

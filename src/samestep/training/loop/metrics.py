@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
-from samestep.base.untrusted_documents import parse_json
 from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
 

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from torch import nn
 
 from samestep.base.errors import CheckpointError, Error, Preempted
-from samestep.base.last_step import record_step
 from samestep.base.signals import handled
 from samestep.base.step_phases import OTHER
+from samestep.base.worker_records import record_step
 from samestep.observe.clock.step_reader import loop_clock
 from samestep.parallel.exact.identity import check_resumable, identity
 from samestep.parallel.gradients.weight_checksum import weights_sha256

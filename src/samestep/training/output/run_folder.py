@@ -27,14 +27,21 @@ from typing import IO, Any
 
 import tomli_w
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import Error, UsageError
 from samestep.base.polling import polls
-from samestep.base.record import json_line, provenance, write_json
+from samestep.base.record import (
+    claim,
+    json_line,
+    probe,
+    provenance,
+    remove_file_drafts,
+    write_json,
+    write_whole,
+)
 from samestep.base.regular_files import descriptor, kind_of, lies_at, open_regular, read_text
 from samestep.base.step_phases import phase_text
-from samestep.base.unfinished_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.units import counted
-from samestep.base.untrusted_documents import parse_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from samestep.base.config import read_toml, suggestion
+from samestep.base.documents import FormatError, read_as
 from samestep.base.errors import UsageError
-from samestep.base.setting_fields import flag
-from samestep.base.typed_json import FormatError, read_as
+from samestep.base.options import flag
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.settings import RunOptions, Settings
 

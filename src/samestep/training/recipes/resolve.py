@@ -14,8 +14,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.folders import claim_folder
-from samestep.base.option_combinations import OF_FLAGS_BESIDE_SETTINGS, check_options
-from samestep.base.setting_fields import flag
+from samestep.base.options import OF_FLAGS_BESIDE_SETTINGS, check_options, flag
 from samestep.ranks.world.protocol import World
 from samestep.training.data.augmentation import check_augment
 from samestep.training.data.image_set import Images, ImageSet

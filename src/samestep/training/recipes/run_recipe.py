@@ -12,7 +12,7 @@ from torch import nn
 
 from samestep.base import env
 from samestep.base.errors import Error
-from samestep.base.last_step import record_step
+from samestep.base.worker_records import record_step
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Config
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.parallel.sharding import Position

@@ -1,7 +1,13 @@
-"""Reads JSON values as typed values: dataclasses, named tuples, lists, mappings and checked numbers."""
+"""Reads untrusted JSON and TOML, and JSON values as typed values: dataclasses, tuples, checked numbers.
 
+Every fault of a text is a `ValueError`, and the depth of nesting is limited.
+"""
+
+import json
+import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -9,7 +15,57 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import TEXT_BYTES, read_lines, read_text
-from samestep.base.untrusted_documents import parse_json
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TOML_BYTES = 128 << 10
+"""The largest TOML file that is read; its parser takes quadratic time where tables are nested."""
+DEPTH = 64
+"""The deepest nesting of lists and objects that is accepted, since readers walk them by recursion."""
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, is nested too deeply, or holds half of a surrogate pair.
+    """
+    value = _parsed(json.loads, text)
+    if "\\ud" in text.lower():  # half of a pair of surrogates can be neither printed nor written
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises:
+        ValueError: the text is not TOML, or is nested too deeply.
+    """
+    tables: dict[str, Any] = _parsed(tomllib.loads, text)
+    return tables
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """Return the value of a text, unless it is nested too deeply."""
+    with suppress(RecursionError):
+        level = [document := parse(text)]
+        for _ in range(DEPTH):
+            level = [inner for outer in level for inner in _inside(outer)]
+            if not level:
+                return document
+    raise ValueError(f"it is nested more than {DEPTH} deep")
+
+
+def _inside(value: Any) -> list[Any]:
+    """Return the lists and objects directly within a list or an object."""
+    if isinstance(value, Mapping):
+        return [inner for inner in value.values() if isinstance(inner, dict | list)]
+    return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []
+
 
 Check: TypeAlias = Callable[[Any], str]
 """Returns the problem of a value, such as ``is not above 0``; empty for none."""
@@ -82,13 +138,13 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
-def read_as(kind: Any, found: Any, where: str) -> Any:
+def read_as(kind: Any, value: Any, where: str) -> Any:
     """Return a JSON value as a value of the type `kind`, see `reader`.
 
     Raises:
         FormatError: the value is not of that type.
     """
-    return reader(kind)(found, where)
+    return reader(kind)(value, where)
 
 
 @cache
@@ -108,39 +164,39 @@ def reader(kind: Any) -> Reader:
         return _checked(reader(inner[0]), inner[1:])
     if origin in (Union, types.UnionType):
         read = reader(inner[0])
-        return lambda found, where: None if found is None else read(found, where)
+        return lambda value, where: None if value is None else read(value, where)
     if origin is not None and origin is not Literal:
         return _items(reader(inner[0])) if origin is tuple else _mapping(reader(inner[1]))
     return _value(kind)
 
 
-def _expect(is_right: bool, where: str, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+def _expect(is_right: bool, where: str, expected: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not is_right:
-        raise FormatError(f"{where} is not {what}")
+        raise FormatError(f"{where} is not {expected}")
 
 
 def _value(kind: Any) -> Reader:
     if kind is Any:
-        return lambda found, where: found  # noqa: ARG005 - a reader
+        return lambda value, where: value  # noqa: ARG005 - a reader
     options = get_args(kind)
     kinds: Any
-    kinds, what = (str, f"one of {', '.join(options)}") if options else _VALUES[kind]
+    kinds, expected = (str, f"one of {', '.join(options)}") if options else _VALUES[kind]
 
     is_number = kind in (int, float)
 
-    def read(found: Any, where: str) -> Any:
-        is_right = isinstance(found, kinds) and (not options or found in options)
+    def read(value: Any, where: str) -> Any:
+        is_right = isinstance(value, kinds) and (not options or value in options)
         if is_right and is_number:
-            is_right = not isinstance(found, bool) and -_MOST <= found <= _MOST  # nan is not in the range
-        _expect(is_right, where, what)
-        return found if options else kind(found)
+            is_right = not isinstance(value, bool) and -_MOST <= value <= _MOST  # nan is not in the range
+        _expect(is_right, where, expected)
+        return value if options else kind(value)
 
     return read
 
 
 def _checked(read: Reader, checks: Sequence[Check]) -> Reader:
-    def checked(found: Any, where: str) -> Any:
-        value = read(found, where)
+    def checked(raw: Any, where: str) -> Any:
+        value = read(raw, where)
         for check in checks:
             if problem := check(value):
                 raise FormatError(f"{where} {problem}")
@@ -152,16 +208,19 @@ def _checked(read: Reader, checks: Sequence[Check]) -> Reader:
 def _fields(kind: Any) -> Reader:
     """Return the reader of a dataclass; it ignores unknown fields, since a later version can add some."""
     hints = get_type_hints(kind, include_extras=True)
-    readers = {one.name: reader(hints[one.name]) for one in fields(kind)}
-    needed = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
+    readers = {field.name: reader(hints[field.name]) for field in fields(kind)}
+    needed = [
+        field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
+    ]
 
-    def read(found: Any, where: str) -> Any:
-        _expect(isinstance(found, dict), where, "an object")
-        missing = [name for name in needed if name not in found]
+    def read(record: Any, where: str) -> Any:
+        _expect(isinstance(record, dict), where, "an object")
+        missing = [name for name in needed if name not in record]
         if missing:
             raise FormatError(f"{where} lacks {', '.join(missing)}")
+        present = {name: read_field for name, read_field in readers.items() if name in record}
         return kind(
-            **{name: one(found[name], f"{where}.{name}") for name, one in readers.items() if name in found}
+            **{name: read_field(record[name], f"{where}.{name}") for name, read_field in present.items()}
         )
 
     return read
@@ -171,25 +230,25 @@ def _named_tuple(kind: Any) -> Reader:
     hints = get_type_hints(kind, include_extras=True)
     readers = [reader(hint) for hint in hints.values()]
 
-    def read(found: Any, where: str) -> Any:
-        is_right = isinstance(found, list) and len(found) == len(readers)
+    def read(values: Any, where: str) -> Any:
+        is_right = isinstance(values, list) and len(values) == len(readers)
         _expect(is_right, where, f"a list of {', '.join(hints)}")
-        return kind(*(one(item, where) for one, item in zip(readers, found, strict=True)))
+        return kind(*(read_item(item, where) for read_item, item in zip(readers, values, strict=True)))
 
     return read
 
 
 def _items(read: Reader) -> Reader:
-    def items(found: Any, where: str) -> Any:
-        _expect(isinstance(found, list), where, "a list")
-        return tuple(read(item, f"{where}[{number}]") for number, item in enumerate(found))
+    def items(values: Any, where: str) -> Any:
+        _expect(isinstance(values, list), where, "a list")
+        return tuple(read(item, f"{where}[{number}]") for number, item in enumerate(values))
 
     return items
 
 
 def _mapping(read: Reader) -> Reader:
-    def mapping(found: Any, where: str) -> Any:
-        _expect(isinstance(found, dict), where, "an object")
-        return {name: read(value, f"{where}.{name}") for name, value in found.items()}
+    def mapping(record: Any, where: str) -> Any:
+        _expect(isinstance(record, dict), where, "an object")
+        return {name: read(value, f"{where}.{name}") for name, value in record.items()}
 
     return mapping

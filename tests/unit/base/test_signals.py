@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from samestep.base.interrupts import ended_by_interrupt
+from samestep.base.signals import ended_by_interrupt
 
 
 @pytest.fixture(autouse=True)

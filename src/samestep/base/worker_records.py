@@ -1,4 +1,4 @@
-"""Stores the Python stack of each worker that a fatal signal kills, where its launcher can read it.
+"""Stores the last step and the stack of each worker where its launcher can read them, however it ends.
 
 `faulthandler` writes the stacks from the signal's handler, to a file in memory that was created before the
 worker was forked.
@@ -6,8 +6,10 @@ worker was forked.
 
 import faulthandler
 import gc
+import mmap
 import os
 import re
+import struct
 import sys
 import tempfile
 import threading
@@ -16,6 +18,47 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, takewhile
 from types import FrameType
 from typing import Any
+
+_SLOT = struct.Struct("<q")
+
+
+class LastSteps:
+    """The last steps of several workers, in memory that the processes forked from this one share.
+
+    The workers are forked after this object is made.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._memory = mmap.mmap(-1, workers * _SLOT.size)
+        self._workers = workers
+
+    def use_here(self, worker: int) -> None:
+        """Make `record_step` write to the slot of `worker`, which this process is."""
+        _here.memory, _here.offset = self._memory, worker * _SLOT.size
+
+    def latest(self) -> int | None:
+        """Return the largest step that any worker has recorded; None where none has recorded any."""
+        slots = (_SLOT.unpack_from(self._memory, k * _SLOT.size)[0] for k in range(self._workers))
+        furthest = max(slots)
+        return furthest - 1 if furthest else None
+
+
+@dataclass
+class _Here:
+    """The slot that this process writes its step to, if a launcher reads it."""
+
+    memory: mmap.mmap | None = None
+    offset: int = 0
+
+
+_here = _Here()
+
+
+def record_step(step: int) -> None:
+    """Record the number of steps that the training has finished, restarts included."""
+    if _here.memory is not None:
+        _SLOT.pack_into(_here.memory, _here.offset, step + 1)
+
 
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

@@ -6,14 +6,14 @@ import pytest
 import typer
 
 from samestep.base.errors import UsageError
-from samestep.base.option_combinations import (
+from samestep.base.options import (
     OF_COMMANDS,
     OF_FLAGS_BESIDE_SETTINGS,
     OF_SETTINGS,
     Rule,
     check_options,
+    flag,
 )
-from samestep.base.setting_fields import flag
 from samestep.cli.main import VERBS, application
 from samestep.training.settings import Settings
 
@@ -25,7 +25,7 @@ RULES = (
 
 
 def names(rules):
-    return {one.partition(" ")[0] for rule in rules for one in (rule.option, *rule.others.split(", "))}
+    return {one.partition(" ")[0] for rule in rules for one in (rule.option, *rule.partners.split(", "))}
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_options_that_fit_together_are_accepted(values):
 
 
 def test_rules_hold_for_the_given_options_only():
-    check_options(RULES, {"--a": 1, "--b": 1}, given={"--b": 1})
+    check_options(RULES, {"--a": 1, "--b": 1}, subjects={"--b": 1})
     with pytest.raises(UsageError):
-        check_options(RULES, {"--b": 1}, given={"--a": 1})
+        check_options(RULES, {"--b": 1}, subjects={"--a": 1})
 
 
 def test_every_rule_is_about_options_that_there_are():
