@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from samestep.autopilot.files.paths import is_device
+from samestep.autopilot.files.overlay_lookup import is_device
 from samestep.autopilot.script.call_account import is_user_code
 from samestep.hooks.thread_values import ThreadValue
 

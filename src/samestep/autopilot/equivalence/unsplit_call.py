@@ -22,7 +22,6 @@ from samestep.autopilot.equivalence.rounding import (
     largest,
     unobserved_precision,
 )
-from samestep.autopilot.equivalence.saved_arguments import SavedArguments
 from samestep.autopilot.split.call_plans import CallArguments
 from samestep.autopilot.split.draw_plans import DrawRecord
 from samestep.autopilot.split.guards import Attributes, changed, python_state
@@ -32,7 +31,7 @@ from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
-from samestep.autopilot.state.saved_state import SavedState, SideOutput
+from samestep.autopilot.state.saved_state import SavedArguments, SavedState, SideOutput
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, wrapping
@@ -129,7 +128,7 @@ class ModuleRun:
         recorder = DrawRecorder() if records else None
         copied = given.copied()
         own = given if grad else copied
-        kept, versions_in = SavedArguments(own), versions_of(own)
+        kept, versions_in = SavedArguments(own.args, own.kwargs), versions_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
         reads, runs_eagerly = SampleReads(), records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None

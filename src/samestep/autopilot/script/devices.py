@@ -4,6 +4,10 @@ With ``--device cpu``, a script that names CUDA devices runs on the CPU. Nearly 
 is an operation of torch, and goes through one mode here. The rest (`torch.load`, `torch.Generator`, the
 functions of `torch.cuda`) is replaced while the script runs. To the script these report one GPU, because many
 scripts exit without one; to torch and to installed libraries they report the actual devices.
+
+A native script runs over Gloo then (`gloo_on_cpu`): this replaces what only scripts with several ranks use,
+the back end of process groups, the `device_ids` of `DistributedDataParallel` and `barrier`, and
+`SyncBatchNorm`, which torch computes on GPUs only.
 """
 
 import functools
@@ -20,7 +24,9 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from samestep.autopilot.script.call_account import is_internal_code
@@ -31,7 +37,9 @@ from samestep.base.machine.accelerators import accelerator_count, driver_is_open
 from samestep.hooks import device_declarations
 from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
+from samestep.parallel.gradients.batch_norm import global_forward
 from samestep.ranks.world.device import shown_alone
+from samestep.ranks.world.process_group import adopt
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
@@ -354,3 +362,70 @@ OF_ACCELERATOR: Mapping[str, Any] = {
 def _answers(gpus: int) -> tuple[Any, ...]:
     """Return the values of the functions in `DEVICE_ANSWERS`, which report GPUs to a script."""
     return (True, gpus, True, gpus, torch.device("cuda"))  # its name decides what many scripts do
+
+
+@contextmanager
+def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
+    """Let the program of the block run on the CPU; it sees `gpus` GPUs, or one for each rank of its node."""
+    hooks: dict[Hook, Make] = {
+        **dict.fromkeys(device_declarations.GLOO_GROUPS, wrapping(_over_gloo)),
+        device_declarations.DEVICES_OF_BARRIER: wrapping(_barrier_without_devices),
+        device_declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
+        device_declarations.NORMS_OF_DDP: instead(lambda *_: None),
+        device_declarations.SYNCHRONIZED_NORM: wrapping(_normalized),
+    }
+    seen = gpus or detect(env.snapshot()).place.local_size
+    with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu(gpus=seen), attached_all(hooks):
+        yield
+
+
+def _over_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Create a process group over Gloo; names of back ends are the only text that contains theirs."""
+    kwargs.pop("device_id", None)
+    named = {name: _gloo(one) for name, one in kwargs.items()}
+    with NAMED.kept():  # torch names the devices of each back end
+        return original(*map(_gloo, args), **named)
+
+
+def _wrapped_model(original: Callable[..., None], ddp: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    """Create a `DistributedDataParallel`, whose first arguments after the module are devices."""
+    named = {name: one for name, one in kwargs.items() if name not in ("device_ids", "output_device")}
+    original(ddp, module, *([None] * len(args[:2])), *args[2:], **named)
+
+
+def _barrier_without_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wait at a barrier, whose third argument is a list of devices."""
+    kwargs.pop("device_ids", None)
+    return original(*args[:2], **kwargs)
+
+
+def _normalized(original: Callable[..., Tensor], norm: nn.SyncBatchNorm, batch: Tensor) -> Tensor:
+    """Normalize a batch with the statistics of all ranks of the norm's group."""
+    if not dist.is_initialized():
+        return original(norm, batch)
+    group: Any = norm.process_group or dist.group.WORLD
+    if group.size() == 1:
+        return BatchNorm.forward(norm, batch)
+    return global_forward(norm, batch, world=adopt() if group is dist.group.WORLD else _Ranks(group))
+
+
+class _Ranks:
+    """The ranks of a process group; see `global_batch_norm.Ranks`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks."""
+        gathered = [torch.empty_like(tensor) for _ in range(self._group.size())]
+        dist.all_gather(gathered, tensor.contiguous(), group=self._group)
+        return gathered
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all ranks."""
+        dist.all_reduce(tensor, group=self._group)
+
+
+def _gloo(backend: Any) -> Any:
+    """Return Gloo for NCCL, and for a back end for each kind of device."""
+    return "gloo" if isinstance(backend, str) and "nccl" in backend.lower() else backend

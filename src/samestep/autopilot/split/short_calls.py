@@ -10,7 +10,7 @@ their number has doubled, since other programs may have disturbed a measurement:
     calls 8 to 64    as decided
 
 Calls of a training are also unsplit while its steps as a whole take longer with split ones
-(`samestep.autopilot.script.step_costs`).
+(`samestep.autopilot.script.call_account`).
 """
 
 import time
