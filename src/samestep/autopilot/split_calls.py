@@ -12,7 +12,7 @@ from torch import nn
 
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split import bypassed_modules
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.reachable_state import is_compiled

@@ -36,14 +36,11 @@ from samestep.autopilot.equivalence.split_comparison import (
 from samestep.autopilot.equivalence.split_trace import SplitTrace
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import FEWER
-from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
-from samestep.autopilot.split.declared_dimensions import stays_unsplit
-from samestep.autopilot.split.gradients import unaveraged
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
+from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
+from samestep.autopilot.split.gradients import TrainsError, training_nothing, unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
-from samestep.autopilot.split.module_outputs import outcome
-from samestep.autopilot.split.sample_lists import LIST, Dims
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.split.training_calls import TrainsError, training_nothing
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError

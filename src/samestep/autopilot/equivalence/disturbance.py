@@ -17,8 +17,14 @@ from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses
 from samestep.autopilot.equivalence.weight_access import disturbing
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.sample_lists import Dims, depth_of_list, input_of, is_split, selected
+from samestep.autopilot.split.call_arguments import (
+    CallArguments,
+    Dims,
+    depth_of_list,
+    input_of,
+    is_split,
+    selected,
+)
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, instead

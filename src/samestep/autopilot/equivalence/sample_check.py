@@ -14,10 +14,10 @@ from torch import nn
 from samestep.autopilot.equivalence.disturbance import parametrizations_computed
 from samestep.autopilot.equivalence.rounding import differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
-from samestep.autopilot.split.module_outputs import outcome
+from samestep.autopilot.split.call_arguments import CallArguments
+from samestep.autopilot.split.call_plans import SplitPlan, outcome
+from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.split.training_calls import training_nothing
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import leaves, text
 

@@ -15,24 +15,22 @@ from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.split.call_arguments import CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
-    CallArguments,
     ConcatenatedOutput,
     Gathering,
     ReducedOutput,
+    assign_side_outputs,
     batch_split,
     gatherings_for,
+    outcome,
 )
-from samestep.autopilot.split.device_failures import is_device_failure
-from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
-from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
-from samestep.autopilot.split.random_draws import FUSED_ATTENTION, InferredDraws
-from samestep.autopilot.split.sample_lists import Dims
+from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
-from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together
+from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together, is_device_failure
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
 from samestep.base.errors import DeviceFailed, UsageError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from samestep.autopilot.equivalence.disturbance import Disturbance
 from samestep.autopilot.equivalence.rounding import Difference
-from samestep.autopilot.split.sample_lists import LIST, Dims
+from samestep.autopilot.split.call_arguments import LIST, Dims
 from samestep.hooks.tensor_tree import text
 
 

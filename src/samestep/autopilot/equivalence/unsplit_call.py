@@ -22,12 +22,10 @@ from samestep.autopilot.equivalence.rounding import (
     largest,
     unobserved_precision,
 )
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.draw_plans import DrawRecord
+from samestep.autopilot.split.call_arguments import CallArguments, Dims
+from samestep.autopilot.split.call_plans import outcome
 from samestep.autopilot.split.guards import Attributes, changed, python_state
-from samestep.autopilot.split.module_outputs import outcome
-from samestep.autopilot.split.random_draws import DrawRecorder
-from samestep.autopilot.split.sample_lists import Dims
+from samestep.autopilot.split.random_draws import DrawRecord, DrawRecorder
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads

@@ -11,9 +11,8 @@ from samestep.autopilot.helpers.call_states import SignatureCalls
 from samestep.autopilot.helpers.mirrors import MirroredModule
 from samestep.autopilot.helpers.slices import CallResult
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.split import module_outputs
+from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
 from samestep.autopilot.split.guards import Reach
-from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split_calls import ModuleCall, is_inside
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
 from samestep.hooks.random_draws import RngState
@@ -105,7 +104,7 @@ class NodeCall:
             attempt.streams.restore()
             assign_side_outputs(module, attempt.state)
             with attempt.surroundings.entered(module):
-                value = module_outputs.outcome(module, call.unsplit(), self._plan.sides)
+                value = outcome(module, call.unsplit(), self._plan.sides)
             return [one for _, one in leaves(value) if one.requires_grad]
         finally:
             is_inside.reset(inside)

@@ -18,7 +18,8 @@ from enum import Enum
 from time import monotonic
 
 from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split.call_arguments import CallArguments
+from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.call_signatures import CheckedSizes, Signature, Sizes, sizes_of
 
 CHECKED = "while they are checked"

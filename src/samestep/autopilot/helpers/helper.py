@@ -11,9 +11,8 @@ from samestep.autopilot.helpers.messages import LineOfHelper
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
-from samestep.autopilot.split.module_outputs import assign_side_outputs
-from samestep.autopilot.split.sample_lists import Dims
+from samestep.autopilot.split.call_arguments import CallArguments, Dims
+from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import PeerLost

@@ -32,7 +32,6 @@ from samestep.autopilot.helpers.call_states import (
     SignatureCalls,
     State,
 )
-from samestep.autopilot.helpers.fresh_modules import MADE_AGAIN, FreshModules
 from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
 from samestep.autopilot.helpers.messages import Rows, form_of
 from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
@@ -50,13 +49,12 @@ from samestep.autopilot.helpers.split_node import as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account, called_in_parts
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.split import bypassed_modules, module_outputs
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split import bypassed_modules
+from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
+from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
-from samestep.autopilot.split.declared_dimensions import declared_dims
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
-from samestep.autopilot.split.module_outputs import assign_side_outputs
-from samestep.autopilot.split.short_calls import MEASURED, CallKind, ShortCalls
+from samestep.autopilot.split.short_calls import MADE_AGAIN, MEASURED, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
@@ -520,10 +518,10 @@ class MainCalls:
         total, size = given.total(plan.dims), self._size
         if total is None or total < size:
             return self._unsplit(call, FEWER)
-        if not module_outputs.can_continue(module, plan.gatherings, plan.sides, total):
+        if not can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
         carried = carried_by(module)
-        _, left = module_outputs.outcome(module, None, {*carried, *plan.sides})
+        _, left = outcome(module, None, {*carried, *plan.sides})
         modes = Surroundings.now(module, self.device)
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0])
         changes = plan.sides or self._signatures.are_changed_by_calls(module)

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.sample_lists import Dims, depth_of_list
+from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 
 

@@ -15,11 +15,9 @@ from samestep.autopilot.helpers.helper import Helper
 from samestep.autopilot.helpers.messages import LineOfHelper
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.team import TeamWorld
-from samestep.autopilot.split.batch_norms import batch_norm_of_slices
-from samestep.autopilot.split.gradients import SliceGradients, averaging_grad
+from samestep.autopilot.split.gradients import SliceGradients, averaging_grad, detected_training
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.split.slice_context import slice_aware_functions
-from samestep.autopilot.split.training_calls import detected_training
+from samestep.autopilot.split.slice_context import batch_norm_of_slices, slice_aware_functions
 from samestep.autopilot.split_calls import (
     current_gradients,
     intercepted_calls,

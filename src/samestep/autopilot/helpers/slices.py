@@ -14,19 +14,20 @@ from samestep.autopilot.equivalence.unsplit_call import quiet
 from samestep.autopilot.helpers.messages import RowsOfTensor
 from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
 from samestep.autopilot.helpers.team import TeamWorld
-from samestep.autopilot.split import module_outputs
+from samestep.autopilot.split.call_arguments import CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
-    CallArguments,
     ConcatenatedOutput,
     Gathering,
     SplitPlan,
+    assign_side_outputs,
     batch_split,
+    gather_outcome,
+    outcome,
+    slice_side_outputs,
 )
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
-from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import OtherRankFailedError
@@ -172,10 +173,10 @@ class RankSlices:
         inputs = _Inputs(copies=self._copies)
         separate = CallArguments(*mapped(given.both, inputs.argument))
         states = tuple(dict.fromkeys((*plan.sides, *carried)))
-        _, state = module_outputs.outcome(module, None, states)
+        _, state = outcome(module, None, states)
         if states:
             assign_side_outputs(module, mapped(state, inputs.follow))
-            module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
+            slice_side_outputs(module, plan.gatherings, plan.sides, split)
             self._share_state(module, states, inputs, split)
         self.gradients.weights = set(map(id, weights))
         own = separate.sliced(split, plan.dims)
@@ -185,7 +186,7 @@ class RankSlices:
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = self._own_outputs(plan, forward, module, own, split, before)
-            parts = module_outputs.outcome(module, outputs, plan.sides)
+            parts = outcome(module, outputs, plan.sides)
             outputs, sides = returned.united(parts, self._gathered(plan, module, parts, split))
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
         distinct: dict[int, tuple[Path, Tensor]] = {}
@@ -209,7 +210,7 @@ class RankSlices:
         self, module: nn.Module, states: Sequence[SideOutput], inputs: "_Inputs", split: BatchSplit
     ) -> None:
         """Sum the gradients of the tensors of a module that are no slices over the ranks."""
-        _, state = module_outputs.outcome(module, None, states)
+        _, state = outcome(module, None, states)
         whole = set(map(id, inputs.copies))
         shared = mapped(state, lambda _, one: split.shared(one) if id(one) in whole else one)
         assign_side_outputs(module, shared)
@@ -235,7 +236,7 @@ class RankSlices:
     ) -> tuple[Any, dict[SideOutput, Any]]:
         """Return the outputs and side outputs of the whole batch, given this rank's."""
         what = type(module).__name__
-        whole, sides = module_outputs.gather_outcome(parts, plan.gatherings, split, what=what)
+        whole, sides = gather_outcome(parts, plan.gatherings, split, what=what)
         return whole, sides
 
     def backward(
@@ -319,7 +320,7 @@ def _rows_of(gathering: Gathering | None, output: Tensor, total: int) -> RowsOfT
 def _without_graphs(module: nn.Module) -> Iterator[None]:
     """Detach the tensors that a module holds from earlier calls, whose backward a check must not run."""
     carried = carried_by(module)
-    _, state = module_outputs.outcome(module, None, carried)
+    _, state = outcome(module, None, carried)
     assign_side_outputs(module, mapped(state, lambda _, tensor: tensor.detach()))
     try:
         yield

@@ -23,6 +23,7 @@ from samestep.autopilot.split.loss_reduction import (
     Reading,
     Reduction,
     Term,
+    Weight,
     added,
     by_elements,
     by_labels,
@@ -31,7 +32,6 @@ from samestep.autopilot.split.loss_reduction import (
     reduction_of,
     scaled,
 )
-from samestep.autopilot.split.reduction_weights import Weight
 from samestep.base.context_values import bound
 
 aten = torch.ops.aten

@@ -1,11 +1,18 @@
-"""Averages gradients of weights that a slice of a call computes by `torch.autograd.grad`."""
+"""Handles gradients that a forward computes itself: averages `torch.autograd.grad`, refuses others.
+
+A call that trains, by a backward or a step of an optimizer, cannot be computed for a comparison, because the
+states of optimizers and the gradients of parameters would be those after several calls. It cannot be split
+either: its backward would be of a slice.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samestep.autopilot.split.sharded_autograd import uses_split_call
 from samestep.autopilot.split.slice_context import before_collective, current_slice
@@ -13,6 +20,7 @@ from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.thread_values import ThreadValue
 from samestep.ranks.world.protocol import World
 
 
@@ -94,3 +102,37 @@ def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
 
     with attached(declarations.AVERAGED_GRAD, wrapping(grad)):
         yield
+
+
+_is_comparing = ThreadValue(default=False)
+
+
+class TrainsError(Exception):
+    """A module trains when it is called."""
+
+
+def training_nothing() -> AbstractContextManager[None]:
+    """Raise `TrainsError` where the calling thread is about to call backward or to step an optimizer."""
+    return _is_comparing.bound(value=True)
+
+
+@contextmanager
+def detected_training() -> Iterator[None]:
+    """Raise an error where a forward, compared or split, calls backward or steps an optimizer."""
+
+    def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - else an activation checkpoint calls it
+            _refuse("a backward")
+        original(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(attached(declarations.FORWARD_BACKWARD, wrapping(backward)))
+        stack.callback(register_optimizer_step_pre_hook(lambda *_: _refuse("an optimizer step")).remove)
+        yield
+
+
+def _refuse(what: str) -> None:
+    if _is_comparing.get():
+        raise TrainsError(f"it runs {what} when it is called")
+    if current_slice.get() is not None:
+        raise UsageError(f"{what} within a split call of a model trains with a slice.")

@@ -25,7 +25,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, is_record, modules_of, reached, walked
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks import module_parts

@@ -8,12 +8,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.split.batch_norms import batch_norm_over_ranks
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.packed_rows import PackedRows
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.autopilot.split.slice_context import SliceContext, current_slice
+from samestep.autopilot.split.slice_context import (
+    PackedRows,
+    SliceContext,
+    batch_norm_over_ranks,
+    current_slice,
+)
 from samestep.autopilot.state.saved_state import version_of
 from samestep.base.context_values import bound
 from samestep.base.errors import OutOfStep, UsageError

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from samestep.autopilot.split.loss_reduction import Reading, Reduction, reducing_nodes
-from samestep.autopilot.split.reduction_weights import Weight
+from samestep.autopilot.split.loss_reduction import Reading, Reduction, Weight, reducing_nodes
 from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 

@@ -14,7 +14,7 @@ from samestep.autopilot.equivalence.disturbance import Disturbance, DisturbedWei
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, quiet
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split.bypassed_modules import functional_calls, obstacle
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 
 pytestmark = pytest.mark.usefixtures("_frequent_switches")
 
