@@ -11,15 +11,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from samestep.autopilot.equivalence.effects import watch_effects
-from samestep.autopilot.equivalence.unsplit_call import watched_logging
+from samestep.autopilot.equivalence.effects import watch_effects, watched_logging
 from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.overlay_files import Overlay, writing_to
-from samestep.autopilot.helpers.helper_processes import HelperProcesses, StartedTeam
+from samestep.autopilot.helpers.helper import computing_slices, serve, silent
+from samestep.autopilot.helpers.helper_processes import HelperProcesses, Helpers, StartedTeam
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import MainCalls
-from samestep.autopilot.helpers.own_helpers import Helpers
-from samestep.autopilot.helpers.serving import computing_slices, serve, silent
 from samestep.autopilot.helpers.signal_handlers import delayed_handlers
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team

@@ -23,18 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
-from samestep.autopilot.equivalence.cudnn import draws_in_cudnn, untuned_kernels
-from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
 from samestep.autopilot.equivalence.rounding import close, difference, largest
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
     SplitComparison,
     SplitResult,
+    SplitTrace,
     in_one_line,
 )
-from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
@@ -521,3 +520,22 @@ class _Failed:
     """The error of an unsplit call."""
 
     why: str
+
+
+def draws_in_cudnn(module: nn.Module) -> bool:
+    """Return whether a call of a module draws dropout in a kernel of cuDNN, without torch's generators."""
+    has_layers = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
+    return has_layers and module.training and torch.backends.cudnn.enabled
+
+
+@contextmanager
+def untuned_kernels(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try no algorithms for the shapes of a block, which a script computes only once."""
+    is_tuned = device.type == "cuda" and torch.backends.cudnn.benchmark
+    if is_tuned:
+        torch._C._set_cudnn_benchmark(False)  # noqa: FBT003, SLF001 - `flags` would set all others, too
+    try:
+        yield
+    finally:
+        if is_tuned:
+            torch._C._set_cudnn_benchmark(True)  # noqa: FBT003, SLF001

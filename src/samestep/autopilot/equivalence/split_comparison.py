@@ -1,31 +1,41 @@
-"""Splits one call across the ranks, and compares its results with the unsplit call."""
+"""Compares split calls of a module with unsplit ones: all of them in a check, and samples of a run.
+
+The equivalence check covers the samples and states that it has computed. A model that counts its calls, or
+that treats rare samples differently, may differ later; a difference in a sample check ends the splitting of
+its calls before a result is used.
+"""
 
 import hashlib
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.disturbance import Disturbance, parametrizations_computed
+from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import is_user_code
-from samestep.autopilot.split.call_arguments import CallArguments, Dims
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
     ConcatenatedOutput,
     Gathering,
     ReducedOutput,
+    SplitPlan,
     assign_side_outputs,
     batch_split,
     gatherings_for,
     outcome,
 )
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
+from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
@@ -37,6 +47,60 @@ from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.ranks.world.protocol import World
+
+
+@dataclass(frozen=True, slots=True)
+class TriedWay:
+    """A way to split the calls of a signature, and why it is none; empty for the way that passed."""
+
+    dims: Dims
+    disturbance: Disturbance | None
+    """The change of the call that showed it; None for the call itself."""
+    why: str
+    difference: Difference | None
+
+    def __str__(self) -> str:
+        on = "the call itself" if self.disturbance is None else f"a call with {_described(self.disturbance)}"
+        apart = "" if self.difference is None else f", by {self.difference}"
+        return f"{_way(self.dims)}: {self.why or 'equal'}{apart} (on {on})"
+
+
+@dataclass(eq=False, slots=True)
+class SplitTrace:
+    """The ways that a check has tried, in order."""
+
+    tried: list[TriedWay] = field(default_factory=list)
+
+    def add(
+        self, dims: Dims, disturbance: Disturbance | None, why: str, difference: Difference | None
+    ) -> None:
+        """Add a way with its result."""
+        self.tried.append(TriedWay(dict(dims), disturbance, why, difference))
+
+    def explained(self, why: str) -> str:
+        """Return a reason with the difference that was found for it, if there is one."""
+        apart = next((one.difference for one in self.tried if one.why == why and one.difference), None)
+        return why if apart is None else f"{why}: it differs by {apart.apart:.2g} when the batch is split"
+
+
+def _way(dims: Mapping[tuple[str | int, ...], int]) -> str:
+    """Return the inputs that are split, as ``[0] along 0, ['mask'] along 1``."""
+    parts = [
+        f"{text(path[1:])} {'as a list' if dim == LIST else f'along {dim}'}" for path, dim in dims.items()
+    ]
+    return ", ".join(parts)
+
+
+def _described(disturbance: Disturbance) -> str:
+    """Return the changes that a disturbance makes beside the usual ones."""
+    usual = Disturbance(disturbance.size)
+    changed = [
+        f"{one.name}={getattr(disturbance, one.name)}"
+        for one in fields(disturbance)
+        if getattr(disturbance, one.name) != getattr(usual, one.name)
+    ]
+    return "other weights and samples" + (f" ({', '.join(changed)})" if changed else "")
+
 
 T = TypeVar("T")
 SLICE_RAISES = "a slice of its batch raises"
@@ -321,3 +385,67 @@ def in_one_line(error: Exception) -> str:
     where = next((one for one in reversed(frames) if is_user_code(one.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"
+
+
+_FIRST_TRAINING, _FIRST_EVALUATION = 32, 100
+"""The number of calls before the first check, divided by the number of ranks. An unsplit forward takes as
+long as one slice per rank, and a training step as long as three forwards, so checks take about 1 % of the
+time."""
+
+
+class CheckSchedule:
+    """Decides, equally on all ranks, which split calls are checked: every K-th, or for None ever fewer."""
+
+    def __init__(self, size: int, every: int | None) -> None:
+        self._size, self._every = size, every
+        self._calls: WeakKeyDictionary[nn.Module, dict[bool, int]] = WeakKeyDictionary()
+
+    def is_due(self, module: nn.Module, *, grad: bool) -> bool:
+        """Count a split call of a module, and return whether it is checked."""
+        counts = self._calls.setdefault(module, {})
+        counts[grad] = count = counts.get(grad, 0) + 1
+        if self._every is not None:
+            return self._every > 0 and count % self._every == 0
+        number, rest = divmod(count, self._size * (_FIRST_TRAINING if grad else _FIRST_EVALUATION))
+        return rest == 0 and number.bit_count() == 1
+
+
+class SampleCheck:
+    """Computes a call unsplit, and then compares the split call with it."""
+
+    def __init__(
+        self, forward: Forward, module: nn.Module, given: CallArguments, device: torch.device, *, draws: bool
+    ) -> None:
+        self._module, self._device = module, device
+        self._run = ModuleRun(forward, module, device)
+        self._whole: UnsplitCall | None = None
+        # It may differentiate within forward; the split call raises other errors.
+        with suppress(Exception), parametrizations_computed(), training_nothing():
+            self._whole = self._run.unsplit(given, records=draws)
+        self._run.restore()
+
+    def difference(self, result: Any, plan: SplitPlan) -> str:
+        """Return how the outputs and the state of the split call differ; empty if they are equal."""
+        whole = self._whole
+        if whole is None:
+            return ""
+        parts = dict(leaves(outcome(self._module, result, plan.sides)))
+        if parts.keys() != whole.outputs.keys():
+            return "its outputs have another structure"
+        for path, tensor in whole.outputs.items():
+            if not whole.are_close(parts[path], tensor):
+                apart = _apart(parts[path], tensor)
+                return f"its output{text(path[1:])} differs{apart}"
+        name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
+        if name is not None:
+            return f"its buffer {name} differs"
+        if not RngState.now(self._device).same(whole.drawn):
+            return "it draws other random numbers"
+        return ""
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> str:
+    if one.shape != other.shape:
+        return f": it is {list(one.shape)}, and {list(other.shape)} unsplit"
+    difference = (one.detach().double() - other.double()).abs().nan_to_num(float("inf")).max()
+    return f" by up to {float(difference):.2g}"

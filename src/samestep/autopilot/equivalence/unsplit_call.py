@@ -1,18 +1,15 @@
 """Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
 
-import logging
-import sys
 import threading
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions, PositionTrace
 from samestep.autopilot.equivalence.rounding import (
     Difference,
@@ -30,11 +27,9 @@ from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
 from samestep.autopilot.state.saved_state import SavedArguments, SavedState, SideOutput
-from samestep.hooks import declarations, module_parts
+from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import Path, leaves
-from samestep.hooks.thread_values import ThreadValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,103 +202,3 @@ def _sums(module: nn.Module) -> list[float]:
 def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:
     """Run compiled code of a module eagerly, if `when` is set."""
     return torch.compiler.set_stance("force_eager") if when and is_compiled(module) else nullcontext()
-
-
-@dataclass(eq=False, slots=True)
-class Printed:
-    """Whether a block of `quiet` has printed or logged."""
-
-    any: bool = False
-
-
-_printed: ThreadValue[Printed | None] = ThreadValue(None)
-
-
-class _QuietStream:
-    """A stream that discards what a block of `quiet` prints; other threads use the original stream."""
-
-    def __init__(self, stream: Any) -> None:
-        self.original = stream
-
-    def write(self, text: str) -> int:
-        """Discard a text, and record that there was one."""
-        printed = _printed.get()
-        if printed is None:
-            written: int = self.original.write(text)
-            return written
-        printed.any = True
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the original stream for other threads: no text of the block is kept."""
-        if _printed.get() is None:
-            self.original.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        if _printed.get() is None:
-            return getattr(self.original, name)
-        raise AttributeError(name)
-
-
-_streams: deque[_QuietStream] = deque(maxlen=16)
-"""The last streams. Python's `print` holds no reference to the stream to which it writes, so that one that
-another thread prints to must not be freed when the block ends."""
-
-
-def _quiet_stream(stream: Any) -> Any:
-    if isinstance(stream, _QuietStream):
-        return stream
-    found = next((one for one in [*_streams] if one.original is stream), None)
-    if found is None:
-        found = _QuietStream(stream)
-        _streams.append(found)
-    return found
-
-
-@contextmanager
-def quiet() -> Iterator[Printed]:
-    """Suppress what the calling thread prints, logs and warns, also in a backward on a device.
-
-    Yields:
-        whether it has printed or logged.
-    """
-    printed = Printed()
-    stdout, stderr = map(_quiet_stream, (sys.stdout, sys.stderr))
-    with (
-        _printed.bound(printed),
-        attached(declarations.LOGGED, wrapping(_log)),
-        redirect_stdout(stdout),
-        redirect_stderr(stderr),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield printed
-
-
-@contextmanager
-def watched_logging() -> Iterator[None]:
-    """Let `without_stdout` see records of loggers, too."""
-    with attached(declarations.LOGGED, wrapping(_log)):
-        yield
-
-
-@contextmanager
-def without_stdout() -> Iterator[Printed]:
-    """Suppress what the calling thread prints to stdout and logs; several times faster than `quiet`.
-
-    Warnings are printed as they are: Python shows each of them once.
-
-    Yields:
-        whether it has printed or logged.
-    """
-    printed = Printed()
-    with _printed.bound(printed), redirect_stdout(_quiet_stream(sys.stdout)):
-        yield printed
-
-
-def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    printed = _printed.get()
-    if printed is None:
-        original(logger, record)
-    elif not record.name.startswith("torch."):  # a compiler's records hold nothing of the samples
-        printed.any = True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
 
-from samestep.autopilot.equivalence.split_trace import SplitTrace
+from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.call_signatures import CheckedSizes, Signature, Sizes, sizes_of

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import KEPT_UNSPLIT, Pace, Verdict, refusal
-from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
-from samestep.autopilot.equivalence.unsplit_call import without_stdout
-from samestep.autopilot.helpers.attempts import Attempt, NodeCall
-from samestep.autopilot.helpers.call_lock import CallLock
+from samestep.autopilot.equivalence.effects import without_stdout
+from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck
+from samestep.autopilot.equivalence.weight_access import CallLock
 from samestep.autopilot.helpers.call_states import (
     AT_ONCE_S,
     CHECKED,
@@ -33,10 +32,9 @@ from samestep.autopilot.helpers.call_states import (
     State,
 )
 from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.messages import Rows, form_of
-from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
-from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
-from samestep.autopilot.helpers.own_helpers import Helpers
+from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import (
@@ -45,7 +43,7 @@ from samestep.autopilot.helpers.slices import (
     CallResult,
     rows_of_inputs,
 )
-from samestep.autopilot.helpers.split_node import as_node
+from samestep.autopilot.helpers.split_node import Attempt, NodeCall, as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account, called_in_parts
 from samestep.autopilot.script.options import Options

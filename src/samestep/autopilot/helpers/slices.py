@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.check import AT_ONCE, EquivalenceCheck, Pace, Verdict
-from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.equivalence.unsplit_call import quiet
+from samestep.autopilot.equivalence.effects import quiet
+from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.helpers.messages import RowsOfTensor
-from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
 from samestep.autopilot.helpers.team import TeamWorld
-from samestep.autopilot.split.call_arguments import CallArguments, Dims
+from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list
 from samestep.autopilot.split.call_plans import (
     ConcatenatedOutput,
     Gathering,
@@ -38,6 +37,49 @@ from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
 from samestep.parallel.gradients.sparse_gradients import sparse_weights
+
+
+class ReturnedTensors:
+    """The whole tensors of a call's results, by the tensors that this rank's slice has given."""
+
+    def __init__(self, own: CallArguments, given: CallArguments, dims: Dims) -> None:
+        arguments, parts = dict(leaves(given.both)), leaves(own.both)
+        self._arguments = {  # a sample in a list is no result
+            id(part): arguments[path] for path, part in parts if depth_of_list(path, dims) is None
+        }
+        self._own = own  # an identity is that of a tensor while this exists
+        self._returned: dict[int, Tensor] = {}
+
+    def united(self, parts: Any, whole: Any) -> Any:
+        """Return whole results in which a tensor that the slice has given several times is one tensor."""
+        by_path, first = dict(leaves(parts)), dict[tuple[int, Any], Tensor]()
+
+        def united(path: Path, tensor: Tensor) -> Tensor:
+            part = by_path[path]
+            tensor = first.setdefault((id(part), tensor.shape), tensor)
+            argument = self._arguments.get(id(part))
+            if argument is not None and argument.shape == tensor.shape:
+                self._returned[id(tensor)] = argument
+            return tensor
+
+        return mapped(whole, united)
+
+    def is_argument(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of the results is an argument."""
+        return id(tensor) in self._returned
+
+    def for_script(self, whole: Any) -> Any:
+        """Return the results with the arguments themselves; views become plain, to be detached in place."""
+        found = dict[int, Tensor]()
+
+        def own(_: Path, tensor: Tensor) -> Tensor:
+            if (argument := self._returned.get(id(tensor))) is not None:
+                return argument
+            is_view = not tensor.requires_grad and tensor._is_view()  # noqa: SLF001 - no public spelling
+            return found.setdefault(id(tensor), tensor.data if is_view else tensor)
+
+        return mapped(whole, own)
+
 
 PRINTS = "it prints when it is called, and would print values of slices"
 
