@@ -267,7 +267,7 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
         """Return numbers in the shape of a tensor, from a table that `fill` fills."""
         wide = self.batch_draw(None, model.shape)
-        return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
+        return fill(torch.empty_like(model)) if wide is None else wide.part_of(fill(wide.empty(model)))
 
 
 def _bernoulli(draws: _SamplesDraws, probability: Tensor) -> Tensor:

@@ -65,7 +65,9 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             return
     elif event not in _EVENTS:
         return
-    if any(isinstance(one, str) and _BYTECODE in one for one in args):  # of a module that the call imports
+    if any(
+        isinstance(argument, str) and _BYTECODE in argument for argument in args
+    ):  # of a module that the call imports
         return
     if (_are_watched[0] or _is_comparing.get()) and not _is_compiling():
         raise WritesFileError(f"{event} {str(args)[:200]}")
@@ -138,11 +140,11 @@ another thread prints to must not be freed when the block ends."""
 def _quiet_stream(stream: Any) -> Any:
     if isinstance(stream, _QuietStream):
         return stream
-    found = next((one for one in [*_streams] if one.original is stream), None)
-    if found is None:
-        found = _QuietStream(stream)
-        _streams.append(found)
-    return found
+    quiet_stream = next((known for known in [*_streams] if known.original is stream), None)
+    if quiet_stream is None:
+        quiet_stream = _QuietStream(stream)
+        _streams.append(quiet_stream)
+    return quiet_stream
 
 
 @contextmanager

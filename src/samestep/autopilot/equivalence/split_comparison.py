@@ -61,8 +61,8 @@ class TriedWay:
 
     def __str__(self) -> str:
         on = "the call itself" if self.disturbance is None else f"a call with {_described(self.disturbance)}"
-        apart = "" if self.difference is None else f", by {self.difference}"
-        return f"{_way(self.dims)}: {self.why or 'equal'}{apart} (on {on})"
+        distance = "" if self.difference is None else f", by {self.difference}"
+        return f"{_way(self.dims)}: {self.why or 'equal'}{distance} (on {on})"
 
 
 @dataclass(eq=False, slots=True)
@@ -79,8 +79,12 @@ class SplitTrace:
 
     def explained(self, why: str) -> str:
         """Return a reason with the difference that was found for it, if there is one."""
-        apart = next((one.difference for one in self.tried if one.why == why and one.difference), None)
-        return why if apart is None else f"{why}: it differs by {apart.apart:.2g} when the batch is split"
+        difference = next((way.difference for way in self.tried if way.why == why and way.difference), None)
+        return (
+            why
+            if difference is None
+            else f"{why}: it differs by {difference.distance:.2g} when the batch is split"
+        )
 
 
 def _way(dims: Mapping[tuple[str | int, ...], int]) -> str:
@@ -95,9 +99,9 @@ def _described(disturbance: Disturbance) -> str:
     """Return the changes that a disturbance makes beside the usual ones."""
     usual = Disturbance(disturbance.size)
     changed = [
-        f"{one.name}={getattr(disturbance, one.name)}"
-        for one in fields(disturbance)
-        if getattr(disturbance, one.name) != getattr(usual, one.name)
+        f"{change.name}={getattr(disturbance, change.name)}"
+        for change in fields(disturbance)
+        if getattr(disturbance, change.name) != getattr(usual, change.name)
     ]
     return "other weights and samples" + (f" ({', '.join(changed)})" if changed else "")
 
@@ -140,7 +144,7 @@ class SplitComparison:
     def split(
         self,
         run: ModuleRun,
-        given: CallArguments,
+        arguments: CallArguments,
         dims: Dims,
         whole: UnsplitCall,
         *,
@@ -151,14 +155,14 @@ class SplitComparison:
 
         Args:
             run: restores the module after a failed attempt.
-            given: the arguments.
+            arguments: the arguments.
             dims: the way: the sample dimension of each input.
             whole: the results of the unsplit call.
             grad: whether a graph is built; None keeps the script's setting.
             precise: the context of a disturbed call; later calls are limited to ways to gather that pass it.
         """
         self.difference = None
-        total = given.total(dims)
+        total = arguments.total(dims)
         assert total is not None
         split = batch_split(self._world, dims, total)
         draws = not run.drawn.same(whole.drawn)
@@ -166,7 +170,7 @@ class SplitComparison:
         for inner in (False, True) if self._inner is None else (self._inner,):
             mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                why = self._one_split(run, given, dims, whole, split, mode, precise)
+                why = self._one_split(run, arguments, dims, whole, split, mode, precise)
             if mode is None:
                 break
             # A rank whose slice has failed may not have come to its flattened draws.
@@ -181,7 +185,7 @@ class SplitComparison:
     def _one_split(
         self,
         run: ModuleRun,
-        given: CallArguments,
+        arguments: CallArguments,
         dims: Dims,
         whole: UnsplitCall,
         split: BatchSplit,
@@ -204,24 +208,24 @@ class SplitComparison:
                     precise or checked,
                     watching or nullcontext(),
                 ):
-                    own = given.sliced(split, dims)
-                    reads.follow(own.samples(dims))
+                    part = arguments.sliced(split, dims)
+                    reads.follow(part.samples(dims))
                     watched = reads if is_watched else None
-                    outputs = call_slice(self._forward, self.module, own, split, draws=mode, reads=watched)
+                    outputs = call_slice(self._forward, self.module, part, split, draws=mode, reads=watched)
             except OtherRankFailedError as error:
                 return str(error)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 self.end_if_device_failed(error)
                 return f"{SLICE_RAISES} {in_one_line(error)}"
-            found = self._compared(run, whole, outputs, split, keeps=precise is not None)
+            compared = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
-        if isinstance(found, str):
-            return _with_draws(found, unknown)
+        if isinstance(compared, str):
+            return _with_draws(compared, unknown)
         if mode is not None and not self.agreed(not unknown):
             return _with_draws(UNPLANNED_DRAWS, unknown)
         if whole.reads:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
-        gatherings, result = found
+        gatherings, result = compared
         return SplitResult(gatherings, result, None if mode is None else mode.plan())
 
     def _compared(
@@ -236,11 +240,11 @@ class SplitComparison:
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Gathering]] = {}
         for path, part in parts.items():
-            found = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
-            if not found:
+            gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
+            if not gathered:
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
-            left[path] = [gathering for gathering, _ in found]
-            gatherings[path], together[path] = found[0]
+            left[path] = [gathering for gathering, _ in gathered]
+            gatherings[path], together[path] = gathered[0]
         if of_state:
             return of_state
         if keeps:
@@ -263,14 +267,14 @@ class SplitComparison:
 
         All of it is known before the outputs are gathered, so the ranks agree on it in one collective.
         """
-        alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
+        has_structure = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"
         values = {
-            "its outputs have another structure": alike,
+            "its outputs have another structure": has_structure,
             f"its output{place or ''} is no tensor and may depend on the slice": place is None,
             f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
@@ -279,11 +283,13 @@ class SplitComparison:
             UNPLANNED_DRAWS: is_drawn,
         }
         # A loss that every rank computes from all samples has the right mean, too.
-        is_fixed = keeps and alike and all(close(part, whole.outputs[path]) for path, part in parts.items())
+        is_fixed = (
+            keeps and has_structure and all(close(part, whole.outputs[path]) for path, part in parts.items())
+        )
         *equal, is_fixed = self.agreed_on_each(*values.values(), *state.values(), is_fixed)
-        found = [why for why, holds in zip((*values, *state), equal, strict=True) if not holds]
-        of_values = [why for why in found if why in values]
-        of_state = [why for why in found if why in state]
+        reasons = [why for why, holds in zip((*values, *state), equal, strict=True) if not holds]
+        of_values = [why for why in reasons if why in values]
+        of_state = [why for why in reasons if why in state]
         if is_fixed:
             of_values.append("its outputs do not depend on these inputs")
         return next(iter(of_values), ""), next(iter(of_state), "")
@@ -296,8 +302,10 @@ class SplitComparison:
         possible = list(gatherings_for(output, part, split))
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
-            possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
-        possible = self._on_all_ranks({repr((_kind(one), _form(one, part, split))): one for one in possible})
+            possible = [gathering for gathering in possible if _kind(gathering) in map(_kind, allowed)]
+        possible = self._on_all_ranks(
+            {repr((_kind(gathering), _form(gathering, part, split))): gathering for gathering in possible}
+        )
         right: list[tuple[Gathering, Tensor]] = []
         for gathering in possible:
             try:
@@ -338,21 +346,21 @@ class SplitComparison:
 
     def agreed_on_each(self, *here: bool) -> list[bool]:
         """Return for each argument whether all ranks have passed True."""
-        flags = torch.tensor([float(one) for one in here], dtype=torch.float64, device=self._world.device)
+        flags = torch.tensor([float(flag) for flag in here], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(flags, op="min")
-        return [bool(one) for one in flags.tolist()]
+        return [bool(flag) for flag in flags.tolist()]
 
-    def _on_all_ranks(self, found: Mapping[str, T]) -> list[T]:
+    def _on_all_ranks(self, values: Mapping[str, T]) -> list[T]:
         """Return the values whose names all ranks have passed, in the same order on all ranks."""
-        digest = hashlib.blake2b(repr(list(found)).encode(), digest_size=6).digest()
+        digest = hashlib.blake2b(repr(list(values)).encode(), digest_size=6).digest()
         number = float(int.from_bytes(digest, "big"))  # exact: a double has 53 bits
         least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(least, op="min")
         lowest, negative_of_highest = least.tolist()
         if lowest == -negative_of_highest:
-            return list(found.values())
-        first, *others = self._world.all_gather_objects(list(found))
-        return [found[name] for name in first if all(name in names for names in others)]
+            return list(values.values())
+        first, *of_others = self._world.all_gather_objects(list(values))
+        return [values[name] for name in first if all(name in names for names in of_others)]
 
 
 def _with_draws(why: str, unknown: Collection[str]) -> str:
@@ -371,18 +379,18 @@ def _kind(gathering: Gathering) -> Any:
 
 def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     """Return the properties of a reduction that must be equal on all ranks before they communicate."""
-    found = read_reduction(part, gathering.reading) if isinstance(gathering, ReducedOutput) else None
-    if found is None:
+    reduction = read_reduction(part, gathering.reading) if isinstance(gathering, ReducedOutput) else None
+    if reduction is None:
         return None
     # Several means have a common weight only if each has a constant number of elements per sample.
-    values = found.values()
-    return found.kind, [round(one / split.local, 9) for one in values] if len(values) > 1 else []
+    values = reduction.values()
+    return reduction.kind, [round(value / split.local, 9) for value in values] if len(values) > 1 else []
 
 
 def in_one_line(error: Exception) -> str:
     """Return an error as one line, with the line of user code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = next((one for one in reversed(frames) if is_user_code(one.filename)), None)
+    where = next((frame for frame in reversed(frames) if is_user_code(frame.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"
 
@@ -414,14 +422,20 @@ class SampleCheck:
     """Computes a call unsplit, and then compares the split call with it."""
 
     def __init__(
-        self, forward: Forward, module: nn.Module, given: CallArguments, device: torch.device, *, draws: bool
+        self,
+        forward: Forward,
+        module: nn.Module,
+        arguments: CallArguments,
+        device: torch.device,
+        *,
+        draws: bool,
     ) -> None:
         self._module, self._device = module, device
         self._run = ModuleRun(forward, module, device)
         self._whole: UnsplitCall | None = None
         # It may differentiate within forward; the split call raises other errors.
         with suppress(Exception), parametrizations_computed(), training_nothing():
-            self._whole = self._run.unsplit(given, records=draws)
+            self._whole = self._run.unsplit(arguments, records=draws)
         self._run.restore()
 
     def difference(self, result: Any, plan: SplitPlan) -> str:
@@ -434,8 +448,8 @@ class SampleCheck:
             return "its outputs have another structure"
         for path, tensor in whole.outputs.items():
             if not whole.are_close(parts[path], tensor):
-                apart = _apart(parts[path], tensor)
-                return f"its output{text(path[1:])} differs{apart}"
+                distance = _apart(parts[path], tensor)
+                return f"its output{text(path[1:])} differs{distance}"
         name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
         if name is not None:
             return f"its buffer {name} differs"
@@ -444,8 +458,8 @@ class SampleCheck:
         return ""
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> str:
-    if one.shape != other.shape:
-        return f": it is {list(one.shape)}, and {list(other.shape)} unsplit"
-    difference = (one.detach().double() - other.double()).abs().nan_to_num(float("inf")).max()
+def _apart(result: torch.Tensor, expected: torch.Tensor) -> str:
+    if result.shape != expected.shape:
+        return f": it is {list(result.shape)}, and {list(expected.shape)} unsplit"
+    difference = (result.detach().double() - expected.double()).abs().nan_to_num(float("inf")).max()
     return f" by up to {float(difference):.2g}"

@@ -55,16 +55,16 @@ class UnsplitCall:
     @property
     def flaw(self) -> str:
         """The reason why nothing can be compared with these results; empty if there is none."""
-        finite = (bool(torch.isfinite(one).any()) for one in self.outputs.values() if one.numel())
+        finite = (bool(torch.isfinite(output).any()) for output in self.outputs.values() if output.numel())
         return "" if all(finite) else "its outputs are not finite"
 
-    def are_close(self, found: Tensor, expected: Tensor) -> bool:
+    def are_close(self, result: Tensor, expected: Tensor) -> bool:
         """Return whether results of two computations of this call are equal but for rounding."""
-        return close(found, expected, scale=self.scale, precision=self.precision)
+        return close(result, expected, scale=self.scale, precision=self.precision)
 
-    def difference(self, found: Tensor, expected: Tensor) -> Difference | None:
+    def difference(self, result: Tensor, expected: Tensor) -> Difference | None:
         """Return how far results of two computations of this call are apart."""
-        return difference(found, expected, scale=self.scale, precision=self.precision)
+        return difference(result, expected, scale=self.scale, precision=self.precision)
 
 
 class ModuleRun:
@@ -86,14 +86,14 @@ class ModuleRun:
         self.drawn.restore()
 
     def recorded(
-        self, given: CallArguments, *, grad: bool = False, precise: CheckedPositions | None = None
+        self, arguments: CallArguments, *, grad: bool = False, precise: CheckedPositions | None = None
     ) -> UnsplitCall | None:
         """Return the results of `unsplit`, with the random draws; None if recording changes the draws."""
-        whole = self.unsplit(given, grad=grad, precise=precise)
+        whole = self.unsplit(arguments, grad=grad, precise=precise)
         if self.drawn.same(whole.drawn):
             return whole
         self.restore()
-        again = self.unsplit(given, grad=grad, records=True, precise=precise)
+        again = self.unsplit(arguments, grad=grad, records=True, precise=precise)
         if again.drawn.same(whole.drawn):
             return again
         # Recording may change torch's draws, but a call repeats those of Python and NumPy.
@@ -102,7 +102,7 @@ class ModuleRun:
 
     def unsplit(
         self,
-        given: CallArguments,
+        arguments: CallArguments,
         *,
         grad: bool = False,
         records: bool = False,
@@ -112,23 +112,23 @@ class ModuleRun:
         """Return the results of an unsplit call; do not restore the module.
 
         Args:
-            given: the arguments of the call; they are not changed.
+            arguments: the arguments of the call; they are not changed.
             grad: whether a graph is built.
             records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
             precise: the context that computes the call, without the bookkeeping, in another precision.
             trace: records the uses of the inputs as positions; compiled code then runs eagerly.
         """
         recorder = DrawRecorder() if records else None
-        copied = given.copied()
-        own = given if grad else copied
-        kept, versions_in = SavedArguments(own.args, own.kwargs), versions_of(own)
+        copied = arguments.copied()
+        used = arguments if grad else copied
+        kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
         parameters, versions = _sums(self.module), self.before.versions()
         reads, runs_eagerly = SampleReads(), records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None
         observed = ResultPrecision() if runs_eagerly and precision is None else None
-        reads.follow(own.samples(self.dims))
+        reads.follow(used.samples(self.dims))
         if trace is not None:
-            trace.follow(own.tensors())
+            trace.follow(used.tensors())
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,
@@ -139,8 +139,8 @@ class ModuleRun:
             recorder or nullcontext(),
             reads if self.dims else nullcontext(),
         ):
-            returned = self._forward(self.module, *own.args, **own.kwargs)
-        is_same = not kept.are_changed() and versions_of(own) == versions_in and copied.same(given)
+            returned = self._forward(self.module, *used.args, **used.kwargs)
+        is_same = not kept.are_changed() and versions_of(used) == versions_in and copied.same(arguments)
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
@@ -149,16 +149,16 @@ class ModuleRun:
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
         kept.restore()
-        operands = [*dict(given.tensors()).values(), *module_parts.parameters(self.module)]
+        operands = [*dict(arguments.tensors()).values(), *module_parts.parameters(self.module)]
         if observed is not None:
             precision = observed.coarsest(self._device)
         elif precision is None:
             precision = unobserved_precision(self._device, operands)
         sides = tuple(self.before.left())
-        found = dict(leaves(outcome(self.module, returned, sides)))
+        results = dict(leaves(outcome(self.module, returned, sides)))
         return UnsplitCall(
-            outputs={path: _copied(tensor) for path, tensor in found.items()},
-            tensors=found if grad else {},
+            outputs={path: _copied(tensor) for path, tensor in results.items()},
+            tensors=results if grad else {},
             sides=sides,
             buffers=self.before.buffers(),
             drawn=RngState.now(self._device),
@@ -167,7 +167,7 @@ class ModuleRun:
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=writes,
             printed=printed.any,
-            scale=largest(*found.values(), *operands),
+            scale=largest(*results.values(), *operands),
             precision=precision,
             reads=reads.found,
         )
@@ -175,8 +175,10 @@ class ModuleRun:
 
 def _has_other_threads() -> bool:
     """Return whether the script has other threads than the calling one."""
-    own = threading.current_thread()
-    return any(one is not own and not one.name.startswith("samestep-") for one in threading.enumerate())
+    current = threading.current_thread()
+    return any(
+        thread is not current and not thread.name.startswith("samestep-") for thread in threading.enumerate()
+    )
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -191,12 +193,12 @@ def _copied(tensor: Tensor) -> Tensor:
 
 def _sums(module: nn.Module) -> list[float]:
     """Return two sums over each parameter, to detect whether it is written to."""
-    found = []
-    for one in module_parts.parameters(module):
-        if one.numel():
-            values = one.detach()
-            found += [abs(values.sum().item()), values.abs().sum().item()]
-    return found
+    sums = []
+    for parameter in module_parts.parameters(module):
+        if parameter.numel():
+            values = parameter.detach()
+            sums += [abs(values.sum().item()), values.abs().sum().item()]
+    return sums
 
 
 def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:

@@ -46,7 +46,9 @@ def calling(module: nn.Module) -> Iterator[None]:
     A part of a disturbed module is called at once: the forward that a check runs may call it in a thread.
     """
     here = threading.get_ident()
-    with _entered(_read, module, lambda: any(by != here and one is module for by, one in _disturbed)):
+    with _entered(
+        _read, module, lambda: any(by != here and disturbed is module for by, disturbed in _disturbed)
+    ):
         yield
 
 
@@ -69,11 +71,13 @@ def _entered(
 def _by_others(entries: list[tuple[int, nn.Module]], module: nn.Module) -> bool:
     """Return whether another thread is in a block for a module that shares weights with this one."""
     here = threading.get_ident()
-    return any(by != here and (_is_part(module, one) or _is_part(one, module)) for by, one in entries)
+    return any(
+        by != here and (_is_part(module, entered) or _is_part(entered, module)) for by, entered in entries
+    )
 
 
 def _is_part(module: nn.Module, whole: nn.Module) -> bool:
-    return any(one is module for one in module_parts.modules(whole))
+    return any(part is module for part in module_parts.modules(whole))
 
 
 _LONGEST_S = 60.0
@@ -95,9 +99,10 @@ class CallLock:
         module that is called does not: its forward may have started this thread, and wait for it.
         """
         if not self._lock.acquire(blocking=False):
-            other = self._module
-            if other is not None and (
-                not _have_common_weights(module, other) or (module is not other and _is_part(module, other))
+            locked = self._module
+            if locked is not None and (
+                not _have_common_weights(module, locked)
+                or (module is not locked and _is_part(module, locked))
             ):
                 return False
             if not self._lock.acquire(timeout=_LONGEST_S):
@@ -132,5 +137,5 @@ class CallLock:
         self._lock.release()
 
 
-def _have_common_weights(module: nn.Module, other: nn.Module) -> bool:
-    return not set(map(id, module.parameters())).isdisjoint(map(id, other.parameters()))
+def _have_common_weights(module: nn.Module, second: nn.Module) -> bool:
+    return not set(map(id, module.parameters())).isdisjoint(map(id, second.parameters()))

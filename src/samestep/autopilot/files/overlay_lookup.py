@@ -70,7 +70,7 @@ class CommonPaths:
         self._beginnings: tuple[str, ...] = (
             *("/proc/", "/sys/"),
             f"{temporary_directory()}/pymp-",  # where multiprocessing binds its sockets
-            *(os.path.abspath(one) for one in configured if one),  # compilers read them in other programs
+            *(os.path.abspath(path) for path in configured if path),  # compilers read them in other programs
             f"{temporary_directory()}/torchinductor_",
             os.path.expanduser("~/.triton/"),
             *more,
@@ -126,12 +126,12 @@ class Folder:
 
     Attributes:
         path: its path, without symbolic links.
-        own: the folder of the overlay that holds the changes in it; None if there is none.
+        changes: the folder of the overlay that holds the changes in it; None if there is none.
         base: its path before the run; None if it did not exist.
     """
 
     path: str
-    own: str | None
+    changes: str | None
     base: str | None
 
 
@@ -297,17 +297,17 @@ class OverlayLookup:
         """Return the entry of a name in a folder."""
         if name == MARK:
             return Entry(folder, name)
-        if folder.own is not None:
-            own = join(folder.own, name)
-            mode = _mode(own)
+        if folder.changes is not None:
+            place = join(folder.changes, name)
+            mode = _mode(place)
             if stat.S_ISLNK(mode):
-                target = os.readlink(own)
+                target = os.readlink(place)
                 if target == WHITEOUT:
                     return Entry(folder, name)
                 if target.startswith(BASE):
                     return self._in_base(folder, name, target[len(BASE) :])
-            if mode and own != self._changes:
-                return Entry(folder, name, own, None, mode)
+            if mode and place != self._changes:
+                return Entry(folder, name, place, None, mode)
         return self.beneath(folder, name)
 
     def beneath(self, folder: Folder, name: str) -> Entry:
@@ -329,11 +329,11 @@ class OverlayLookup:
             above, _ = self._folder(os.path.dirname(folder.path), 0)
             return self.entry(above, os.path.basename(folder.path))
         folder, used = self._folder(head, links)
-        found = self.entry(folder, name)
-        if follow and found.is_link and found.where is not None:
-            target = join(folder.path, os.readlink(found.where))
+        entry = self.entry(folder, name)
+        if follow and entry.is_link and entry.where is not None:
+            target = join(folder.path, os.readlink(entry.where))
             return self._entry_at(target, follow=True, links=_one_more(used, text))
-        return found
+        return entry
 
     def _folder(self, text: str, links: int) -> tuple[Folder, int]:
         """Return a folder, and the number of symbolic links followed so far, with `links` earlier ones."""
@@ -352,26 +352,26 @@ class OverlayLookup:
             return above, used
         if name == "..":
             return self._folder(os.path.dirname(above.path), used)
-        found = self.entry(above, name)
-        if found.where is None:
+        entry = self.entry(above, name)
+        if entry.where is None:
             raise os_error(errno.ENOENT, text)
-        if found.is_link:
-            target = join(above.path, os.readlink(found.where))
+        if entry.is_link:
+            target = join(above.path, os.readlink(entry.where))
             return self._folder(target, _one_more(used, text))
-        if not found.is_folder:
+        if not entry.is_folder:
             raise os_error(errno.ENOTDIR, text)
         path = join(above.path, name)
-        if found.base is not None:
-            return Folder(path, None, found.base), used
-        return Folder(path, found.where, self._base_of_own(above, name, found.where)), used
+        if entry.base is not None:
+            return Folder(path, None, entry.base), used
+        return Folder(path, entry.where, self._base_of_own(above, name, entry.where)), used
 
-    def _base_of_own(self, above: Folder, name: str, own: str) -> str | None:
-        mark = join(own, MARK)
+    def _base_of_own(self, above: Folder, name: str, place: str) -> str | None:
+        mark = join(place, MARK)
         if _mode(mark):
             base = os.readlink(mark)
             return None if base == WHITEOUT else base
-        found = self.beneath(above, name)
-        return found.base if found.is_folder else None
+        entry = self.beneath(above, name)
+        return entry.base if entry.is_folder else None
 
 
 def _repeated(version: Callable[[], int], attempt: Callable[[], T]) -> T:
@@ -379,13 +379,13 @@ def _repeated(version: Callable[[], int], attempt: Callable[[], T]) -> T:
     before = version()
     while True:
         try:
-            found = attempt()
+            result = attempt()
         except OSError:
             if (now := version()) == before:
                 raise
         else:
             if (now := version()) == before:
-                return found
+                return result
         before = now
 
 

@@ -173,9 +173,9 @@ class Helper:
                     self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
                     args, kwargs = mapped(message.given, _copy)
-                    given = CallArguments(args, kwargs)
+                    arguments = CallArguments(args, kwargs)
                     self.slices.check(
-                        *(message.plan, nn.Module.__call__, mirror.module, given, message.declared),
+                        *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
                         begins=message.begins,
                     )
         except PeerLost:
@@ -186,13 +186,13 @@ class Helper:
 
     def _call(self, message: SplitCall) -> None:
         with self._called(message) as mirror:
-            plan, given = self.slices.plans[message.plan], CallArguments(*message.given)
-            found = self.slices.call(
-                plan, nn.Module.__call__, mirror.module, mirror.weights, given, carried=message.carried
+            plan, arguments = self.slices.plans[message.plan], CallArguments(*message.given)
+            result = self.slices.call(
+                plan, nn.Module.__call__, mirror.module, mirror.weights, arguments, carried=message.carried
             )
-        assign_side_outputs(mirror.module, mapped(found.sides, lambda _, one: one.detach()))
-        if found.graph is not None:
-            self.slices.graphs[message.call] = found.graph
+        assign_side_outputs(mirror.module, mapped(result.sides, lambda _, tensor: tensor.detach()))
+        if result.graph is not None:
+            self.slices.graphs[message.call] = result.graph
 
     @contextmanager
     def _called(self, message: "Check | SplitCall") -> Iterator[Mirror]:

@@ -129,21 +129,21 @@ class HelperProcesses:
     """
 
     def __init__(self, *, forks: bool) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line, starters_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._main, self._forks = os.getpid(), forks
         # Forks of the script have the line, too, so that it may stay open when this process has ended.
         end = pidfd(self._main)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_MAIN)  # until the starter ignores them
         try:
             if forks:
-                _fork_starter(theirs, end, not_for_it=self._line)
+                _fork_starter(starters_line, end, not_for_it=self._line)
             else:
-                files = [theirs.fileno(), *([] if end is None else [end])]
+                files = [starters_line.fileno(), *([] if end is None else [end])]
                 program = _FORKING_STARTER.format(module=__name__)
                 subprocess.run([sys.executable, "-c", program, *map(str, files)], pass_fds=files, check=False)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
+            starters_line.close()
             if end is not None:
                 os.close(end)
         self._requests, self._is_open = 0, True

@@ -91,21 +91,21 @@ class Form:
 
 def _form_of(tensor: Tensor, rows: Rows | None) -> Form:
     like = torch.empty_like(tensor, device="meta")  # dense, with the tensor's order of dimensions
-    own = None if rows is None else rows.of_tensors.get(id(tensor))
+    rows_of_tensor = None if rows is None else rows.of_tensors.get(id(tensor))
     return Form(
         *(tensor.dtype, tuple(like.shape), tuple(like.stride()), tensor.device.type, tensor.requires_grad),
-        rows=own,
-        shares=() if rows is None or own is None else rows.shares,
+        rows=rows_of_tensor,
+        shares=() if rows is None or rows_of_tensor is None else rows.shares,
     )
 
 
 def _dense(tensor: Tensor) -> Tensor:
     """Return a tensor's values as bytes in the order of its form."""
-    own = tensor.detach().resolve_conj().resolve_neg()
-    like = torch.empty_like(own, device="meta")
-    if own.stride() != like.stride():
-        own = torch.empty_like(own).copy_(own)
-    return _flat(own)
+    values = tensor.detach().resolve_conj().resolve_neg()
+    like = torch.empty_like(values, device="meta")
+    if values.stride() != like.stride():
+        values = torch.empty_like(values).copy_(values)
+    return _flat(values)
 
 
 def _flat(dense: Tensor) -> Tensor:
@@ -160,9 +160,9 @@ class _Connection:
 
     def receive_plain(self, count: int) -> bytearray:
         """Return so many bytes."""
-        found = bytearray(count)
-        self.fill(memoryview(found))
-        return found
+        received = bytearray(count)
+        self.fill(memoryview(received))
+        return received
 
     def fill(self, into: memoryview) -> None:
         """Fill memory by received bytes."""
@@ -207,7 +207,9 @@ class NetworkMainLine:
         self._world = world
         for connection in sockets.values():
             connection.settimeout(None if timeout_s == float("inf") else timeout_s)
-        self._helpers = [_Connection(rank, one, key, of_main=True) for rank, one in sorted(sockets.items())]
+        self._helpers = [
+            _Connection(rank, connection, key, of_main=True) for rank, connection in sorted(sockets.items())
+        ]
         self._kept: KeptMessages[Sequence[Form]] = KeptMessages(_SLOTS)
         # A process that the script forks would keep them open.
         os.register_at_fork(after_in_child=self._forget)
@@ -236,10 +238,10 @@ class NetworkMainLine:
 
     def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
         """Send a message again; see `MainLine.repeat`."""
-        found = self._kept.find(key)
-        if found is None or len(found[1]) != len(tensors):
+        known = self._kept.find(key)
+        if known is None or len(known[1]) != len(tensors):
             return False
-        slot, forms = found
+        slot, forms = known
         self._send(pickle.dumps((slot, call, released)), tensors, forms)
         return True
 
@@ -266,10 +268,10 @@ class NetworkMainLine:
 
     def collect(self) -> str:
         """Wait until all helpers have answered; see `MainLine.collect`."""
-        found = ""
+        error = ""
         for helper in self._helpers:
-            found = helper.receive().decode(errors="replace") or found
-        return found
+            error = helper.receive().decode(errors="replace") or error
+        return error
 
     def agree(self, call: bytes) -> None:
         """Return if all ranks make the same call, of which each has a signature.
@@ -279,7 +281,7 @@ class NetworkMainLine:
             PeerLost: a rank is lost.
         """
         calls = [bytes(helper.receive_plain(SIGNATURE_BYTES)) for helper in self._helpers]
-        is_same = all(same_call(call, other) for other in calls)
+        is_same = all(same_call(call, helpers_call) for helpers_call in calls)
         answer = [memoryview(_SAME if is_same else _OTHER)]
         for helper in self._helpers:
             helper.send_plain(answer)
@@ -324,8 +326,8 @@ class NetworkHelperLine:
         Raises:
             PeerLost: the main rank has ended.
         """
-        slot, *found = pickle.loads(self._main.receive())  # noqa: S301 - with a proof of the main rank
-        content, forms = found
+        slot, *contents = pickle.loads(self._main.receive())  # noqa: S301 - with a proof of the main rank
+        content, forms = contents
         if isinstance(content, int):
             message, known, tensors = self._kept[slot]
             self._fill(tensors, known)
@@ -357,10 +359,10 @@ class NetworkHelperLine:
             fill(_flat(tensor))
             return
         rows = form.rows_of(self._world.place.rank, tensor)
-        own = rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
-        fill(_flat(own))
-        if own is not rows:
-            rows.copy_(own)
+        part = rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
+        fill(_flat(part))
+        if part is not rows:
+            rows.copy_(part)
 
     def answer(self, error: str = "") -> None:
         """Answer that the last message was carried out, or why it was not."""

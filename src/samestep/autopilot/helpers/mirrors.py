@@ -81,40 +81,40 @@ class MirrorState:
         Raises:
             MirrorError: some of it cannot be compared.
         """
-        found = dict(python_state(module, reach))
-        found.pop((0, "training of all"), None)  # goes with each call
+        values = dict(python_state(module, reach))
+        values.pop((0, "training of all"), None)  # goes with each call
         objects: list[Any] = []
-        for place, one in enumerate(modules_of(module)):
-            objects.append(one)
-            if one._parameters:  # noqa: SLF001 - faster than `parameters`
-                objects += one._parameters.values()  # noqa: SLF001
-                for name, parameter in one._parameters.items():  # noqa: SLF001
+        for place, part in enumerate(modules_of(module)):
+            objects.append(part)
+            if part._parameters:  # noqa: SLF001 - faster than `parameters`
+                objects += part._parameters.values()  # noqa: SLF001
+                for name, parameter in part._parameters.items():  # noqa: SLF001
                     if parameter is not None and parameter.__dict__:
-                        found[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
-            if one._buffers:  # noqa: SLF001
-                objects += one._buffers.values()  # noqa: SLF001
-                for name in one._buffers:  # noqa: SLF001 - their numbers go with each call
-                    found.pop((place, name), None)
+                        values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
+            if part._buffers:  # noqa: SLF001
+                objects += part._buffers.values()  # noqa: SLF001
+                for name in part._buffers:  # noqa: SLF001 - their numbers go with each call
+                    values.pop((place, name), None)
         for key, value in reached(module, _DEPTH):
             if not isinstance(value, PLAIN):
                 objects.append(value)
-            _add_reached(key, value, found)
+            _add_reached(key, value, values)
         for name, function in called_by(module):
-            found[-2, name] = _code(function)
-        return cls(found, objects)
+            values[-2, name] = _code(function)
+        return cls(values, objects)
 
 
-def _add_reached(key: Key, value: Any, found: dict[Key, Any]) -> None:
+def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
     """Add the state of a generator, container or array that a module reaches, or a deep value."""
     if isinstance(value, PLAIN):
         if key[1].count(".") < _DEPTH:
-            found[key] = value
+            values[key] = value
     elif is_generator(value):
-        found[key] = repr(generator_state(value))
+        values[key] = repr(generator_state(value))
     elif base_of(value) is not None and length(value) > _FEW:
-        found[key] = tuple(map(id, _flat_elements(value)))
+        values[key] = tuple(map(id, _flat_elements(value)))
     elif isinstance(value, np.ndarray):
-        found[key] = _digest(value)
+        values[key] = _digest(value)
 
 
 class LayerSettings:
@@ -124,9 +124,9 @@ class LayerSettings:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        layers = (one for one in modules_of(module) if type(one).__module__.startswith("torch."))
+        layers = (part for part in modules_of(module) if type(part).__module__.startswith("torch."))
         # The module may be one of them, and ends when the script holds it no more.
-        self._layers = [(ref(one), dict(vars(one))) for one in layers]
+        self._layers = [(ref(layer), dict(vars(layer))) for layer in layers]
 
     def are_as_before(self) -> bool:
         """Return whether all layers have the settings that they had."""
@@ -161,10 +161,10 @@ def _flat_elements(values: Any) -> list[Any]:
     Raises:
         MirrorError: they have parts of their own, which may change.
     """
-    found = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
-    if any(base_of(one) or isinstance(one, (np.ndarray, Tensor)) or is_record(one) for one in found):
+    parts = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
+    if any(base_of(part) or isinstance(part, (np.ndarray, Tensor)) or is_record(part) for part in parts):
         raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
-    return found
+    return parts
 
 
 def _digest(values: Any) -> str:
@@ -248,22 +248,25 @@ class Groups:
         """Return whether all tensors have the kinds and shapes that they had at first."""
         return all(
             _kind(tensor) == kind and tensor.shape == shape
-            for kind, own in self._by_kind.items()
-            for tensor, shape in own
+            for kind, tensors in self._by_kind.items()
+            for tensor, shape in tensors
         )
 
     def flat(self) -> dict[Kind, Tensor]:
         """Return the bytes of the tensors of each kind, one tensor after another."""
-        return {kind: torch.cat([_bytes(tensor) for tensor, _ in own]) for kind, own in self._by_kind.items()}
+        return {
+            kind: torch.cat([_bytes(tensor) for tensor, _ in tensors])
+            for kind, tensors in self._by_kind.items()
+        }
 
     def set(self, values: Mapping[Kind, Tensor]) -> None:
         """Overwrite the tensors of some kinds by the bytes of `flat`, in their first shapes."""
         with torch.no_grad():
             for kind, flat in values.items():
                 _, dtype = kind
-                own = self._by_kind[kind]
-                parts = torch.split(flat, [shape.numel() * dtype.itemsize for _, shape in own])
-                for (tensor, shape), part in zip(own, parts, strict=True):
+                tensors = self._by_kind[kind]
+                parts = torch.split(flat, [shape.numel() * dtype.itemsize for _, shape in tensors])
+                for (tensor, shape), part in zip(tensors, parts, strict=True):
                     value = part.view(dtype).view(shape)
                     if _kind(tensor) == kind and tensor.shape == shape:
                         tensor.data.copy_(value)
@@ -311,7 +314,7 @@ class MirroredModule:
 
     def record(self, module: nn.Module, state: MirrorState) -> None:
         """Record that the mirror now is as the module, whose state beside tensors this is."""
-        self.objects = [_reference(one) for one in state.objects]
+        self.objects = [_reference(value) for value in state.objects]
         self.settings, self.values_beside = LayerSettings(module), state.values
         self.record_values()
 
@@ -352,13 +355,13 @@ class MirroredModule:
         Their versions do not show it: batch norm and writes through ``data`` leave them as they are. On a
         device a comparison would wait for it, so in training all count as changed.
         """
-        found = {
+        changed = {
             kind: flat
             for kind, flat in self.unshared.flat().items()
             if (kind[0] != "cpu" and torch.is_grad_enabled()) or not torch.equal(flat, self.values[kind])
         }
-        self.values.update(found)
-        return found
+        self.values.update(changed)
+        return changed
 
     def restore_values(self) -> None:
         """Give the tensors that are not shared the values that were recorded last."""
@@ -436,11 +439,11 @@ class Mirrors:
         if self._weights is not None:
             self._weights.share(tensor for tensor in tensors if self._is_to_be_shared(tensor))
         self._count += 1
-        is_shared = [self._place_of(one) is not None for one in tensors]
-        flags = [one.requires_grad for one in tensors]
+        is_shared = [self._place_of(tensor) is not None for tensor in tensors]
+        flags = [tensor.requires_grad for tensor in tensors]
         known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
         known.record(module, state)
-        described = [self._described(one) for one in tensors]
+        described = [self._described(tensor) for tensor in tensors]
         replaces = None if before is None else before.number
         files = files_of_script()
         return known, MirrorMessage(self._count, content, described, env.snapshot(), files, replaces)
@@ -486,8 +489,8 @@ def _publish_globals(module: nn.Module) -> None:
         names = function.__globals__
         name = str(names.get("__name__"))
         if name in known_files or name == "__main__":
-            found = sys.modules.setdefault(name, ModuleType(name))
-            vars(found).update({key: value for key, value in names.items() if not key.startswith("__")})
+            namespace = sys.modules.setdefault(name, ModuleType(name))
+            vars(namespace).update({key: value for key, value in names.items() if not key.startswith("__")})
 
 
 class MappedWeights:
@@ -500,7 +503,7 @@ class MappedWeights:
         """Return the mirror of a message."""
         env.export(message.environment)
         known_files.update(message.files)
-        tensors = [self._tensor(one) for one in message.tensors]
+        tensors = [self._tensor(state) for state in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
         forget_classes()
         if is_compiled(module):

@@ -117,15 +117,15 @@ class NodeCall:
     """A split call in the script's graph."""
 
     def __init__(
-        self, calls: "MainCalls", attempt: Attempt, signature: SignatureCalls, found: CallResult
+        self, calls: "MainCalls", attempt: Attempt, signature: SignatureCalls, result: CallResult
     ) -> None:
-        assert found.graph is not None
+        assert result.graph is not None
         self._calls, self._signature, self._plan = calls, signature, signature.plan
         self._attempt: Attempt | None = attempt
         self._number = attempt.number
-        self._versions = [version_of(source) for source in found.sources]
-        self.outputs: Sequence[Tensor] = found.graph.outputs
-        self._constants = found.constants
+        self._versions = [version_of(source) for source in result.sources]
+        self.outputs: Sequence[Tensor] = result.graph.outputs
+        self._constants = result.constants
 
     def backward(
         self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
@@ -139,11 +139,11 @@ class NodeCall:
         if creates_graph:
             self._signature.stay_unsplit(CREATES_GRAPH)
         else:
-            found = self._calls.backward(self._number, gradients, self._signature, retain=retain)
-            if found is not None:
+            averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
+            if averages is not None:
                 if is_modified:
                     self._signature.stay_unsplit(MODIFIED)
-                return found
+                return averages
         if is_modified:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
@@ -151,8 +151,8 @@ class NodeCall:
             )
         with torch.enable_grad():
             outputs = self._computed_again()
-        given = [grad for place, grad in enumerate(gradients) if place not in self._constants]
-        pairs = [(out, grad) for out, grad in zip(outputs, given, strict=True) if grad is not None]
+        needed = [grad for place, grad in enumerate(gradients) if place not in self._constants]
+        pairs = [(out, grad) for out, grad in zip(outputs, needed, strict=True) if grad is not None]
         wanted = [source for source in sources if source.requires_grad]
         of_wanted = iter(
             torch.autograd.grad(
@@ -176,7 +176,7 @@ class NodeCall:
             assign_side_outputs(module, attempt.state)
             with attempt.surroundings.entered(module):
                 value = outcome(module, call.unsplit(), self._plan.sides)
-            return [one for _, one in leaves(value) if one.requires_grad]
+            return [output for _, output in leaves(value) if output.requires_grad]
         finally:
             is_inside.reset(inside)
             saved.restore()

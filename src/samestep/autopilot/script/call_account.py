@@ -113,8 +113,8 @@ class StepCosts:
         if not self._split_s:
             if not self._unsplit_s:
                 return None
-            own = seconds_text(median(self._unsplit_s))
-            return f"{workers}: {own} a step, computed by one of them{checks}"
+            unsplit_s = seconds_text(median(self._unsplit_s))
+            return f"{workers}: {unsplit_s} a step, computed by one of them{checks}"
         split = f"{workers}: {seconds_text(median(self._split_s))} a step"
         if len(self._unsplit_s) < _LEAST:
             return split + checks
@@ -201,58 +201,58 @@ class Account:
         site = calling_site(self.is_user)
         if site not in self.sites:
             self.sites[site] = str(site)
-        whole = "".join(f" in {type(one).__name__}" for one in called_in_parts.get()[-1:])
+        whole = "".join(f" in {type(whole).__name__}" for whole in called_in_parts.get()[-1:])
         return f"{type(module).__name__}{whole} at {self.sites[site]}"
 
-    def note_unsplit(self, what: str, why: str) -> None:
+    def note_unsplit(self, place: str, why: str) -> None:
         """Record a call that was not split, and why."""
-        self.unsplit[what] += 1
-        self.counts.setdefault(what, Counter())[why] += 1
+        self.unsplit[place] += 1
+        self.counts.setdefault(place, Counter())[why] += 1
 
     def note_exception(self, text: str) -> None:
         """Record a note, once."""
         if text not in self.exceptions:
             self.exceptions.append(text)
 
-    def note_longer_split(self, what: str, unsplit_s: float, split_s: float) -> None:
+    def note_longer_split(self, place: str, unsplit_s: float, split_s: float) -> None:
         """Record that a call takes longer split than unsplit; report it once, at the first such call."""
-        if what not in self.longer_split:
+        if place not in self.longer_split:
             write_stderr(
-                f"samestep: note: a call of {what} takes {seconds_text(split_s)} split and "
+                f"samestep: note: a call of {place} takes {seconds_text(split_s)} split and "
                 f"{seconds_text(unsplit_s)} unsplit, so such calls are unsplit from now on\n"
             )
-        self.longer_split[what] = unsplit_s, split_s
+        self.longer_split[place] = unsplit_s, split_s
 
-    def explain(self, what: str, evidence: Iterable[object]) -> None:
+    def explain(self, place: str, evidence: Iterable[object]) -> None:
         """Keep the evidence of a check of a module's calls: a line for each way that was tried."""
-        self.evidence += [f"{what}: {one}" for one in evidence]
+        self.evidence += [f"{place}: {line}" for line in evidence]
 
-    def note_check(self, what: str, seconds: float, stream: TextIO) -> None:
+    def note_check(self, place: str, seconds: float, stream: TextIO) -> None:
         """Report a check that takes long, while it is executed."""
-        if seconds >= _LONG_S and what not in self.checked:
-            self.checked.add(what)
+        if seconds >= _LONG_S and place not in self.checked:
+            self.checked.add(place)
             write_stderr(
-                f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n",
+                f"samestep: {place}: checking that its calls can be split, which may take {seconds:.0f} s\n",
                 stream,
             )
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
-        split = [f"{what}: {counted(count, 'call')} split" for what, count in self.split.items()]
+        split = [f"{place}: {counted(count, 'call')} split" for place, count in self.split.items()]
         unsplit = [
-            f"{what}: {counted(count, 'call')} unsplit ({self._reason(what, why)})"
-            for what, counts in self.counts.items()
+            f"{place}: {counted(count, 'call')} unsplit ({self._reason(place, why)})"
+            for place, counts in self.counts.items()
             for why, count in counts.items()
         ]
         return [*split, *unsplit, *self.exceptions, *self.evidence, *self._advice()]
 
-    def _reason(self, what: str, why: str) -> str:
+    def _reason(self, place: str, why: str) -> str:
         """Return the reason for unsplit calls, with the measured times of those that take longer split."""
-        if (what, why) in self.in_parts:
+        if (place, why) in self.in_parts:
             return f"{why}{IN_PARTS}"
-        if why != LONGER_SPLIT or what not in self.longer_split:
+        if why != LONGER_SPLIT or place not in self.longer_split:
             return why
-        unsplit, split = map(seconds_text, self.longer_split[what])
+        unsplit, split = map(seconds_text, self.longer_split[place])
         return f"{why}: {split} instead of {unsplit}"
 
     def _advice(self) -> list[str]:
@@ -280,7 +280,11 @@ def _library_of(file: str, program: str | None) -> str:
     installed = list(_INSTALLED.finditer(file))
     if (not installed and not file.startswith(_STANDARD)) or (program and _is_of_program(file, program)):
         return ""
-    start = installed[-1].end() if installed else max(len(one) for one in _STANDARD if file.startswith(one))
+    start = (
+        installed[-1].end()
+        if installed
+        else max(len(folder) for folder in _STANDARD if file.startswith(folder))
+    )
     return file[start:].split(os.sep, maxsplit=1)[0].removesuffix(".py")
 
 
@@ -320,5 +324,7 @@ def calling_site(is_user: Callable[[str], bool] = is_user_code) -> Site:
         if not is_internal_code(file):
             libraries.append(Site(file, frame.f_lineno))
         frame = frame.f_back
-    installed = [one for one in libraries if _INSTALLED.search(one.file) and not is_internal_code(one.file)]
+    installed = [
+        site for site in libraries if _INSTALLED.search(site.file) and not is_internal_code(site.file)
+    ]
     return [*installed, *libraries[1:], *libraries][0]

@@ -193,12 +193,12 @@ def _moved(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Replace ``torch.device("cuda", 1)`` and ``torch.device(0)``: return the CPU."""
     named = [*args, *kwargs.values()]
-    numbers = [one for one in named if isinstance(one, int)]
+    numbers = [device for device in named if isinstance(device, int)]
     if numbers:
         if "cpu" not in named:
             NAMED.use(numbers[0])
         return _CPU
-    if any(_on_cpu(one) is not one for one in named):
+    if any(_on_cpu(device) is not device for device in named):
         return _CPU
     result: torch.device = func(*args, **kwargs)
     return result
@@ -206,10 +206,10 @@ def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.
 
 def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Replace ``x.to(0)`` and ``module.to("cuda:0")``; a number is a device."""
-    for one in (*args, kwargs.get("device")):
-        if type(one) is int:
-            NAMED.use(one)
-    args = ["cpu" if type(one) is int else _on_cpu(one) for one in args]
+    for argument in (*args, kwargs.get("device")):
+        if type(argument) is int:
+            NAMED.use(argument)
+    args = ["cpu" if type(argument) is int else _on_cpu(argument) for argument in args]
     kwargs = {
         name: _on_cpu(_CPU if type(value) is int else value) if name == "device" else value
         for name, value in kwargs.items()
@@ -228,8 +228,8 @@ _REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
-    def __instancecheck__(cls, one: Any) -> bool:
-        return isinstance(one, _RealGenerator)
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _RealGenerator)
 
 
 _RealGenerator = torch.Generator
@@ -382,14 +382,14 @@ def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
 def _over_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Create a process group over Gloo; names of back ends are the only text that contains theirs."""
     kwargs.pop("device_id", None)
-    named = {name: _gloo(one) for name, one in kwargs.items()}
+    named = {name: _gloo(value) for name, value in kwargs.items()}
     with NAMED.kept():  # torch names the devices of each back end
         return original(*map(_gloo, args), **named)
 
 
 def _wrapped_model(original: Callable[..., None], ddp: Any, module: Any, *args: Any, **kwargs: Any) -> None:
     """Create a `DistributedDataParallel`, whose first arguments after the module are devices."""
-    named = {name: one for name, one in kwargs.items() if name not in ("device_ids", "output_device")}
+    named = {name: value for name, value in kwargs.items() if name not in ("device_ids", "output_device")}
     original(ddp, module, *([None] * len(args[:2])), *args[2:], **named)
 
 

@@ -32,19 +32,22 @@ _DEEPEST = 4  # of the arguments
 
 def lists_of_alike(value: Any) -> dict[Path, list[list[tuple[Path, Tensor]]]]:
     """Return the lists and tuples of parts with tensors in the same form, as the tensors of each part."""
-    found: dict[Path, list[list[tuple[Path, Tensor]]]] = {}
+    lists: dict[Path, list[list[tuple[Path, Tensor]]]] = {}
     waiting: list[tuple[Path, Any]] = [((key,), part) for key, part in parts_of(value)]
     while waiting:
         path, value = waiting.pop(0)
         parts: list[tuple[Path, Any]] = [((*path, key), part) for key, part in parts_of(value)]
         inside = [list(leaves(part, below)) for below, part in parts]
-        forms = [[(one[len(path) + 1 :], x.dim(), x.dtype) for one, x in part] for part in inside]
+        forms = [
+            [(path_of_tensor[len(path) + 1 :], x.dim(), x.dtype) for path_of_tensor, x in part]
+            for part in inside
+        ]
         is_list = isinstance(value, (list, tuple)) and not hasattr(value, "_fields") and len(parts) >= _ALIKE
         if is_list and forms[0] and forms.count(forms[0]) == len(forms):
-            found[path] = inside
+            lists[path] = inside
         elif len(path) <= _DEEPEST:
             waiting += parts
-    return found
+    return lists
 
 
 def depth_of_list(path: Path, dims: Dims) -> int | None:
@@ -72,7 +75,9 @@ def selected(value: Any, dims: Dims, places: Iterable[int]) -> Any:
     """Return `value` with the samples at `places` of each list of samples; everything else is shared."""
     chosen = list(places)
     lists = lists_in(value, dims).items()
-    return replaced(value, {path: type(one)([one[place] for place in chosen]) for path, one in lists})
+    return replaced(
+        value, {path: type(samples)([samples[place] for place in chosen]) for path, samples in lists}
+    )
 
 
 def unequal_sizes(value: Any, dims: Dims, ranks: int) -> set[tuple[Path, int, str]]:
@@ -80,7 +85,7 @@ def unequal_sizes(value: Any, dims: Dims, ranks: int) -> set[tuple[Path, int, st
 
     A forward may pad a slice to its largest part, cut it to its smallest, or have nothing to compute.
     """
-    found: set[tuple[Path, int, str]] = set()
+    differing: set[tuple[Path, int, str]] = set()
     for path, parts in lists_in(value, dims).items():
         sizes: defaultdict[tuple[Path, int], defaultdict[int, list[int]]]
         sizes = defaultdict(lambda: defaultdict(list))
@@ -90,12 +95,12 @@ def unequal_sizes(value: Any, dims: Dims, ranks: int) -> set[tuple[Path, int, st
                     for dim, size in enumerate(tensor.shape):
                         sizes[(*path, LIST, *below), dim][rank].append(size)
         for where, slices in sizes.items():
-            largest = {max(one) for one in slices.values()}
-            smallest = {min(one) for one in slices.values()}
-            is_empty = {int(one == 0) for one in largest}
+            largest = {max(sizes_of_rank) for sizes_of_rank in slices.values()}
+            smallest = {min(sizes_of_rank) for sizes_of_rank in slices.values()}
+            is_empty = {int(size == 0) for size in largest}
             kinds = {"largest": largest, "smallest": smallest, "empty": is_empty}
-            found |= {(*where, kind) for kind, values in kinds.items() if len(values) > 1}
-    return found
+            differing |= {(*where, kind) for kind, values in kinds.items() if len(values) > 1}
+    return differing
 
 
 def _value_at(value: Any, path: Path) -> Any:
@@ -120,8 +125,8 @@ class CallArguments:
 
     @cached_property
     def _tensors(self) -> list[tuple[Path, Tensor]]:
-        found = leaves(self.both)
-        return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
+        tensors = leaves(self.both)
+        return [(path, tensor) for path, tensor in tensors if tensor.dim() and tensor.layout == torch.strided]
 
     @property
     def both(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,15 +148,15 @@ class CallArguments:
         args, kwargs = mapped(self.both, lambda _, tensor: tensor.detach().clone())
         return CallArguments(args, kwargs)
 
-    def same(self, other: "CallArguments") -> bool:
+    def same(self, second: "CallArguments") -> bool:
         """Return whether the tensors of both hold the same numbers."""
-        mine, theirs = self.tensors(), other.tensors()
-        if len(mine) != len(theirs) or any(
-            one.shape != two.shape for (_, one), (_, two) in zip(mine, theirs, strict=True)
-        ):
+        if len(self.tensors()) != len(second.tensors()):
             return False
-        pairs = zip(mine, theirs, strict=True)
-        return all(bool(((one == two) | (one != one)).all()) for (_, one), (_, two) in pairs)  # noqa: PLR0124 - NaN
+        pairs = zip(self.tensors(), second.tensors(), strict=True)
+        return all(
+            tensor.shape == counterpart.shape and bool(((tensor == counterpart) | (tensor != tensor)).all())  # noqa: PLR0124 - NaN
+            for (_, tensor), (_, counterpart) in pairs
+        )
 
     def form(self) -> tuple[Any, ...]:
         """Return the tensors' part of the call signature: places, dimensions and dtypes, but no sizes."""
@@ -172,17 +177,17 @@ class CallArguments:
     def sliced(self, split: BatchSplit, dims: Dims) -> "CallArguments":
         """Return the arguments of this rank's slice."""
 
-        def own(path: Path, tensor: Tensor) -> Tensor:
+        def sliced(path: Path, tensor: Tensor) -> Tensor:
             if path in dims:
                 return split.sliced(tensor, dims[path])
             return tensor if is_split(path, dims) else split.shared(tensor)
 
         places = range(split.start, split.start + split.local)
-        args, kwargs = mapped(selected(self.both, dims, places), own)
+        args, kwargs = mapped(selected(self.both, dims, places), sliced)
         return CallArguments(args, kwargs)
 
 
-def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
+def candidates(arguments: CallArguments, size: int) -> Iterator[Dims]:
     """Yield the ways in which the inputs may be split for `size` ranks, likeliest first.
 
     The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
@@ -190,7 +195,7 @@ def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
     an unsplit input with the samples by position. The parts of a list may be the samples; the hundreds of
     ways to split one image or graph of a list are left out.
     """
-    tensors, lists = given.tensors(), lists_of_alike(given.both)
+    tensors, lists = arguments.tensors(), lists_of_alike(arguments.both)
     seen = [
         *_ways_by(0, tensors, size),
         *_ways_by_list(tensors, lists, size),
@@ -215,19 +220,19 @@ def _ways_by(dim: int, tensors: _Tensors, size: int) -> Iterator[Dims]:
 def _ways_by_list(tensors: _Tensors, lists: Mapping[Path, Sequence[_Tensors]], size: int) -> Iterator[Dims]:
     """Yield the ways in which a list of samples is split, and other inputs with as many samples."""
     for total in dict.fromkeys(map(len, lists.values())):
-        alike = {path: LIST for path, parts in lists.items() if len(parts) == total}
-        inside = [tensor for path in alike for part in lists[path] for _, tensor in part]
+        lists_of_total = {path: LIST for path, parts in lists.items() if len(parts) == total}
+        inside = [tensor for path in lists_of_total for part in lists[path] for _, tensor in part]
         if total < size or any(tensor.requires_grad for tensor in inside):
             continue
-        others = [(path, tensor) for path, tensor in tensors if not is_split(path, alike)]
+        remaining = [(path, tensor) for path, tensor in tensors if not is_split(path, lists_of_total)]
         for least in (1, 2):
-            yield {**_dims_of_size(others, total, least), **alike}
-        yield alike
+            yield {**_dims_of_size(remaining, total, least), **lists_of_total}
+        yield lists_of_total
 
 
 def _dims_of_size(tensors: _Tensors, total: int, least: int) -> Dims:
-    found = {path: _sample_dim(tensor, total, least) for path, tensor in tensors}
-    return {path: dim for path, dim in found.items() if dim is not None}
+    dims = {path: _sample_dim(tensor, total, least) for path, tensor in tensors}
+    return {path: dim for path, dim in dims.items() if dim is not None}
 
 
 def _is_of_some(parts: Sequence[_Tensors], dims: Dims) -> bool:
@@ -292,7 +297,7 @@ def stays_unsplit(module: nn.Module) -> bool:
     return owner is not None and _declared[owner] is None
 
 
-def declared_dims(module: nn.Module, given: CallArguments) -> Dims | None:
+def declared_dims(module: nn.Module, arguments: CallArguments) -> Dims | None:
     """Return the declared sample dimension of each input of a call; None without a declaration."""
     owner = _declaring(module)
     if owner is None:
@@ -302,9 +307,9 @@ def declared_dims(module: nn.Module, given: CallArguments) -> Dims | None:
         return None
     if not isinstance(dim, int):
         names = list(inspect.signature(owner.forward).parameters)
-        by_path = {path: dim.get(_argument(path, names)) for path, _ in given.tensors()}
-        return {path: one for path, one in by_path.items() if one is not None}
-    sizes = {path: tensor.size(dim) for path, tensor in given.tensors() if tensor.dim() > dim}
+        by_path = {path: dim.get(_argument(path, names)) for path, _ in arguments.tensors()}
+        return {path: dim_of_path for path, dim_of_path in by_path.items() if dim_of_path is not None}
+    sizes = {path: tensor.size(dim) for path, tensor in arguments.tensors() if tensor.dim() > dim}
     total = next(iter(sizes.values()), None)
     return {path: dim for path, size in sizes.items() if size == total}
 
@@ -312,7 +317,7 @@ def declared_dims(module: nn.Module, given: CallArguments) -> Dims | None:
 def _declaring(module: nn.Module) -> nn.Module | None:
     """Return the module with a declaration: the called one, or the one that it wraps; None for neither."""
     inner = [module, getattr(module, "module", None), getattr(module, "_orig_mod", None)]
-    return next((one for one in inner if isinstance(one, nn.Module) and one in _declared), None)
+    return next((part for part in inner if isinstance(part, nn.Module) and part in _declared), None)
 
 
 def _argument(path: Path, names: list[str]) -> str:

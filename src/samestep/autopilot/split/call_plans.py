@@ -125,16 +125,16 @@ class ReducedOutput:
         Raises:
             UsageError: it is not computed in the same way as in the equivalence check.
         """
-        found = read_reduction(part, self.reading)
-        if found is None:
+        reduction = read_reduction(part, self.reading)
+        if reduction is None:
             raise UsageError(
                 "a model computes its loss in another way than in its first call, so the weight of a "
                 "slice's loss is unknown. Return scores from forward and compute the loss outside, or keep "
                 "the model's calls unsplit: samestep.batch_dim(model, dim=None)."
             )
-        if found.kind == "sum":
+        if reduction.kind == "sum":
             return split.summed(part)
-        return mean_over_ranks(part, found, split.world, reading=self.reading)
+        return mean_over_ranks(part, reduction, split.world, reading=self.reading)
 
 
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
@@ -162,9 +162,9 @@ def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:
     return BatchSplit(world, total, of_list=LIST in dims.values())
 
 
-def _is_of_unknown_elements(part: Tensor, found: Reduction) -> bool:
+def _is_of_unknown_elements(part: Tensor, reduction: Reduction) -> bool:
     """Return whether several means may be over other elements: a selection is visible in a graph only."""
-    return part.grad_fn is None and len(found.values()) > 1
+    return part.grad_fn is None and len(reduction.values()) > 1
 
 
 def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Gathering]:
@@ -176,10 +176,14 @@ def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[G
     if whole.shape == part.shape:
         known: list[Reduction] = []
         for reading in (*READINGS, OF_EACH) if split.of_list else READINGS:
-            found = read_reduction(part, reading)
-            if found is not None and found not in known and not _is_of_unknown_elements(part, found):
-                known.append(found)
-                if found.kind == "sum" or whole.is_floating_point() or whole.is_complex():
+            reduction = read_reduction(part, reading)
+            if (
+                reduction is not None
+                and reduction not in known
+                and not _is_of_unknown_elements(part, reduction)
+            ):
+                known.append(reduction)
+                if reduction.kind == "sum" or whole.is_floating_point() or whole.is_complex():
                     yield ReducedOutput(reading)
         yield ReplicatedOutput()
     if whole.dim() != part.dim():
@@ -188,10 +192,10 @@ def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[G
     for dim, size in enumerate(whole.shape):
         if size % split.total or part.size(dim) * split.total != size * split.local:
             continue
-        others = [at for at in range(whole.dim()) if at != dim]
-        if any(whole.size(at) != part.size(at) for at in others):
+        further = [at for at in range(whole.dim()) if at != dim]
+        if any(whole.size(at) != part.size(at) for at in further):
             continue
-        expanded = tuple(at for at in others if whole.stride(at) == 0 and whole.size(at) > 1)
+        expanded = tuple(at for at in further if whole.stride(at) == 0 and whole.size(at) > 1)
         yield ConcatenatedOutput(dim, order, expanded=expanded)
         if size > split.total:
             yield ConcatenatedOutput(dim, order, inner=True, expanded=expanded)
@@ -238,7 +242,7 @@ def slice_side_outputs(
 ) -> None:
     """Replace the side outputs of an earlier call by this rank's slices."""
 
-    def own(path: Path, tensor: Tensor) -> Tensor:
+    def sliced(path: Path, tensor: Tensor) -> Tensor:
         gathering = gatherings.get(path)
         if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
             return tensor
@@ -246,7 +250,7 @@ def slice_side_outputs(
         return tensor if rest or not every else split.sliced(tensor, gathering.dim, every=every)
 
     _, left = outcome(module, None, sides)
-    _, own_left = mapped((None, left), own)
+    _, own_left = mapped((None, left), sliced)
     assign_side_outputs(module, own_left)
 
 
@@ -256,18 +260,18 @@ def can_continue(
     """Return whether a call of `total` samples can continue from slices of the side outputs."""
     _, left = outcome(module, None, sides)
     return not any(
-        isinstance(found := gatherings.get(path), ConcatenatedOutput)
-        and tensor.dim() > found.dim
-        and tensor.size(found.dim) % total
+        isinstance(gathering := gatherings.get(path), ConcatenatedOutput)
+        and tensor.dim() > gathering.dim
+        and tensor.size(gathering.dim) % total
         for path, tensor in leaves((None, left))
     )
 
 
-def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: BatchSplit, *, what: str) -> Any:
+def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: BatchSplit, *, name: str) -> Any:
     """Return the outcome of the whole batch; raise `UsageError` for an unknown tensor."""
     if any(path not in gatherings for path, _ in leaves(value)):
         raise UsageError(
-            f"{what} returns or keeps other tensors than in its first call of this signature, which "
+            f"{name} returns or keeps other tensors than in its first call of this signature, which "
             "cannot be gathered."
         )
     return mapped(value, lambda path, part: gatherings[path].gather(part, split))

@@ -46,19 +46,19 @@ class SliceGradients:
 
 def leaves_of(*outputs: Tensor) -> list[Tensor]:
     """Return the tensors at the end of the graphs of `outputs`, in which a backward accumulates gradients."""
-    found: dict[int, Tensor] = {}
+    leaves: dict[int, Tensor] = {}
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)
     while waiting:
         node: Any = waiting.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found[id(variable)] = variable
-        for one, _ in node.next_functions:
-            if one is not None and one not in seen:
-                seen.add(one)
-                waiting.append(one)
-    return list(found.values())
+            leaves[id(variable)] = variable
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in seen:
+                seen.add(next_node)
+                waiting.append(next_node)
+    return list(leaves.values())
 
 
 _differentiated: ContextVar[tuple[int, ...]] = ContextVar("samestep_differentiated", default=())
@@ -83,22 +83,24 @@ def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
             return original(outputs, inputs, *args, **kwargs)
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
         with unaveraged(outputs):
-            found = original(outputs, tensors, *args, **kwargs)
+            results = original(outputs, tensors, *args, **kwargs)
         gradients = of()
         if gradients is None:
-            return found
-        own = [one for one, tensor in zip(found, tensors, strict=False) if gradients.follows(tensor)]
-        if own and any(one is not None and one.requires_grad for one in own):
+            return results
+        of_weights = [
+            gradient for gradient, tensor in zip(results, tensors, strict=False) if gradients.follows(tensor)
+        ]
+        if of_weights and any(gradient is not None and gradient.requires_grad for gradient in of_weights):
             if not uses_split_call(outputs):
-                return found  # each rank has computed all of it
+                return results  # each rank has computed all of it
             raise UsageError(
                 "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split, "
                 "because a penalty from it covers only a worker's slice."
             )
-        if own:
+        if of_weights:
             before_collective()
-            gradients.average(own)
-        return found
+            gradients.average(of_weights)
+        return results
 
     with attached(declarations.AVERAGED_GRAD, wrapping(grad)):
         yield
@@ -131,8 +133,8 @@ def detected_training() -> Iterator[None]:
         yield
 
 
-def _refuse(what: str) -> None:
+def _refuse(action: str) -> None:
     if _is_comparing.get():
-        raise TrainsError(f"it runs {what} when it is called")
+        raise TrainsError(f"it runs {action} when it is called")
     if current_slice.get() is not None:
-        raise UsageError(f"{what} within a split call of a model trains with a slice.")
+        raise UsageError(f"{action} within a split call of a model trains with a slice.")

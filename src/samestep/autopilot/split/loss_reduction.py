@@ -55,11 +55,11 @@ class Weight:
         by_class = None if classes is None else origin_of(classes)
         return cls(total, ("labels", origin_of(target), by_class, ignored))
 
-    def times(self, other: "Weight") -> "Weight":
+    def times(self, factor: "Weight") -> "Weight":
         """Return the product of two weights."""
-        if isinstance(self.value, float) and isinstance(other.value, float):
-            return Weight.of(self.value * other.value)
-        return Weight(_scalar(self.value) * _scalar(other.value), ("product", self.origin, other.origin))
+        if isinstance(self.value, float) and isinstance(factor.value, float):
+            return Weight.of(self.value * factor.value)
+        return Weight(_scalar(self.value) * _scalar(factor.value), ("product", self.origin, factor.origin))
 
     def reciprocal(self) -> "Weight":
         """Return 1 divided by this weight, which is infinite if this weight is 0."""
@@ -139,11 +139,11 @@ class Reduction:
     # an identifier for the origin of the weight; terms of different sources have no common weight
     source: Hashable = ELEMENTS
     # the weights of further terms of a sum of means; they must be proportional to `weight` on all ranks
-    others: tuple[Weight, ...] = ()
+    further: tuple[Weight, ...] = ()
 
     def values(self) -> list[float]:
         """Return the different weights of all terms; this reads those that are tensors, so only in checks."""
-        return list(dict.fromkeys(one.read() for one in (self.weight, *self.others)))
+        return list(dict.fromkeys(weight.read() for weight in (self.weight, *self.further)))
 
 
 class Independent:
@@ -186,25 +186,25 @@ OF_EACH = Reading(each=True)
 
 def added(terms: Iterable[Term], reading: Reading) -> Term:
     """Return the reading of a sum of terms."""
-    found: list[Reduction] = []
+    reductions: list[Reduction] = []
     for term in terms:
         if term is None:
             return None
         if isinstance(term, Reduction):
-            found.append(term)
-    if not found:
+            reductions.append(term)
+    if not reductions:
         return INDEPENDENT
-    means = [one for one in found if one.kind == "mean"]
+    means = [reduction for reduction in reductions if reduction.kind == "mean"]
     if not means:
-        return found[0]
-    if len(means) < len(found) and not reading.sums_independent:
+        return reductions[0]
+    if len(means) < len(reductions) and not reading.sums_independent:
         return None
     first = means[0]
-    if any(one.source != first.source for one in means):
+    if any(mean.source != first.source for mean in means):
         return None
-    weights = [weight for one in means for weight in (one.weight, *one.others)]
-    others = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
-    return replace(first, others=others)
+    weights = [weight for mean in means for weight in (mean.weight, *mean.further)]
+    further = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
+    return replace(first, further=further)
 
 
 def divided(term: Term, divisor: Weight, *, applies: bool) -> Term:
@@ -226,9 +226,9 @@ def scaled(term: Term, factor: Weight, *, applies: bool) -> Term:
 
 def multiplied(terms: Iterable[Term]) -> Term:
     """Return the reading of a product of at most one reduction and factors independent of samples."""
-    found = list(terms)
-    reductions = [term for term in found if isinstance(term, Reduction)]
-    if None in found or len(reductions) > 1:
+    terms_read = list(terms)
+    reductions = [term for term in terms_read if isinstance(term, Reduction)]
+    if None in terms_read or len(reductions) > 1:
         return None
     return reductions[0] if reductions else INDEPENDENT
 
@@ -249,8 +249,8 @@ def by_elements(reduction: int, count: int) -> Term:
 
 def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
     """Return the reduction that computed `value`, from its graph; None if it is unknown."""
-    found = _Graph(reading).read(value.grad_fn, _DEPTH)
-    return found if isinstance(found, Reduction) else None
+    term = _Graph(reading).read(value.grad_fn, _DEPTH)
+    return term if isinstance(term, Reduction) else None
 
 
 def reducing_nodes(value: Tensor, reading: Reading) -> list[Any]:
@@ -274,51 +274,51 @@ class _Graph:
 
     def read(self, node: Any, depth: int) -> Term:
         before = len(self.reducing)
-        found = self._read(node, depth)
-        if not isinstance(found, Reduction):
+        term = self._read(node, depth)
+        if not isinstance(term, Reduction):
             del self.reducing[before:]  # what was read below has no part in the reduction
         elif _divides_by_weight(node):
             self.reducing.append(node)
-        return found
+        return term
 
     def _read(self, node: Any, depth: int) -> Term:
         if node is None or not depth:
             return None
         name = _name(node)
-        found: Term = None
+        term: Term = None
         if name == "AccumulateGrad":
-            found = INDEPENDENT if node.variable.numel() == 1 else None
+            term = INDEPENDENT if node.variable.numel() == 1 else None
         elif name in _LINEAR:
-            found = added(self._inputs(node, depth), self._reading)
+            term = added(self._inputs(node, depth), self._reading)
         elif name in _PRODUCTS:
-            found = self._product(node, depth, divides=name == "DivBackward")
+            term = self._product(node, depth, divides=name == "DivBackward")
         elif name in ("MeanBackward", "SumBackward"):
-            found = self._reduced(node, depth, name)
+            term = self._reduced(node, depth, name)
         elif name in _ELEMENTWISE:
             inside = self._inputs(node, depth)
-            found = INDEPENDENT if inside and all(one is INDEPENDENT for one in inside) else None
+            term = INDEPENDENT if inside and all(term is INDEPENDENT for term in inside) else None
         elif (reader := _READERS.get(name)) is not None:
-            found = Reduction("sum") if self._reading.each else reader(node)
-        return found
+            term = Reduction("sum") if self._reading.each else reader(node)
+        return term
 
     def _inputs(self, node: Any, depth: int) -> list[Term]:
-        return [self.read(one, depth - 1) for one, _ in node.next_functions if one is not None]
+        return [self.read(operand, depth - 1) for operand, _ in node.next_functions if operand is not None]
 
     def _product(self, node: Any, depth: int, *, divides: bool) -> Term:
-        found = multiplied(self._inputs(node, depth))
-        has_graph = [one is not None for one, _ in node.next_functions]
+        term = multiplied(self._inputs(node, depth))
+        has_graph = [operand is not None for operand, _ in node.next_functions]
         if all(has_graph):
-            return found
+            return term
         factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - no public spelling
         if not isinstance(factor, Tensor) or factor.numel() != 1 or (divides and not has_graph[0]):
-            return found if not isinstance(factor, Tensor) else None
+            return term if not isinstance(factor, Tensor) else None
         if divides:
-            return divided(found, Weight.at(factor), applies=self._reading.divided)
-        return scaled(found, Weight.at(factor), applies=self._reading.multiplied)
+            return divided(term, Weight.at(factor), applies=self._reading.divided)
+        return scaled(term, Weight.at(factor), applies=self._reading.multiplied)
 
     def _reduced(self, node: Any, depth: int, name: str) -> Term:
         """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
-        operand = next((one for one, _ in node.next_functions), None)
+        operand = next((operand for operand, _ in node.next_functions), None)
         is_stack = _name(operand) in ("StackBackward", "CatBackward")
         if self._reading.each and not is_stack:
             return Reduction("sum")
@@ -365,11 +365,11 @@ def _of_selection(node: Any, term: Term) -> Term:
     waiting, seen = [node], 0
     while waiting and seen < _NEAR:
         seen += 1
-        for one, _ in waiting.pop(0).next_functions:
-            if _name(one) in _SELECTING:
-                return replace(term, source=("selected", id(one)))
-            if one is not None:
-                waiting.append(one)
+        for operand, _ in waiting.pop(0).next_functions:
+            if _name(operand) in _SELECTING:
+                return replace(term, source=("selected", id(operand)))
+            if operand is not None:
+                waiting.append(operand)
     return term
 
 

@@ -73,9 +73,9 @@ class PlannedDraw:
 
     def packing_of(self, packings: Sequence[PackedRows]) -> PackedRows | None:
         """Return the packed sequences of the draw; None if it is unknown which they are."""
-        found = [packings[place] for place in self.packings if place < len(packings)]
-        is_known = found and all(torch.equal(one.rows, found[0].rows) for one in found)
-        return found[0] if is_known else None
+        candidates = [packings[place] for place in self.packings if place < len(packings)]
+        is_known = candidates and all(torch.equal(packing.rows, candidates[0].rows) for packing in candidates)
+        return candidates[0] if is_known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,19 @@ class DrawPlan:
 
         None if there is none, or if planned draws of this shape have other sample dimensions.
         """
-        found = [one for one in self.draws if one.fits(draw, shape, samples, packings)]
-        agree = len({(one.dim, one.record.order, one.packings) for one in found}) == 1
-        return found[0] if agree else None
+        planned = [
+            draw_planned for draw_planned in self.draws if draw_planned.fits(draw, shape, samples, packings)
+        ]
+        agree = (
+            len(
+                {
+                    (draw_planned.dim, draw_planned.record.order, draw_planned.packings)
+                    for draw_planned in planned
+                }
+            )
+            == 1
+        )
+        return planned[0] if agree else None
 
     def at(self, number: int, draw: DrawType) -> PlannedDraw | None:
         """Return the planned draw `number`, if it is of this type; its other sizes may differ."""
@@ -116,22 +126,22 @@ class BatchDraw:
     order: tuple[int, ...] | None = None
     rows: Tensor | None = None  # the rows of this rank, if they are those of packed sequences
 
-    def own(self, whole: Tensor) -> Tensor:
+    def part_of(self, whole: Tensor) -> Tensor:
         """Return this rank's part."""
         if self.rows is not None:
             return whole.index_select(self.dim, self.rows.to(whole.device))
-        part = self._part(whole)
+        part = self._view(whole)
         return part.flatten(self.dim, self.dim + 1) if self.inner else part
 
-    def set_own(self, whole: Tensor, part: Tensor) -> None:
+    def set_part_of(self, whole: Tensor, part: Tensor) -> None:
         """Write this rank's part."""
         if self.rows is not None:
             whole.index_copy_(self.dim, self.rows.to(whole.device), part)
             return
-        own = self._part(whole)
-        own.copy_(part.reshape(own.shape))
+        view = self._view(whole)
+        view.copy_(part.reshape(view.shape))
 
-    def _part(self, whole: Tensor) -> Tensor:
+    def _view(self, whole: Tensor) -> Tensor:
         """Return a view of this rank's part; with `inner`, positions are a dimension before the samples."""
         if not self.inner:
             return whole.narrow(self.dim, self.start * self.every, self.length * self.every)
@@ -232,7 +242,9 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs) if wide is None else draw(wide, func, args, kwargs)
         if func.overloadpacket is aten.randperm:  # a call that permutes its samples cannot be split
             return func(*args, **kwargs)
-        device = next((one.device for one in args if isinstance(one, Tensor)), torch.device("cpu"))
+        device = next(
+            (argument.device for argument in args if isinstance(argument, Tensor)), torch.device("cpu")
+        )
         before = RngState.now(device)
         result = func(*args, **kwargs)
         if not before.same(RngState.now(device)):  # attention without dropout draws no numbers
@@ -356,7 +368,9 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         dim = differing[0]
         sizes = shape[0], known.shape[0]
         places = tuple(
-            place for place, one in enumerate(self._packings) if (len(one.rows), one.total) == sizes
+            place
+            for place, packing in enumerate(self._packings)
+            if (len(packing.rows), packing.total) == sizes
         )
         if differing == [0] and places:
             self._dims[number], self._packed[number] = 0, places
@@ -414,7 +428,7 @@ def _is_seeded(func: Any) -> bool:
 
 def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
     """Return the shape of a draw: that of the first tensor among its arguments, or its argument `size`."""
-    tensor = next((one for one in args if isinstance(one, Tensor)), None)
+    tensor = next((argument for argument in args if isinstance(argument, Tensor)), None)
     if tensor is not None:
         return tensor.shape
     size: Sequence[int] = kwargs["size"] if "size" in kwargs else args[_size_at(args)]
@@ -422,15 +436,15 @@ def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _size_at(args: Sequence[Any]) -> int:
-    return next(place for place, one in enumerate(args) if isinstance(one, list | tuple))
+    return next(place for place, argument in enumerate(args) if isinstance(argument, list | tuple))
 
 
 def _fill(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``x.uniform_()`` and the like, which overwrite `x`; probabilities may be one per element."""
     target, *rest = args
     whole = wide.empty(target)
-    func(whole, *(_among_others(one, target.shape, wide) for one in rest), **kwargs)
-    target.copy_(wide.own(whole))
+    func(whole, *(_among_others(argument, target.shape, wide) for argument in rest), **kwargs)
+    target.copy_(wide.part_of(whole))
     return target
 
 
@@ -446,7 +460,7 @@ def _bernoulli(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[
     if target.device.type != "cpu" or isinstance(probability, Tensor) or not matches_torch():
         return _fill(wide, func, args, kwargs)
     whole = wide.laid_out(functools.partial(random_bits, generator=kwargs.get("generator")), target)
-    target.copy_(bernoulli_mask(wide.own(whole), probability))
+    target.copy_(bernoulli_mask(wide.part_of(whole), probability))
     return target
 
 
@@ -463,38 +477,38 @@ def bernoulli_mask(bits: Tensor, probability: float) -> Tensor:
 @functools.cache
 def matches_torch() -> bool:
     """Return whether masks and the generator after them equal those of torch."""
-    ours, theirs = (torch.Generator().manual_seed(7) for _ in range(2))
+    generator, torchs_generator = (torch.Generator().manual_seed(7) for _ in range(2))
     equal = all(
         torch.equal(
-            bernoulli_mask(random_bits((33,), ours), probability),
-            torch.empty(33, device="cpu").bernoulli_(probability, generator=theirs).bool(),
+            bernoulli_mask(random_bits((33,), generator), probability),
+            torch.empty(33, device="cpu").bernoulli_(probability, generator=torchs_generator).bool(),
         )
         for probability in (0.1, 0.5, 0.8, 1.0)
     )
-    return equal and torch.equal(ours.get_state(), theirs.get_state())
+    return equal and torch.equal(generator.get_state(), torchs_generator.get_state())
 
 
 def _like(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``rand_like(x)`` and the like, which use only the shape and dtype of `x`."""
     model, *rest = args
-    return wide.own(func(wide.empty(model), *rest, **kwargs)).clone()
+    return wide.part_of(func(wide.empty(model), *rest, **kwargs)).clone()
 
 
 def _of_size(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``randn(shape)`` and the like."""
     shape = list(wide.shape)
     if "size" in kwargs:
-        return wide.own(func(*args, **{**kwargs, "size": shape})).clone()
+        return wide.part_of(func(*args, **{**kwargs, "size": shape})).clone()
     here = _size_at(args)
-    return wide.own(func(*args[:here], shape, *args[here + 1 :], **kwargs)).clone()
+    return wide.part_of(func(*args[:here], shape, *args[here + 1 :], **kwargs)).clone()
 
 
 def _of_values(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``bernoulli(p)`` and ``normal(mean, std)``; the values do not affect the number of draws."""
-    if not any(isinstance(one, Tensor) for one in args):
+    if not any(isinstance(argument, Tensor) for argument in args):
         return _of_size(wide, func, args, kwargs)
     shape = _shape_of(args, kwargs)
-    return wide.own(func(*(_among_others(one, shape, wide) for one in args), **kwargs)).clone()
+    return wide.part_of(func(*(_among_others(argument, shape, wide) for argument in args), **kwargs)).clone()
 
 
 def _native_dropout(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -503,7 +517,7 @@ def _native_dropout(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Map
     if not train:
         return func(*args, **kwargs)
     _, kept = func(wide.empty(values), probability, train, **kwargs)
-    kept = wide.own(kept).clone()
+    kept = wide.part_of(kept).clone()
     scale = 0.0 if probability == 1 else 1 / (1 - probability)
     return values * kept * scale, kept
 
@@ -513,7 +527,7 @@ def _among_others(value: Any, shape: Sequence[int], wide: BatchDraw) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     whole = wide.empty(value).fill_(0.5)
-    wide.set_own(whole, value.expand(list(shape)))
+    wide.set_part_of(whole, value.expand(list(shape)))
     return whole
 
 

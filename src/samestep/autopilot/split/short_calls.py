@@ -85,10 +85,10 @@ class ShortCalls:
         self._device, self._account, self._is_enabled, self._clock = device, account, enabled, clock
         self._modules: WeakKeyDictionary[nn.Module, dict[Any, CallKind]] = WeakKeyDictionary()
 
-    def begin(self, module: nn.Module, given: CallArguments) -> CallKind:
+    def begin(self, module: nn.Module, arguments: CallArguments) -> CallKind:
         """Return the kind of a call that begins; `is_unsplit` is its way."""
         grad = torch.is_grad_enabled()
-        key = grad, module.training, sizes_of(given)
+        key = grad, module.training, sizes_of(arguments)
         kind = self._modules.setdefault(module, {}).setdefault(key, CallKind(grad))
         if kind.is_timed:
             kind.began = self._now()

@@ -53,17 +53,17 @@ def as_slice(
 def call_slice(
     forward: Forward,
     module: nn.Module,
-    own: CallArguments,
+    part: CallArguments,
     split: BatchSplit,
     *,
     draws: GlobalDraws | None,
     reads: TorchFunctionMode | None = None,
 ) -> Any:
     """Return the ungathered outputs of a slice; raise `UsageError` if it writes into its arguments."""
-    versions = versions_of(own)
+    versions = versions_of(part)
     with as_slice(split, draws), reads or nullcontext():
-        outputs = forward(module, *own.args, **own.kwargs)
-    if versions_of(own) != versions:
+        outputs = forward(module, *part.args, **part.kwargs)
+    if versions_of(part) != versions:
         raise UsageError(f"{type(module).__name__} {WRITES_INPUT}, and a split call would do so in a slice.")
     return outputs
 
@@ -87,6 +87,6 @@ def check_draws(name: str, draws: GlobalDraws | None, before: RngState | None, d
         )
 
 
-def versions_of(given: CallArguments) -> list[int | None]:
+def versions_of(arguments: CallArguments) -> list[int | None]:
     """Return how often each tensor among the arguments was written to."""
-    return [version_of(tensor) for _, tensor in given.tensors()]
+    return [version_of(tensor) for _, tensor in arguments.tensors()]

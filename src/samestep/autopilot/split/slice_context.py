@@ -46,16 +46,16 @@ def packed_rows(batch_sizes: Tensor, order: Tensor | None, split: BatchSplit) ->
     """
     places = torch.arange(split.local, device="cpu")
     own_lengths = (batch_sizes > places[:, None]).sum(1)
-    own = places if order is None else order
+    packed = places if order is None else order
     whole = torch.zeros(split.total, dtype=torch.float64, device="cpu")
-    whole[split.start + own] = own_lengths.double()
+    whole[split.start + packed] = own_lengths.double()
     split.world.all_reduce(whole)
     whole = whole.long()
     # By the operation by which torch orders the sequences of the whole batch.
     whole_order = (
         torch.arange(split.total, device="cpu") if order is None else torch.sort(whole, descending=True)[1]
     )
-    own_places = whole_order.argsort()[split.start + own]
+    own_places = whole_order.argsort()[split.start + packed]
     steps = torch.arange(int(whole.max()), device="cpu")[:, None]
     sizes = (whole > steps).sum(1)
     begins = sizes.cumsum(0) - sizes
@@ -114,11 +114,11 @@ def slice_aware_functions() -> Iterator[None]:
                 return original(function, *args, **kwargs)
         before = context.draws(), len(context.packings or ())
 
-        def of_slice(*own: Any, **named: Any) -> Any:
+        def of_slice(*args: Any, **named: Any) -> Any:
             if current_slice.get() is not None:
-                return function(*own, **named)
+                return function(*args, **named)
             with context.again(*before):
-                return function(*own, **named)
+                return function(*args, **named)
 
         return original(of_slice, *args, **kwargs)
 

@@ -112,8 +112,8 @@ def test_products_and_reciprocals_of_weights():
 
 def test_terms_of_equal_origin_have_one_weight():
     same = reduction_of(F.cross_entropy(X, Y) + 0.5 * F.cross_entropy(X * 2, Y))
-    assert same.others == ()
+    assert same.further == ()
     count = (Y >= 0).sum()
     again = reduction_of(X.sum() / count + X.square().sum() / (Y >= 0).sum())
-    assert len(again.others) == 1
+    assert len(again.further) == 1
     assert again.values() == [4.0]
