@@ -70,7 +70,7 @@ class ModuleCall(Message):
     mirror: int
     written: Mapping[Kind, Tensor]
     """The bytes of the tensors of the mirror that are not shared, if the script has written to them."""
-    given: Any
+    arguments: Any
     """The positional and the named arguments."""
     surroundings: Surroundings
     streams: RngState | None
@@ -172,7 +172,7 @@ class Helper:
                 for number in message.dropped:
                     self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
-                    args, kwargs = mapped(message.given, _copy)
+                    args, kwargs = mapped(message.arguments, _copy)
                     arguments = CallArguments(args, kwargs)
                     self.slices.check(
                         *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
@@ -186,7 +186,7 @@ class Helper:
 
     def _call(self, message: SplitCall) -> None:
         with self._called(message) as mirror:
-            plan, arguments = self.slices.plans[message.plan], CallArguments(*message.given)
+            plan, arguments = self.slices.plans[message.plan], CallArguments(*message.arguments)
             result = self.slices.call(
                 plan, nn.Module.__call__, mirror.module, mirror.weights, arguments, carried=message.carried
             )
