@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from samestep import errors
     from samestep.autopilot.once_script import workers
-    from samestep.autopilot.split.declared_dimensions import batch_dim
+    from samestep.autopilot.split.call_arguments import batch_dim
     from samestep.base.errors import Error
     from samestep.base.place import Place
     from samestep.launch.local.spawn import spawn
@@ -39,7 +39,7 @@ _HOMES = {
     "Work": "samestep.ranks.world.protocol",
     "World": "samestep.ranks.world.protocol",
     "accumulate": "samestep.parallel.gradients.replicate",
-    "batch_dim": "samestep.autopilot.split.declared_dimensions",
+    "batch_dim": "samestep.autopilot.split.call_arguments",
     "join": "samestep.ranks.world.join",
     "load": "samestep.training.checkpoint.scripts",
     "load_state": "samestep.training.checkpoint.scripts",
@@ -47,7 +47,7 @@ _HOMES = {
     "save": "samestep.training.checkpoint.scripts",
     "shard": "samestep.training.data.shard",
     "spawn": "samestep.launch.local.spawn",
-    "split": "samestep.autopilot.split.declared_dimensions",  # deprecated, hence not in __all__
+    "split": "samestep.autopilot.split.call_arguments",  # deprecated, hence not in __all__
     "timed": "samestep.ranks.world.timed_region",
     "workers": "samestep.autopilot.once_script",
 }

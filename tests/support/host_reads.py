@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from samestep.autopilot.split.reduction_weights import is_python_number
+from samestep.autopilot.split.loss_reduction import is_python_number
 from samestep.base.folders import PACKAGE
 
 READS = {

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from samestep.autopilot.helpers.helper import serve
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
-from samestep.autopilot.helpers.serving import serve
 from samestep.autopilot.once_script import script_with_helpers, splitting_between
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device

@@ -11,7 +11,7 @@ from torch.nn.utils import rnn
 
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.call_account import IN_PARTS
-from samestep.autopilot.split.declared_dimensions import batch_dim
+from samestep.autopilot.split.call_arguments import batch_dim
 
 D = torch.float64
 

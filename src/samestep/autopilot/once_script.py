@@ -1,26 +1,29 @@
 """Runs a serial script in this process; the other workers are helpers, which compute slices of its calls."""
 
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol, TypeVar
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from samestep.autopilot.equivalence.effects import watch_effects
-from samestep.autopilot.equivalence.unsplit_call import watched_logging
-from samestep.autopilot.helpers.helper_processes import HelperProcesses, StartedTeam
+from samestep.autopilot.equivalence.effects import watch_effects, watched_logging
+from samestep.autopilot.files.file_calls import redirected
+from samestep.autopilot.files.overlay_files import Overlay, writing_to
+from samestep.autopilot.helpers.helper import computing_slices, serve, silent
+from samestep.autopilot.helpers.helper_processes import HelperProcesses, Helpers, StartedTeam
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import MainCalls
-from samestep.autopilot.helpers.own_helpers import Helpers
-from samestep.autopilot.helpers.serving import computing_slices, serve, silent
 from samestep.autopilot.helpers.signal_handlers import delayed_handlers
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS, Options
-from samestep.autopilot.script.redirected_output import Stop, explaining, writing_to
 from samestep.autopilot.script.seeds import fixed_seeds
 from samestep.autopilot.split.bypassed_modules import nothing_split, plain_weights
 from samestep.autopilot.split_calls import splitting_calls
@@ -29,6 +32,7 @@ from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost, UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share
+from samestep.base.owned_folders import owned_folder
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.hooks.training_events import optimizer_steps
@@ -39,6 +43,8 @@ from samestep.ranks.world.join import join
 _EXPLAINED = 3
 """Backward passes after which ``--explain`` ends the script: a GAN calls its generator in the second."""
 T = TypeVar("T")
+Stop: TypeAlias = Callable[[Account], None]
+"""Prints what has been recorded, and ends this process."""
 _FOREVER_S = 30 * 86400.0
 _TIMEOUT_S = 60.0
 """Seconds that ranks wait for each other within a call, unless the user has chosen a time."""
@@ -99,7 +105,7 @@ def _ended(run: Callable[[], E], account: Account, options: Options, *, has_grou
         stack.enter_context(without_ranks(has_group=has_group))
         stop = None
         if options.explain:
-            stop = stack.enter_context(explaining())
+            stop = stack.enter_context(_explaining())
         elif options.scratch is not None:
             stack.enter_context(writing_to(options.scratch / "0"))
         stack.enter_context(_counted_backwards(account, stop))
@@ -141,6 +147,53 @@ def without_ranks(*, has_group: bool = False) -> Iterator[None]:
             stack.enter_context(attached_all(dict.fromkeys(declarations.CREATED_GROUP, instead(refused))))
         stack.enter_context(env.hidden(RANK_VARIABLES))
         yield
+
+
+@contextmanager
+def _explaining() -> Iterator[Stop]:
+    """Suppress what a script prints and writes; yield the function that reports and ends the process."""
+    stderr = os.dup(2)
+
+    def stop(overlay: Overlay, account: Account) -> None:
+        lines = account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
+        os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
+        os._exit(0)
+
+    try:
+        with owned_folder() as scratch, silenced():
+            overlay = Overlay(scratch)
+            with redirected(overlay):
+                yield partial(stop, overlay)
+    finally:
+        os.close(stderr)
+
+
+def _shown(made: list[str]) -> list[str]:
+    """Return the paths as the script may have written them, without temporary files."""
+    here, temporary = f"{Path.cwd()}/", tempfile.gettempdir()
+    files = [path for path in made if path.startswith(here) or not path.startswith(temporary)]
+    return [path.removeprefix(here) for path in dict.fromkeys(files)]
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Discard stdout and stderr of this process, also of C code; errors are reported elsewhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    kept = []
+    try:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            with suppress(Exception):  # a stream may be closed, or the script's own
+                stream.flush()
+            kept.append((number, os.dup(number)))
+            os.dup2(null, number)
+        yield
+    finally:
+        for number, saved in kept:
+            with suppress(Exception):
+                (sys.stdout if number == 1 else sys.stderr).flush()
+            os.dup2(saved, number)
+            os.close(saved)
+        os.close(null)
 
 
 @contextmanager

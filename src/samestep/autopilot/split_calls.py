@@ -12,7 +12,7 @@ from torch import nn
 
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split import bypassed_modules
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import current_slice
 from samestep.autopilot.state.reachable_state import is_compiled
@@ -54,11 +54,11 @@ class ModuleCall:
 
     forward: Forward
     module: nn.Module
-    given: CallArguments
+    arguments: CallArguments
 
     def unsplit(self) -> Any:
         """Return the outputs, computed for the whole batch on this rank."""
-        return self.forward(self.module, *self.given.args, **self.given.kwargs)
+        return self.forward(self.module, *self.arguments.args, **self.arguments.kwargs)
 
     @property
     def name(self) -> str:
@@ -103,9 +103,9 @@ def intercepted_calls() -> Iterator[None]:
         with reading(module):
             return original(module, *args, **kwargs)
 
-    def refused(what: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def refused(action: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if current_slice.get() is not None:
-            raise UsageError(f"{what} within a split call of a model gets a slice.")
+            raise UsageError(f"{action} within a split call of a model gets a slice.")
         return original(*args, **kwargs)
 
     hooks = {

@@ -203,7 +203,7 @@ def _run_as_one_process(run: Callable[[], Ending], *, around: Around) -> Ending:
 
 def _run_in_scratch(run: Callable[[], Ending], *, around: Around, scratch: Path) -> Ending:
     """Run a worker's program in `around`, and redirect what it writes to one folder of all workers."""
-    from samestep.autopilot.script.redirected_output import writing_to
+    from samestep.autopilot.files.overlay_files import writing_to
 
     with writing_to(scratch / "0"):
         return around(run)
@@ -218,7 +218,7 @@ def _run_bound(run: Callable[[], Ending], *, around: Around, kind: str) -> Endin
 
 def _run_on_cpu(run: Callable[[], Ending], *, around: Around, gpus: int | None = None) -> Ending:
     """Run a native program in `around`; names of GPUs and of NCCL mean the CPU and Gloo."""
-    from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
+    from samestep.autopilot.script.devices import gloo_on_cpu
 
     with gloo_on_cpu(gpus=gpus):
         return around(run)

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
-from samestep.autopilot.split.draw_plans import BatchDraw, sample_dim
-from samestep.autopilot.split.random_draws import SplitDraws
+from samestep.autopilot.split.random_draws import BatchDraw, SplitDraws, sample_dim
+from samestep.autopilot.split.slice_context import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
@@ -268,7 +267,7 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
         """Return numbers in the shape of a tensor, from a table that `fill` fills."""
         wide = self.batch_draw(None, model.shape)
-        return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
+        return fill(torch.empty_like(model)) if wide is None else wide.part_of(fill(wide.empty(model)))
 
 
 def _bernoulli(draws: _SamplesDraws, probability: Tensor) -> Tensor:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
-from samestep.autopilot.once_script import run_launched, run_once, without_ranks
-from samestep.autopilot.script.devices import own_device
-from samestep.autopilot.script.gloo_on_cpu import gloo_on_cpu
+from samestep.autopilot.files.overlay_files import writing_to
+from samestep.autopilot.once_script import run_launched, run_once, silenced, without_ranks
+from samestep.autopilot.script.devices import gloo_on_cpu, own_device
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.script.redirected_output import silenced, writing_to
 from samestep.autopilot.script.seeds import fixed_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError

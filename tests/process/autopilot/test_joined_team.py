@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.helpers.network_line import Form
+from samestep.autopilot.helpers.joined_team import Form
 from samestep.autopilot.script.options import Options
 from support.script_runner import difference, run_launched_script, run_script
 from support.tiers import mostly_long, stem

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.autopilot.helpers.joined_team import NetworkTeamWorld
+from samestep.autopilot.helpers.joined_team import NetworkHelperLine, NetworkMainLine, NetworkTeamWorld
 from samestep.autopilot.helpers.messages import Rows, RowsOfTensor
-from samestep.autopilot.helpers.network_line import NetworkHelperLine, NetworkMainLine
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
 from samestep.parallel.sharding import share

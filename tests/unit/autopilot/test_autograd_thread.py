@@ -7,10 +7,9 @@ from contextvars import ContextVar
 import pytest
 import torch
 
-from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, watch_effects
-from samestep.autopilot.equivalence.unsplit_call import quiet
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, quiet, watch_effects
+from samestep.autopilot.split.gradients import TrainsError, detected_training, training_nothing
 from samestep.autopilot.split.slice_context import before_collective, failing_together
-from samestep.autopilot.split.training_calls import TrainsError, detected_training, training_nothing
 from support.autograd_thread import autograd_in_another_thread
 
 _variable: ContextVar[str] = ContextVar("variable", default="unset")

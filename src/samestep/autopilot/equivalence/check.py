@@ -23,27 +23,23 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence import disturbance
-from samestep.autopilot.equivalence.cudnn import draws_in_cudnn, untuned_kernels
-from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files
+from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
 from samestep.autopilot.equivalence.rounding import close, difference, largest
 from samestep.autopilot.equivalence.split_comparison import (
     NOT_GATHERED,
     SplitComparison,
     SplitResult,
+    SplitTrace,
     in_one_line,
 )
-from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
-from samestep.autopilot.split.call_plans import CallArguments, ReducedOutput, SplitPlan, candidates
-from samestep.autopilot.split.declared_dimensions import stays_unsplit
-from samestep.autopilot.split.gradients import unaveraged
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
+from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
+from samestep.autopilot.split.gradients import TrainsError, training_nothing, unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
-from samestep.autopilot.split.module_outputs import outcome
-from samestep.autopilot.split.sample_lists import LIST, Dims
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.split.training_calls import TrainsError, training_nothing
 from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
@@ -85,7 +81,7 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
     """Return the reason why no call of this module is split, if there is one before any is computed."""
     if stays_unsplit(module):
         return KEPT_UNSPLIT
-    if any(isinstance(one, torch.jit.ScriptModule) for one in module_parts.modules(module)):
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module_parts.modules(module)):
         return "TorchScript has compiled it, and its reads cannot be observed"
     if device.type == "cuda" and any(map(draws_in_cudnn, module_parts.modules(module))):
         return "cuDNN draws the dropout between its recurrent layers from a state of its own"
@@ -112,7 +108,7 @@ class _Call:
     """The call that continues a check."""
 
     module: nn.Module
-    given: CallArguments
+    arguments: CallArguments
     run: ModuleRun
     weights: disturbance.DisturbedWeights
     whole: UnsplitCall | None = None
@@ -130,7 +126,7 @@ class EquivalenceCheck:
         self,
         forward: Forward,
         module: nn.Module,
-        given: CallArguments,
+        arguments: CallArguments,
         world: World,
         gradient: Callable[..., Any] = torch.autograd.grad,
         declared: Dims | None = None,
@@ -140,7 +136,7 @@ class EquivalenceCheck:
         Args:
             forward: calls the module.
             module: the module.
-            given: the arguments of the first call.
+            arguments: the arguments of the first call.
             world: the ranks, all of which run the check equally.
             gradient: computes gradients.
             declared: the way that the script declares; None for all ways that the shapes allow.
@@ -154,13 +150,13 @@ class EquivalenceCheck:
         """Whether the module has drawn random numbers."""
         self._has_beside = False
         """Whether another thread has drawn random numbers meanwhile."""
-        self._is_large = sum(one.numel() for one in module_parts.parameters(module)) > LARGE
+        self._is_large = sum(parameter.numel() for parameter in module_parts.parameters(module)) > LARGE
         self._comparison = SplitComparison(forward, module, world)
         self._uses = InputUses()
         self._trace = SplitTrace()
         self._present: _Call | None = None
-        self.begin_call(module, given)
-        self._ways = [*self._possible_ways(given)]
+        self.begin_call(module, arguments)
+        self._ways = [*self._possible_ways(arguments)]
         self._comparisons = self._compare()
 
     @property
@@ -172,14 +168,14 @@ class EquivalenceCheck:
         """Restore the module and the generators to their state before the call."""
         self._call.run.restore()
 
-    def may_continue(self, given: CallArguments) -> bool:
+    def may_continue(self, arguments: CallArguments) -> bool:
         """Return whether a call of the signature can continue the check: it can be split in the same ways."""
-        return [*self._possible_ways(given)] == self._ways
+        return [*self._possible_ways(arguments)] == self._ways
 
-    def begin_call(self, module: nn.Module, given: CallArguments) -> None:
+    def begin_call(self, module: nn.Module, arguments: CallArguments) -> None:
         """Let a call of the signature continue the check; the module may be another mirror of the same."""
         run = ModuleRun(self._forward, module, self._world.device)
-        self._present = _Call(module, given, run, disturbance.DisturbedWeights(module))
+        self._present = _Call(module, arguments, run, disturbance.DisturbedWeights(module))
         self._comparison.module = module
 
     def end_call(self) -> None:
@@ -247,14 +243,14 @@ class EquivalenceCheck:
 
     def _split(self, dims: Dims, whole: UnsplitCall) -> Verdict:
         """Split the call itself in a way that no disturbed call refutes."""
-        found = self._comparison.split(self._call.run, self._call.given, dims, whole)
+        result = self._comparison.split(self._call.run, self._call.arguments, dims, whole)
         guards = self._comparison.reads.guards(is_compiled=is_compiled(self._call.module))
-        if isinstance(found, SplitResult) and not isinstance(guards, str):
-            plan = self._plan(dims, whole, found, guards)
+        if isinstance(result, SplitResult) and not isinstance(guards, str):
+            plan = self._plan(dims, whole, result, guards)
             self._trace.add(dims, None, "", None)
-            return Verdict(plan, found.outputs, printed=whole.printed, trace=self._trace)
+            return Verdict(plan, result.outputs, printed=whole.printed, trace=self._trace)
         self.restore()
-        why = found if isinstance(found, str) else str(guards)
+        why = result if isinstance(result, str) else str(guards)
         self._trace.add(dims, None, why, self._comparison.difference)
         return Verdict(None, why=why)
 
@@ -266,20 +262,20 @@ class EquivalenceCheck:
         of_list = next((why for why, way in tried if LIST in way.values()), None)
         if of_list is not None:
             return f"its samples are in a list, and {of_list}"
-        first = next((tensor.size(0) for _, tensor in self._call.given.tensors()), 0)
+        first = next((tensor.size(0) for _, tensor in self._call.arguments.tensors()), 0)
         if not reasons or first < self._world.place.size:
             return FEWER
         # Of the way that splits most inputs, and of these the first: other ways may split time.
-        return max(tried, key=lambda one: len(one[1]))[0]
+        return max(tried, key=lambda reason_and_way: len(reason_and_way[1]))[0]
 
     def _uses_of_inputs(self) -> InputUses:
         """Return the uses of the inputs as positions, from the call itself, whose values are in range."""
-        integers = [path for path, tensor in self._call.given.tensors() if is_integer(tensor)]
+        integers = [path for path, tensor in self._call.arguments.tensors() if is_integer(tensor)]
         if not integers:
             return InputUses()
         trace = PositionTrace()
         with changing_no_files(), disturbance.copied_parameters(self._call.module):
-            _, failure = self._attempted(partial(self._call.run.unsplit, self._call.given, trace=trace))
+            _, failure = self._attempted(partial(self._call.run.unsplit, self._call.arguments, trace=trace))
         return InputUses(unchecked=frozenset(integers)) if failure else trace.uses
 
     def _attempted(self, run: Callable[..., T]) -> tuple[T | None, str]:
@@ -295,7 +291,7 @@ class EquivalenceCheck:
 
     def _computed_whole(self) -> UnsplitCall | str:
         """Return the results of the unsplit call, or the reason why it is not split."""
-        whole, failure = self._attempted(partial(self._call.run.recorded, self._call.given))
+        whole, failure = self._attempted(partial(self._call.run.recorded, self._call.arguments))
         if failure:
             return failure
         if whole is None:
@@ -303,22 +299,22 @@ class EquivalenceCheck:
         return whole.writes or whole
 
     def _plan(
-        self, dims: Dims, whole: UnsplitCall, found: SplitResult, guards: Mapping[Site, Any]
+        self, dims: Dims, whole: UnsplitCall, result: SplitResult, guards: Mapping[Site, Any]
     ) -> SplitPlan:
-        outputs = dict(leaves(found.outputs))
+        outputs = dict(leaves(result.outputs))
         watches = any(
             isinstance(gathering, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
-            for path, gathering in found.gatherings.items()
+            for path, gathering in result.gatherings.items()
         )
-        return SplitPlan(dims, found.gatherings, whole.sides, found.draws, watches, guards)
+        return SplitPlan(dims, result.gatherings, whole.sides, result.draws, watches, guards)
 
-    def _possible_ways(self, given: CallArguments) -> Iterator[Dims]:
+    def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:
         """Yield the way that the script declares, or else all ways that the shapes allow."""
         size = self._world.place.size
         declared = self._declared
         if declared is None:
-            yield from candidates(given, size)
-        elif (given.total(declared) or 0) >= size:
+            yield from candidates(arguments, size)
+        elif (arguments.total(declared) or 0) >= size:
             yield declared
 
     def _refuted(self, dims: Dims) -> Generator[None, None, str]:
@@ -330,16 +326,16 @@ class EquivalenceCheck:
         for group in disturbance.disturbances(self._world.place.size, total, is_large=self._is_large):
             for place, how in enumerate(group):
                 began = monotonic()
-                found = self._disturbed(dims, how)
-                if isinstance(found, str):
-                    self._note(dims, how, found)
+                difference = self._disturbed(dims, how)
+                if isinstance(difference, str):
+                    self._note(dims, how, difference)
                     took_s = monotonic() - began
                     yield
-                    if found:
-                        return found
+                    if difference:
+                        return difference
                     why = yield from self._refuted_again(dims, how, took_s)
                     return why
-                failure = failure or found.why
+                failure = failure or difference.why
                 yield
                 if 0 < place < len(group) - 2 and isinstance(self._disturbed(dims, group[-1]), _Failed):
                     break  # shapes do not fit, whatever the values are
@@ -354,32 +350,32 @@ class EquivalenceCheck:
         dropout has removed may hide a difference. A call that fails unsplit is repeated with as many samples
         as the actual call, and skipped if that fails too. The first call took `first_s` seconds.
         """
-        others = [replace(how, seed=3, lopsided=True)]
+        further = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
-            others.append(replace(how, samples=2 * how.samples + 1, seed=2))
-        empties = disturbance.emptying(self._call.given, dims, self._uses)
-        others += [replace(how, empties=empty) for empty in empties]
-        others += [replace(how, scale=scale) for scale in disturbance.SCALES]
+            further.append(replace(how, samples=2 * how.samples + 1, seed=2))
+        empties = disturbance.emptying(self._call.arguments, dims, self._uses)
+        further += [replace(how, empties=empty) for empty in empties]
+        further += [replace(how, scale=scale) for scale in disturbance.SCALES]
         if self._counters or self._counting_tensors:
-            others += [replace(how, counters=number) for number in disturbance.COUNTERS]
-        self._pace.expect(first_s * len(others))
-        for number, one in enumerate(others, 1):
-            other = replace(one, gradients=False, skipped_draws=number)
-            found = self._disturbed(dims, other)
-            if str(found).endswith(NOT_GATHERED) and torch.is_grad_enabled():
+            further += [replace(how, counters=number) for number in disturbance.COUNTERS]
+        self._pace.expect(first_s * len(further))
+        for number, change in enumerate(further, 1):
+            disturbed = replace(change, gradients=False, skipped_draws=number)
+            difference = self._disturbed(dims, disturbed)
+            if str(difference).endswith(NOT_GATHERED) and torch.is_grad_enabled():
                 # The graph shows weights that the operations alone do not show.
-                found = self._disturbed(dims, replace(other, gradients=True))
-            if isinstance(found, _Failed) and other.samples is not None:
-                found = self._disturbed(dims, replace(other, samples=None))
-            if found and isinstance(found, str):
-                self._note(dims, other, found)
-                return found
+                difference = self._disturbed(dims, replace(disturbed, gradients=True))
+            if isinstance(difference, _Failed) and disturbed.samples is not None:
+                difference = self._disturbed(dims, replace(disturbed, samples=None))
+            if difference and isinstance(difference, str):
+                self._note(dims, disturbed, difference)
+                return difference
             yield
         return ""
 
     def _total(self, dims: Dims) -> int:
         """Return the number of samples of the call."""
-        total = self._call.given.total(dims)
+        total = self._call.arguments.total(dims)
         assert total is not None
         return total
 
@@ -395,19 +391,19 @@ class EquivalenceCheck:
 
             def disturbed() -> CallArguments:  # double precision may exceed the memory
                 stack.enter_context(self._call.weights.applied(how))
-                given = disturbance.disturbed_inputs(
-                    self._call.given, dims, self._total(dims), how, self._uses
+                arguments = disturbance.disturbed_inputs(
+                    self._call.arguments, dims, self._total(dims), how, self._uses
                 )
                 if how.counters is not None:
                     tensors = self._call.run.before.tensors(self._counting_tensors)
                     disturbance.set_counters(self._call.module, self._counters, tensors, how.counters)
-                return given
+                return arguments
 
-            given, failure = self._comparison.attempted(disturbed)
+            arguments, failure = self._comparison.attempted(disturbed)
             if self._draws:  # equally on all ranks
                 torch.rand(how.skipped_draws, device="cpu")
                 torch.rand(how.skipped_draws, device=self._world.device)
-            return _Failed(failure) if given is None else self._compared(given, dims, how)
+            return _Failed(failure) if arguments is None else self._compared(arguments, dims, how)
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
@@ -421,7 +417,9 @@ class EquivalenceCheck:
             raise
         self.restore()
 
-    def _compared(self, given: CallArguments, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
+    def _compared(
+        self, arguments: CallArguments, dims: Dims, how: disturbance.Disturbance
+    ) -> "str | _Failed":
         run = ModuleRun(self._forward, self._call.module, self._world.device)
         run.dims = dims
         precise = disturbance.DoublePrecision() if how.double else CheckedPositions()
@@ -432,12 +430,14 @@ class EquivalenceCheck:
         try:
             with eagerly(self._call.module, when=True), changing_no_files():
                 whole = (
-                    run.unsplit(given, grad=grad, records=True, precise=precise)
+                    run.unsplit(arguments, grad=grad, records=True, precise=precise)
                     if self._draws
-                    else run.recorded(given, grad=grad, precise=precise)
+                    else run.recorded(arguments, grad=grad, precise=precise)
                 )
                 with precise, quiet():
-                    expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
+                    expected = (
+                        self._gradients(whole.tensors, arguments) if grad and whole is not None else None
+                    )
                 kept = changed(run.left, python_state(self._call.module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
             self._has_beside = self._has_beside or run.has_beside
@@ -460,49 +460,57 @@ class EquivalenceCheck:
         self._counters = counters(run.left, whole.left)
         self._counting_tensors = run.before.counting_tensors()
         run.restore()
-        found = self._comparison.split(run, given, dims, whole, grad=grad, precise=precise)
-        if isinstance(found, str):
-            return found
+        result = self._comparison.split(run, arguments, dims, whole, grad=grad, precise=precise)
+        if isinstance(result, str):
+            return result
         with precise, quiet():
-            why = self._other_gradients(found, given, whole, expected) if grad else ""
-        name = kept_of_slice(kept, changed(run.left, python_state(self._call.module)), given.total(dims) or 0)
+            why = self._other_gradients(result, arguments, whole, expected) if grad else ""
+        name = kept_of_slice(
+            kept, changed(run.left, python_state(self._call.module)), arguments.total(dims) or 0
+        )
         if not why and not self._comparison.agreed(not grad or name is None):
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
         return why
 
-    def _gradients(self, tensors: Mapping[Path, Tensor], given: CallArguments) -> Sequence[Tensor | None]:
+    def _gradients(self, tensors: Mapping[Path, Tensor], arguments: CallArguments) -> Sequence[Tensor | None]:
         """Return the gradients of a randomly weighted sum of all outputs, for parameters and inputs."""
-        own = torch.Generator().manual_seed(3)
+        generator = torch.Generator().manual_seed(3)
         value = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for _, tensor in sorted(tensors.items(), key=lambda item: repr(item[0])):
-            weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64, device="cpu")
+            weights = 0.5 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
-        tensors_in = [*module_parts.parameters(self._call.module), *(tensor for _, tensor in given.tensors())]
-        leaf = [one for one in tensors_in if one.requires_grad]
+        tensors_in = [
+            *module_parts.parameters(self._call.module),
+            *(tensor for _, tensor in arguments.tensors()),
+        ]
+        leaf = [tensor for tensor in tensors_in if tensor.requires_grad]
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
         with unaveraged(value):
-            found = self._gradient(value, leaf, allow_unused=True)
-        return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
+            gradients = self._gradient(value, leaf, allow_unused=True)
+        return [
+            gradient if gradient is None or gradient.layout == torch.strided else gradient.to_dense()
+            for gradient in gradients
+        ]
 
     def _other_gradients(
-        self, found: SplitResult, given: CallArguments, unsplit: UnsplitCall, expected: Any
+        self, result: SplitResult, arguments: CallArguments, unsplit: UnsplitCall, expected: Any
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal."""
-        value = dict(leaves(outcome(self._call.module, found.outputs, unsplit.sides)))
-        gradients, failure = self._comparison.attempted(partial(self._gradients, value, given))
+        value = dict(leaves(outcome(self._call.module, result.outputs, unsplit.sides)))
+        gradients, failure = self._comparison.attempted(partial(self._gradients, value, arguments))
         if gradients is None:
             return failure
         pairs = list(zip(gradients, expected, strict=True))
-        if not self._comparison.agreed(all((own is None) == (whole is None) for own, whole in pairs)):
+        if not self._comparison.agreed(all((average is None) == (whole is None) for average, whole in pairs)):
             return "its slices have gradients of other parameters"
-        scale = largest(*(one for one in expected if one is not None))
+        scale = largest(*(gradient for gradient in expected if gradient is not None))
         is_mean = True
-        for own, whole in pairs:
-            if own is None or whole is None:
+        for gradient, whole in pairs:
+            if gradient is None or whole is None:
                 continue
-            mean = own.contiguous()
+            mean = gradient.contiguous()
             self._world.all_reduce(mean)
             mean.div_(self._world.place.size)
             if not close(mean, whole, scale=scale, precision=unsplit.precision):
@@ -520,3 +528,22 @@ class _Failed:
     """The error of an unsplit call."""
 
     why: str
+
+
+def draws_in_cudnn(module: nn.Module) -> bool:
+    """Return whether a call of a module draws dropout in a kernel of cuDNN, without torch's generators."""
+    has_layers = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
+    return has_layers and module.training and torch.backends.cudnn.enabled
+
+
+@contextmanager
+def untuned_kernels(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try no algorithms for the shapes of a block, which a script computes only once."""
+    is_tuned = device.type == "cuda" and torch.backends.cudnn.benchmark
+    if is_tuned:
+        torch._C._set_cudnn_benchmark(False)  # noqa: FBT003, SLF001 - `flags` would set all others, too
+    try:
+        yield
+    finally:
+        if is_tuned:
+            torch._C._set_cudnn_benchmark(True)  # noqa: FBT003, SLF001

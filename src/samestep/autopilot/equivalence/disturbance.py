@@ -17,8 +17,14 @@ from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses
 from samestep.autopilot.equivalence.weight_access import disturbing
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.sample_lists import Dims, depth_of_list, input_of, is_split, selected
+from samestep.autopilot.split.call_arguments import (
+    CallArguments,
+    Dims,
+    depth_of_list,
+    input_of,
+    is_split,
+    selected,
+)
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, instead
@@ -125,22 +131,26 @@ class DisturbedWeights:
         """Disturb the parameters, and the buffers if `how.buffers` is set; restore them at exit."""
         # Other parameters, not other `data`: torch makes a new node for the gradients of a tensor whose type
         # changes, and gradients of calls before would no longer be found at it.
-        parameters = [one for one in module_parts.parameters(self._module) if one.is_floating_point()]
-        buffers = [one for one in module_parts.buffers(self._module) if one.is_floating_point()]
+        parameters = [
+            parameter for parameter in module_parts.parameters(self._module) if parameter.is_floating_point()
+        ]
+        buffers = [buffer for buffer in module_parts.buffers(self._module) if buffer.is_floating_point()]
         before = [(tensor, tensor.data) for tensor in buffers]
         with disturbing(self._module), ExitStack() as stack:
             try:
                 with torch.inference_mode(mode=False):
                     if self._drawn_for != (how.seed, how.double):
                         self._draw(parameters, how)
-                    own = self._generator.clone_state()
+                    generator = self._generator.clone_state()
                     stack.enter_context(
                         _replaced(self._module, dict(zip(parameters, self._values, strict=True)))
                     )
                     for tensor in buffers:
                         values = tensor.data.double()
                         if how.buffers:
-                            values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
+                            values = values * (1 + 0.3 * _uniform(values, generator)) + 0.1 * _uniform(
+                                values, generator
+                            )
                         tensor.data = values if how.double else values.to(tensor.dtype)
                 yield
             finally:
@@ -163,54 +173,56 @@ class DisturbedWeights:
 
 def copied_parameters(module: nn.Module) -> AbstractContextManager[None]:
     """Let a module have copies of its parameters in the block: all ranks may write into them at once."""
-    return _replaced(module, {one: one.data.clone() for one in module_parts.parameters(module)})
+    return _replaced(
+        module, {parameter: parameter.data.clone() for parameter in module_parts.parameters(module)}
+    )
 
 
 @contextmanager
 def _replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     """Let a module and its submodules have other parameters in the block, with these values."""
-    others = {id(one): _with_values(one, value) for one, value in values.items()}
-    held = [(one, dict(one._parameters)) for one in module_parts.modules(module)]  # noqa: SLF001 - assigning registers anew
-    recurrent = [(one, one._flat_weights) for one, _ in held if isinstance(one, nn.RNNBase)]  # noqa: SLF001
+    replacements = {id(parameter): _with_values(parameter, value) for parameter, value in values.items()}
+    held = [(part, dict(part._parameters)) for part in module_parts.modules(module)]  # noqa: SLF001 - assigning registers anew
+    recurrent = [(layer, layer._flat_weights) for layer, _ in held if isinstance(layer, nn.RNNBase)]  # noqa: SLF001
     # Autocast keeps weights in half precision by their tensors.
     torch.clear_autocast_cache()
     try:
-        for one, parameters in held:
-            found = {name: others.get(id(value), value) for name, value in parameters.items()}
-            one._parameters.update(found)  # noqa: SLF001
-        for one, _ in recurrent:
-            one._flat_weights = [getattr(one, name, None) for name in one._flat_weights_names]  # noqa: SLF001
+        for part, parameters in held:
+            new = {name: replacements.get(id(value), value) for name, value in parameters.items()}
+            part._parameters.update(new)  # noqa: SLF001
+        for part, _ in recurrent:
+            part._flat_weights = [getattr(part, name, None) for name in part._flat_weights_names]  # noqa: SLF001
         yield
     finally:
-        for one, parameters in held:
-            one._parameters.update(parameters)  # noqa: SLF001
-        for one, weights in recurrent:
-            one._flat_weights = weights  # noqa: SLF001
+        for part, parameters in held:
+            part._parameters.update(parameters)  # noqa: SLF001
+        for part, weights in recurrent:
+            part._flat_weights = weights  # noqa: SLF001
         torch.clear_autocast_cache()
 
 
 def _with_values(parameter: nn.Parameter, values: Tensor) -> nn.Parameter:
     """Return a parameter like this one with other values."""
-    other = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)  # noqa: SLF001
-    vars(other).update(vars(parameter))
-    return other
+    copy = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)  # noqa: SLF001
+    vars(copy).update(vars(parameter))
+    return copy
 
 
 def disturbed_inputs(
-    given: CallArguments, dims: Dims, total: int, how: Disturbance, uses: InputUses
+    arguments: CallArguments, dims: Dims, total: int, how: Disturbance, uses: InputUses
 ) -> CallArguments:
-    """Return a call with samples selected from `given`, and with other values if `how.inputs` is set.
+    """Return a call with samples selected from `arguments`, and with other values if `how.inputs` is set.
 
     Integers that reach operations of other libraries get values of other samples at the same place only.
     """
-    own = torch.Generator().manual_seed(1000 + how.seed)
+    generator = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
     # The order is kept, since it may be by length; samples repeat, so that slices differ.
     if how.lopsided:
         groups = how.size * torch.arange(count, device="cpu") // count
         chosen = groups * (total // how.size)
     else:
-        chosen = torch.randint(0, total, (count,), generator=own, device="cpu").sort().values
+        chosen = torch.randint(0, total, (count,), generator=generator, device="cpu").sort().values
 
     def change(path: Path, tensor: Tensor) -> Tensor:
         value = tensor.detach()
@@ -220,9 +232,9 @@ def disturbed_inputs(
             )
             is_kept = path in uses.unchecked or (path in uses.indices and not how.indices)
             if how.inputs and not is_kept:
-                value = _other_values(value, own)
+                value = _other_values(value, generator)
             elif how.inputs and path in dims:
-                value = _of_other_samples(value, dims[path], own)
+                value = _of_other_samples(value, dims[path], generator)
             if how.scale != 1 and value.is_floating_point():
                 value = value * how.scale
             if how.empties is not None and how.empties[0] == input_of(path, dims):
@@ -232,7 +244,7 @@ def disturbed_inputs(
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
 
-    args, kwargs = mapped(selected(given.both, dims, chosen.tolist()), change)
+    args, kwargs = mapped(selected(arguments.both, dims, chosen.tolist()), change)
     return CallArguments(args, kwargs)
 
 
@@ -265,10 +277,10 @@ def parametrizations_computed() -> Iterator[None]:
         yield
 
 
-def emptying(given: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tuple[Path, float | None]]:
+def emptying(arguments: CallArguments, dims: Dims, uses: InputUses) -> Iterator[tuple[Path, float | None]]:
     """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
     inputs = {
-        input_of(path, dims): (path, tensor) for path, tensor in given.tensors() if is_split(path, dims)
+        input_of(path, dims): (path, tensor) for path, tensor in arguments.tensors() if is_split(path, dims)
     }
     for place, (path, tensor) in inputs.items():
         if path in dims and path in uses.indices | uses.unchecked:
@@ -295,43 +307,49 @@ class DoublePrecision(CheckedPositions):  # type: ignore[no-untyped-call]
         # The dtype first: hardly any result is of lower precision here, and this runs for each operation.
         if not isinstance(result, Tensor) or result.dtype not in _LOWER:
             return result
-        is_made = func.overloadpacket in _MADE_OF_NUMBERS or not any(isinstance(one, Tensor) for one in args)
+        is_made = func.overloadpacket in _MADE_OF_NUMBERS or not any(
+            isinstance(argument, Tensor) for argument in args
+        )
         return result.double() if is_made else result
 
 
-def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
+def _weight_noise(values: Tensor, generator: torch.Generator) -> Tensor:
     """Return noise of the scale of the weights; if they are almost zero, of the usual initial scale."""
     if not values.numel():
         return values
     root_mean_square = float(values.square().mean()) ** 0.5
     inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
-    noise = torch.randn(values.shape, generator=own, dtype=torch.float64, device="cpu").to(values.device)
+    noise = torch.randn(values.shape, generator=generator, dtype=torch.float64, device="cpu").to(
+        values.device
+    )
     return noise.mul_(0.3 * max(root_mean_square, inputs**-0.5))
 
 
-def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
+def _other_values(value: Tensor, generator: torch.Generator) -> Tensor:
     """Return changed values of the same kind, within about the same range."""
     if not value.numel():
         return value
     if value.dtype == torch.bool:
-        return value ^ (_uniform(value, own) < 0.15)
+        return value ^ (_uniform(value, generator) < 0.15)
     if value.dim() > 1 and _is_mask(value):
-        return value * (_uniform(value, own) > 0.2).to(value.dtype)
+        return value * (_uniform(value, generator) > 0.2).to(value.dtype)
     if value.is_floating_point():
         finite = torch.isfinite(value)
         largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
-        scale = 0.5 + 0.4 * _uniform(value, own)
-        moved = value.double() * scale + 0.05 * (largest or 1.0) * _uniform(value, own)
+        scale = 0.5 + 0.4 * _uniform(value, generator)
+        moved = value.double() * scale + 0.05 * (largest or 1.0) * _uniform(value, generator)
         return torch.where(finite, moved.to(value.dtype), value)
     if value.is_complex():
         return value
-    return _other_integers(value, own)
+    return _other_integers(value, generator)
 
 
-def _of_other_samples(value: Tensor, dim: int, own: torch.Generator) -> Tensor:
+def _of_other_samples(value: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     """Return a tensor in which some elements are those of other samples at the same place."""
-    samples = torch.randint(0, value.size(dim), value.shape, generator=own, device="cpu").to(value.device)
-    is_other = _uniform(value, own) < _OTHER_SAMPLES
+    samples = torch.randint(0, value.size(dim), value.shape, generator=generator, device="cpu").to(
+        value.device
+    )
+    is_other = _uniform(value, generator) < _OTHER_SAMPLES
     return torch.where(is_other, value.gather(dim, samples), value)
 
 
@@ -348,17 +366,17 @@ def _is_mask(value: Tensor) -> bool:
     return not is_label and not value.is_complex() and bool(((value == 0) | (value == 1)).all())
 
 
-def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
+def _other_integers(value: Tensor, generator: torch.Generator) -> Tensor:
     """Return integers of which some are nearer to 1: still valid, and in descending order as before."""
-    lower = 1 + (_uniform(value, own) * (value - 1).clamp(min=1)).to(value.dtype)
+    lower = 1 + (_uniform(value, generator) * (value - 1).clamp(min=1)).to(value.dtype)
     share = 0.6 if value.dim() == 1 else 0.3
-    other = torch.where((_uniform(value, own) < share) & (value > 1), lower, value)
+    integers = torch.where((_uniform(value, generator) < share) & (value > 1), lower, value)
     if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
-        return other.sort(descending=True).values
+        return integers.sort(descending=True).values
     if value.dim() > 1:  # padding and ignored labels are usually the smallest value
-        return torch.where(_uniform(value, own) < 0.1, value.min(), other)
-    return other
+        return torch.where(_uniform(value, generator) < 0.1, value.min(), integers)
+    return integers
 
 
-def _uniform(like: Tensor, own: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=own, dtype=torch.float64, device="cpu").to(like.device)
+def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)

@@ -1,21 +1,30 @@
-"""Refuses effects outside of the process while a call is computed for a comparison, or by a helper.
+"""Refuses or suppresses effects outside of the process while a call is computed for a comparison.
 
 A forward may write a file, start a program or send a message. Computed once more, or for a slice, it would do
 so once more. Python announces such operations, also those of its modules in C, to audit hooks, which can
-refuse them. Writes by libraries in C that do not announce them are not seen.
+refuse them. Writes by libraries in C that do not announce them are not seen. A helper refuses all of them.
+
+What a forward prints, logs and warns is discarded.
 """
 
+import logging
 import os
 import sys
-from contextlib import AbstractContextManager
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from samestep.autopilot.files.paths import is_device
+from samestep.autopilot.files.overlay_lookup import is_device
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.thread_values import ThreadValue
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -56,7 +65,9 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             return
     elif event not in _EVENTS:
         return
-    if any(isinstance(one, str) and _BYTECODE in one for one in args):  # of a module that the call imports
+    if any(
+        isinstance(argument, str) and _BYTECODE in argument for argument in args
+    ):  # of a module that the call imports
         return
     if (_are_watched[0] or _is_comparing.get()) and not _is_compiling():
         raise WritesFileError(f"{event} {str(args)[:200]}")
@@ -83,3 +94,103 @@ def _writes(path: Any, mode: Any, flags: int) -> bool:
         return False
     text = os.fsdecode(path)
     return not is_device(text) and not text.startswith("/proc/")
+
+
+@dataclass(eq=False, slots=True)
+class Printed:
+    """Whether a block of `quiet` has printed or logged."""
+
+    any: bool = False
+
+
+_printed: ThreadValue[Printed | None] = ThreadValue(None)
+
+
+class _QuietStream:
+    """A stream that discards what a block of `quiet` prints; other threads use the original stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.original = stream
+
+    def write(self, text: str) -> int:
+        """Discard a text, and record that there was one."""
+        printed = _printed.get()
+        if printed is None:
+            written: int = self.original.write(text)
+            return written
+        printed.any = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the original stream for other threads: no text of the block is kept."""
+        if _printed.get() is None:
+            self.original.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        if _printed.get() is None:
+            return getattr(self.original, name)
+        raise AttributeError(name)
+
+
+_streams: deque[_QuietStream] = deque(maxlen=16)
+"""The last streams. Python's `print` holds no reference to the stream to which it writes, so that one that
+another thread prints to must not be freed when the block ends."""
+
+
+def _quiet_stream(stream: Any) -> Any:
+    if isinstance(stream, _QuietStream):
+        return stream
+    quiet_stream = next((known for known in [*_streams] if known.original is stream), None)
+    if quiet_stream is None:
+        quiet_stream = _QuietStream(stream)
+        _streams.append(quiet_stream)
+    return quiet_stream
+
+
+@contextmanager
+def quiet() -> Iterator[Printed]:
+    """Suppress what the calling thread prints, logs and warns, also in a backward on a device.
+
+    Yields:
+        whether it has printed or logged.
+    """
+    printed = Printed()
+    stdout, stderr = map(_quiet_stream, (sys.stdout, sys.stderr))
+    with (
+        _printed.bound(printed),
+        attached(declarations.LOGGED, wrapping(_log)),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield printed
+
+
+@contextmanager
+def watched_logging() -> Iterator[None]:
+    """Let `without_stdout` see records of loggers, too."""
+    with attached(declarations.LOGGED, wrapping(_log)):
+        yield
+
+
+@contextmanager
+def without_stdout() -> Iterator[Printed]:
+    """Suppress what the calling thread prints to stdout and logs; several times faster than `quiet`.
+
+    Warnings are printed as they are: Python shows each of them once.
+
+    Yields:
+        whether it has printed or logged.
+    """
+    printed = Printed()
+    with _printed.bound(printed), redirect_stdout(_quiet_stream(sys.stdout)):
+        yield printed
+
+
+def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
+    printed = _printed.get()
+    if printed is None:
+        original(logger, record)
+    elif not record.name.startswith("torch."):  # a compiler's records hold nothing of the samples
+        printed.any = True

@@ -39,16 +39,16 @@ def positions_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     reader = _READERS.get(func.overloadpacket)
     if reader is None:
         return []
-    given = {
+    operands = {
         argument.name: args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
         for place, argument in enumerate(func._schema.arguments)  # noqa: SLF001 - the operation's declaration
     }
-    return [found for found in reader(given) if found.values.numel()]
+    return [positions for positions in reader(operands) if positions.values.numel()]
 
 
 def _in_table(table: str, index: str) -> _Reader:
-    def read(given: Mapping[str, Any]) -> Iterator[Positions]:
-        yield Positions(given[index], 0, given[table].size(0))
+    def read(operands: Mapping[str, Any]) -> Iterator[Positions]:
+        yield Positions(operands[index], 0, operands[table].size(0))
 
     return read
 
@@ -56,94 +56,94 @@ def _in_table(table: str, index: str) -> _Reader:
 def _along(*, is_signed: bool = False) -> _Reader:
     """Read an index along the dimension `dim`; a signed one may count from the end."""
 
-    def read(given: Mapping[str, Any]) -> Iterator[Positions]:
-        size = given["self"].size(given["dim"]) if given["self"].dim() else 1
-        yield Positions(given["index"], -size if is_signed else 0, size)
+    def read(operands: Mapping[str, Any]) -> Iterator[Positions]:
+        size = operands["self"].size(operands["dim"]) if operands["self"].dim() else 1
+        yield Positions(operands["index"], -size if is_signed else 0, size)
 
     return read
 
 
-def _of_elements(given: Mapping[str, Any]) -> Iterator[Positions]:
-    size = given["self"].numel()
-    yield Positions(given["index"], -size, size)
+def _of_elements(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    size = operands["self"].numel()
+    yield Positions(operands["index"], -size, size)
 
 
-def _of_dimensions(given: Mapping[str, Any]) -> Iterator[Positions]:
+def _of_dimensions(operands: Mapping[str, Any]) -> Iterator[Positions]:
     """Read the tensors in ``x[a, :, b]``; masks are compared with sizes on the host."""
     dim = 0
-    for index in given["indices"]:
+    for index in operands["indices"]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             dim += index.dim()
             continue
-        if index is not None and dim < given["self"].dim():
-            size = given["self"].size(dim)
+        if index is not None and dim < operands["self"].dim():
+            size = operands["self"].size(dim)
             yield Positions(index, -size, size)
         dim += 1
 
 
-def _labels(given: Mapping[str, Any]) -> Iterator[Positions]:
-    scores = given["self"]
+def _labels(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    scores = operands["self"]
     classes = scores.size(1 if scores.dim() > 1 else 0)
-    yield Positions(given["target"], 0, classes, given["ignore_index"])
+    yield Positions(operands["target"], 0, classes, operands["ignore_index"])
 
 
 def _margin_labels(*, is_padded: bool) -> _Reader:
-    def read(given: Mapping[str, Any]) -> Iterator[Positions]:
-        yield Positions(given["target"], -1 if is_padded else 0, given["self"].size(-1))
+    def read(operands: Mapping[str, Any]) -> Iterator[Positions]:
+        yield Positions(operands["target"], -1 if is_padded else 0, operands["self"].size(-1))
 
     return read
 
 
-def _of_rows(given: Mapping[str, Any]) -> Iterator[Positions]:
-    yield Positions(given["indices"], 0, given["weight"].size(0))
-    yield Positions(given["offsets"], 0, given["indices"].numel() + 1)
+def _of_rows(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(operands["indices"], 0, operands["weight"].size(0))
+    yield Positions(operands["offsets"], 0, operands["indices"].numel() + 1)
 
 
-def _of_places(given: Mapping[str, Any]) -> Iterator[Positions]:
-    yield Positions(given["indices"], 0, math.prod(given["output_size"]))
+def _of_places(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(operands["indices"], 0, math.prod(operands["output_size"]))
 
 
-def _of_sequences(given: Mapping[str, Any]) -> Iterator[Positions]:
+def _of_sequences(operands: Mapping[str, Any]) -> Iterator[Positions]:
     """Read the labels of a CTC loss: rows that are padded to one length, or all in one row."""
-    lengths = given["target_lengths"]
+    lengths = operands["target_lengths"]
     counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-    targets, classes = given["targets"], given["log_probs"].size(-1)
+    targets, classes = operands["targets"], operands["log_probs"].size(-1)
     rows = zip(targets, counts, strict=True) if targets.dim() > 1 else [(targets, sum(counts))]
     yield from (Positions(row[:count], 0, classes) for row, count in rows)
 
 
-def _repeats(given: Mapping[str, Any]) -> Iterator[Positions]:
-    repeats, total = given["repeats"], given["output_size"]
+def _repeats(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    repeats, total = operands["repeats"], operands["output_size"]
     yield Positions(repeats, 0, math.inf)
     if total is not None:
         yield Positions(repeats.sum(), total, total + 1)
 
 
-def _weights_of_draws(given: Mapping[str, Any]) -> Iterator[Positions]:
-    yield Positions(given["self"], 0, math.inf)
-    yield Positions(given["self"].sum(-1), _ABOVE_ZERO, math.inf)
+def _weights_of_draws(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(operands["self"], 0, math.inf)
+    yield Positions(operands["self"].sum(-1), _ABOVE_ZERO, math.inf)
 
 
 def _not_negative(name: str) -> _Reader:
-    def read(given: Mapping[str, Any]) -> Iterator[Positions]:
-        yield Positions(given[name], 0, math.inf)
+    def read(operands: Mapping[str, Any]) -> Iterator[Positions]:
+        yield Positions(operands[name], 0, math.inf)
 
     return read
 
 
-def _probabilities(given: Mapping[str, Any]) -> Iterator[Positions]:
-    names = [name for name in ("p", "target") if isinstance(given.get(name), Tensor)]
-    if "p" not in given:
+def _probabilities(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    names = [name for name in ("p", "target") if isinstance(operands.get(name), Tensor)]
+    if "p" not in operands:
         names.append("self")
-    yield from (Positions(given[name], 0, _ABOVE_ONE) for name in names)
+    yield from (Positions(operands[name], 0, _ABOVE_ONE) for name in names)
 
 
-def _number_of_elements(given: Mapping[str, Any]) -> Iterator[Positions]:
-    yield Positions(given["mask"].sum(), 0, given["source"].numel() + 1)
+def _number_of_elements(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(operands["mask"].sum(), 0, operands["source"].numel() + 1)
 
 
-def _asserted(given: Mapping[str, Any]) -> Iterator[Positions]:
-    yield Positions(given["self"] != 0, 1, 2)
+def _asserted(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(operands["self"] != 0, 1, 2)
 
 
 _ABOVE_ZERO, _ABOVE_ONE = math.ulp(0.0), math.nextafter(1.0, 2.0)
@@ -215,22 +215,22 @@ class CheckedPositions(_Decomposed):  # type: ignore[no-untyped-call]
     """The precision of all results of the context; None if it does not change them."""
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        for found in positions_in(func, args, kwargs):
-            _check(func, found)
+        for positions in positions_in(func, args, kwargs):
+            _check(func, positions)
         return func(*args, **kwargs)
 
 
-def _check(func: Any, found: Positions) -> None:
-    values = found.values.detach()
-    if found.ignored is not None:
-        values = values[values != found.ignored]
+def _check(func: Any, positions: Positions) -> None:
+    values = positions.values.detach()
+    if positions.ignored is not None:
+        values = values[values != positions.ignored]
     if not values.numel():
         return
     least, most = (float(value) for value in torch.aminmax(values.double()))
-    if not (least >= found.least and most < found.end):  # a NaN fails both
+    if not (least >= positions.least and most < positions.end):  # a NaN fails both
         raise IndexError(
-            f"{func.overloadpacket} gets values from {least:g} to {most:g}, and the range is {found.least:g} "
-            f"to {found.end:g}"
+            f"{func.overloadpacket} gets values from {least:g} to {most:g}, and the range is "
+            f"{positions.least:g} to {positions.end:g}"
         )
 
 
@@ -283,12 +283,12 @@ class PositionTrace(_Decomposed):  # type: ignore[no-untyped-call]
         return result
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        for found in positions_in(func, args, kwargs):
-            for path in self._of(found.values):
-                if found.ignored is None:
+        for positions in positions_in(func, args, kwargs):
+            for path in self._of(positions.values):
+                if positions.ignored is None:
                     self._indices.add(path)
                 else:
-                    self._ignored.setdefault(path, set()).add(found.ignored)
+                    self._ignored.setdefault(path, set()).add(positions.ignored)
         if func.namespace not in _OF_TORCH:
             for _, tensor in leaves((args, dict(kwargs))):
                 if is_integer(tensor):

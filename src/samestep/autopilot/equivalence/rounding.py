@@ -93,44 +93,44 @@ def _of_products(device: torch.device, setting: str) -> set[torch.dtype]:
         owner: Any = getattr(backends.mkldnn, setting, None)
     else:
         owner = backends.cuda.matmul if setting == "matmul" else getattr(backends.cudnn, setting, None)
-    found = getattr(owner, "fp32_precision", None)
-    if found is None and device.type == "cuda":  # torch before 2.9
+    precision = getattr(owner, "fp32_precision", None)
+    if precision is None and device.type == "cuda":  # torch before 2.9
         is_allowed = backends.cuda.matmul.allow_tf32 if setting == "matmul" else backends.cudnn.allow_tf32
-        found = "tf32" if is_allowed else "ieee"
-    if found is None:
+        precision = "tf32" if is_allowed else "ieee"
+    if precision is None:
         medium = setting == "matmul" and torch.get_float32_matmul_precision() == "medium"
-        found = "bf16" if medium else "ieee"
-    return {kind for name, kind in (("tf32", _TF32), ("bf16", torch.bfloat16)) if found == name}
+        precision = "bf16" if medium else "ieee"
+    return {kind for name, kind in (("tf32", _TF32), ("bf16", torch.bfloat16)) if precision == name}
 
 
 def close(
-    found: Tensor, expected: Tensor, *, scale: float = 0.0, precision: torch.dtype | None = None
+    result: Tensor, expected: Tensor, *, scale: float = 0.0, precision: torch.dtype | None = None
 ) -> bool:
     """Return whether two tensors are equal but for rounding.
 
     Args:
-        found: the result of a split call.
+        result: the result of a split call.
         expected: that of the unsplit call, of any shape.
         scale: the largest value of the operands, which may cancel. It counts for single and double precision
             only: half of an image's 255 would be a tolerance of whole units.
         precision: the coarsest precision in which they were computed; None for their own.
     """
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if result.shape != expected.shape or result.dtype != expected.dtype:
         return False
-    if not found.numel():
+    if not result.numel():
         return True
-    if not (found.is_floating_point() or found.is_complex()):
-        return torch.equal(found, expected)
-    relative, least = _tolerances(found, expected, scale, precision)
-    return torch.allclose(found.detach(), expected.detach(), rtol=relative, atol=least, equal_nan=True)
+    if not (result.is_floating_point() or result.is_complex()):
+        return torch.equal(result, expected)
+    relative, least = _tolerances(result, expected, scale, precision)
+    return torch.allclose(result.detach(), expected.detach(), rtol=relative, atol=least, equal_nan=True)
 
 
 def _tolerances(
-    found: Tensor, expected: Tensor, scale: float, precision: torch.dtype | None
+    result: Tensor, expected: Tensor, scale: float, precision: torch.dtype | None
 ) -> tuple[float, float]:
     """Return the relative and the absolute tolerance of `close`."""
-    own = found.dtype.to_real()
-    coarsest = own if precision is None else max(own, precision, key=_rounding)
+    precise = result.dtype.to_real()
+    coarsest = precise if precision is None else max(precise, precision, key=_rounding)
     relative, of_scale = (table.get(coarsest, _COARSER) for table in (_RELATIVE, _OF_SCALE))
     is_half = _rounding(coarsest) > torch.finfo(torch.float32).eps
     size = largest(expected)
@@ -141,31 +141,31 @@ def _tolerances(
 class Difference:
     """The difference of two tensors of one shape."""
 
-    apart: float
+    distance: float
     """The largest difference of two elements."""
     tolerance: float
     """The difference up to which rounding explains it."""
 
     def __str__(self) -> str:
-        return f"{self.apart:.2g}; rounding explains {self.tolerance:.1g}"
+        return f"{self.distance:.2g}; rounding explains {self.tolerance:.1g}"
 
 
 def difference(
-    found: Tensor, expected: Tensor, *, scale: float = 0.0, precision: torch.dtype | None = None
+    result: Tensor, expected: Tensor, *, scale: float = 0.0, precision: torch.dtype | None = None
 ) -> Difference | None:
     """Return the difference of two tensors, see `close`; None if they have no numbers at equal places."""
-    if found.shape != expected.shape or found.dtype != expected.dtype or not found.numel():
+    if result.shape != expected.shape or result.dtype != expected.dtype or not result.numel():
         return None
-    if not (found.is_floating_point() or found.is_complex()):
+    if not (result.is_floating_point() or result.is_complex()):
         return None
-    relative, least = _tolerances(found, expected, scale, precision)
-    apart = (found.detach() - expected.detach()).abs().nan_to_num(float("inf")).max()
-    return Difference(float(apart), least + relative * largest(expected))
+    relative, least = _tolerances(result, expected, scale, precision)
+    distance = (result.detach() - expected.detach()).abs().nan_to_num(float("inf")).max()
+    return Difference(float(distance), least + relative * largest(expected))
 
 
 def largest(*tensors: Tensor) -> float:
     """Return the largest finite absolute value of floating-point tensors; 0 if there is none."""
-    found = 0.0
+    maximum = 0.0
     for tensor in tensors:
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
             absolute = tensor.detach().abs()
@@ -173,8 +173,8 @@ def largest(*tensors: Tensor) -> float:
             if not math.isfinite(value):
                 finite = absolute[torch.isfinite(absolute)]
                 value = float(finite.max()) if finite.numel() else 0.0
-            found = max(found, value)
-    return found
+            maximum = max(maximum, value)
+    return maximum
 
 
 def differing_buffer(

@@ -1,44 +1,110 @@
-"""Splits one call across the ranks, and compares its results with the unsplit call."""
+"""Compares split calls of a module with unsplit ones: all of them in a check, and samples of a run.
+
+The equivalence check covers the samples and states that it has computed. A model that counts its calls, or
+that treats rare samples differently, may differ later; a difference in a sample check ends the splitting of
+its calls before a result is used.
+"""
 
 import hashlib
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.disturbance import Disturbance, parametrizations_computed
+from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly, quiet
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
-    CallArguments,
     ConcatenatedOutput,
     Gathering,
     ReducedOutput,
+    SplitPlan,
+    assign_side_outputs,
     batch_split,
     gatherings_for,
+    outcome,
 )
-from samestep.autopilot.split.device_failures import is_device_failure
-from samestep.autopilot.split.draw_plans import DrawPlan
 from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
+from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
-from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
-from samestep.autopilot.split.random_draws import FUSED_ATTENTION, InferredDraws
-from samestep.autopilot.split.sample_lists import Dims
+from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
-from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together
+from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together, is_device_failure
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.ranks.world.protocol import World
+
+
+@dataclass(frozen=True, slots=True)
+class TriedWay:
+    """A way to split the calls of a signature, and why it is none; empty for the way that passed."""
+
+    dims: Dims
+    disturbance: Disturbance | None
+    """The change of the call that showed it; None for the call itself."""
+    why: str
+    difference: Difference | None
+
+    def __str__(self) -> str:
+        on = "the call itself" if self.disturbance is None else f"a call with {_described(self.disturbance)}"
+        distance = "" if self.difference is None else f", by {self.difference}"
+        return f"{_way(self.dims)}: {self.why or 'equal'}{distance} (on {on})"
+
+
+@dataclass(eq=False, slots=True)
+class SplitTrace:
+    """The ways that a check has tried, in order."""
+
+    tried: list[TriedWay] = field(default_factory=list)
+
+    def add(
+        self, dims: Dims, disturbance: Disturbance | None, why: str, difference: Difference | None
+    ) -> None:
+        """Add a way with its result."""
+        self.tried.append(TriedWay(dict(dims), disturbance, why, difference))
+
+    def explained(self, why: str) -> str:
+        """Return a reason with the difference that was found for it, if there is one."""
+        difference = next((way.difference for way in self.tried if way.why == why and way.difference), None)
+        return (
+            why
+            if difference is None
+            else f"{why}: it differs by {difference.distance:.2g} when the batch is split"
+        )
+
+
+def _way(dims: Mapping[tuple[str | int, ...], int]) -> str:
+    """Return the inputs that are split, as ``[0] along 0, ['mask'] along 1``."""
+    parts = [
+        f"{text(path[1:])} {'as a list' if dim == LIST else f'along {dim}'}" for path, dim in dims.items()
+    ]
+    return ", ".join(parts)
+
+
+def _described(disturbance: Disturbance) -> str:
+    """Return the changes that a disturbance makes beside the usual ones."""
+    usual = Disturbance(disturbance.size)
+    changed = [
+        f"{change.name}={getattr(disturbance, change.name)}"
+        for change in fields(disturbance)
+        if getattr(disturbance, change.name) != getattr(usual, change.name)
+    ]
+    return "other weights and samples" + (f" ({', '.join(changed)})" if changed else "")
+
 
 T = TypeVar("T")
 SLICE_RAISES = "a slice of its batch raises"
@@ -78,7 +144,7 @@ class SplitComparison:
     def split(
         self,
         run: ModuleRun,
-        given: CallArguments,
+        arguments: CallArguments,
         dims: Dims,
         whole: UnsplitCall,
         *,
@@ -89,14 +155,14 @@ class SplitComparison:
 
         Args:
             run: restores the module after a failed attempt.
-            given: the arguments.
+            arguments: the arguments.
             dims: the way: the sample dimension of each input.
             whole: the results of the unsplit call.
             grad: whether a graph is built; None keeps the script's setting.
             precise: the context of a disturbed call; later calls are limited to ways to gather that pass it.
         """
         self.difference = None
-        total = given.total(dims)
+        total = arguments.total(dims)
         assert total is not None
         split = batch_split(self._world, dims, total)
         draws = not run.drawn.same(whole.drawn)
@@ -104,7 +170,7 @@ class SplitComparison:
         for inner in (False, True) if self._inner is None else (self._inner,):
             mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                why = self._one_split(run, given, dims, whole, split, mode, precise)
+                why = self._one_split(run, arguments, dims, whole, split, mode, precise)
             if mode is None:
                 break
             # A rank whose slice has failed may not have come to its flattened draws.
@@ -119,7 +185,7 @@ class SplitComparison:
     def _one_split(
         self,
         run: ModuleRun,
-        given: CallArguments,
+        arguments: CallArguments,
         dims: Dims,
         whole: UnsplitCall,
         split: BatchSplit,
@@ -142,21 +208,21 @@ class SplitComparison:
                     precise or checked,
                     watching or nullcontext(),
                 ):
-                    own = given.sliced(split, dims)
-                    reads.follow(own.samples(dims))
+                    part = arguments.sliced(split, dims)
+                    reads.follow(part.samples(dims))
                     watched = reads if is_watched else None
-                    outputs = call_slice(self._forward, self.module, own, split, draws=mode, reads=watched)
+                    outputs = call_slice(self._forward, self.module, part, split, draws=mode, reads=watched)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 return self._cause(error, SLICE_RAISES)
-            found = self._compared(run, whole, outputs, split, keeps=precise is not None)
+            compared = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
-        if isinstance(found, str):
-            return _with_draws(found, unknown)
+        if isinstance(compared, str):
+            return _with_draws(compared, unknown)
         if mode is not None and not self.agreed(not unknown):
             return _with_draws(UNPLANNED_DRAWS, unknown)
         if whole.reads:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
-        gatherings, result = found
+        gatherings, result = compared
         return SplitResult(gatherings, result, None if mode is None else mode.plan())
 
     def _compared(
@@ -171,11 +237,11 @@ class SplitComparison:
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Gathering]] = {}
         for path, part in parts.items():
-            found = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
-            if not found:
+            gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
+            if not gathered:
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
-            left[path] = [gathering for gathering, _ in found]
-            gatherings[path], together[path] = found[0]
+            left[path] = [gathering for gathering, _ in gathered]
+            gatherings[path], together[path] = gathered[0]
         if of_state:
             return of_state
         if keeps:
@@ -198,14 +264,14 @@ class SplitComparison:
 
         All of it is known before the outputs are gathered, so the ranks agree on it in one collective.
         """
-        alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
+        has_structure = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"
         values = {
-            "its outputs have another structure": alike,
+            "its outputs have another structure": has_structure,
             f"its output{place or ''} is no tensor and may depend on the slice": place is None,
             f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
@@ -214,11 +280,13 @@ class SplitComparison:
             UNPLANNED_DRAWS: is_drawn,
         }
         # A loss that every rank computes from all samples has the right mean, too.
-        is_fixed = keeps and alike and all(close(part, whole.outputs[path]) for path, part in parts.items())
+        is_fixed = (
+            keeps and has_structure and all(close(part, whole.outputs[path]) for path, part in parts.items())
+        )
         *equal, is_fixed = self.agreed_on_each(*values.values(), *state.values(), is_fixed)
-        found = [why for why, holds in zip((*values, *state), equal, strict=True) if not holds]
-        of_values = [why for why in found if why in values]
-        of_state = [why for why in found if why in state]
+        reasons = [why for why, holds in zip((*values, *state), equal, strict=True) if not holds]
+        of_values = [why for why in reasons if why in values]
+        of_state = [why for why in reasons if why in state]
         if is_fixed:
             of_values.append("its outputs do not depend on these inputs")
         return next(iter(of_values), ""), next(iter(of_state), "")
@@ -231,8 +299,10 @@ class SplitComparison:
         possible = list(gatherings_for(output, part, split))
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
-            possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
-        possible = self._on_all_ranks({repr((_kind(one), _form(one, part, split))): one for one in possible})
+            possible = [gathering for gathering in possible if _kind(gathering) in map(_kind, allowed)]
+        possible = self._on_all_ranks(
+            {repr((_kind(gathering), _form(gathering, part, split))): gathering for gathering in possible}
+        )
         right: list[tuple[Gathering, Tensor]] = []
         for gathering in possible:
             try:
@@ -283,21 +353,21 @@ class SplitComparison:
 
     def agreed_on_each(self, *here: bool) -> list[bool]:
         """Return for each argument whether all ranks have passed True."""
-        flags = torch.tensor([float(one) for one in here], dtype=torch.float64, device=self._world.device)
+        flags = torch.tensor([float(flag) for flag in here], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(flags, op="min")
-        return [bool(one) for one in flags.tolist()]
+        return [bool(flag) for flag in flags.tolist()]
 
-    def _on_all_ranks(self, found: Mapping[str, T]) -> list[T]:
+    def _on_all_ranks(self, values: Mapping[str, T]) -> list[T]:
         """Return the values whose names all ranks have passed, in the same order on all ranks."""
-        digest = hashlib.blake2b(repr(list(found)).encode(), digest_size=6).digest()
+        digest = hashlib.blake2b(repr(list(values)).encode(), digest_size=6).digest()
         number = float(int.from_bytes(digest, "big"))  # exact: a double has 53 bits
         least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(least, op="min")
         lowest, negative_of_highest = least.tolist()
         if lowest == -negative_of_highest:
-            return list(found.values())
-        first, *others = self._world.all_gather_objects(list(found))
-        return [found[name] for name in first if all(name in names for names in others)]
+            return list(values.values())
+        first, *of_others = self._world.all_gather_objects(list(values))
+        return [values[name] for name in first if all(name in names for names in of_others)]
 
 
 def _with_draws(why: str, unknown: Collection[str]) -> str:
@@ -316,17 +386,87 @@ def _kind(gathering: Gathering) -> Any:
 
 def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     """Return the properties of a reduction that must be equal on all ranks before they communicate."""
-    found = read_reduction(part, gathering.reading) if isinstance(gathering, ReducedOutput) else None
-    if found is None:
+    reduction = read_reduction(part, gathering.reading) if isinstance(gathering, ReducedOutput) else None
+    if reduction is None:
         return None
     # Several means have a common weight only if each has a constant number of elements per sample.
-    values = found.values()
-    return found.kind, [round(one / split.local, 9) for one in values] if len(values) > 1 else []
+    values = reduction.values()
+    return reduction.kind, [round(value / split.local, 9) for value in values] if len(values) > 1 else []
 
 
 def in_one_line(error: Exception) -> str:
     """Return an error as one line, with the line of user code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = next((one for one in reversed(frames) if is_user_code(one.filename)), None)
+    where = next((frame for frame in reversed(frames) if is_user_code(frame.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"
+
+
+_FIRST_TRAINING, _FIRST_EVALUATION = 32, 100
+"""The number of calls before the first check, divided by the number of ranks. An unsplit forward takes as
+long as one slice per rank, and a training step as long as three forwards, so checks take about 1 % of the
+time."""
+
+
+class CheckSchedule:
+    """Decides, equally on all ranks, which split calls are checked: every K-th, or for None ever fewer."""
+
+    def __init__(self, size: int, every: int | None) -> None:
+        self._size, self._every = size, every
+        self._calls: WeakKeyDictionary[nn.Module, dict[bool, int]] = WeakKeyDictionary()
+
+    def is_due(self, module: nn.Module, *, grad: bool) -> bool:
+        """Count a split call of a module, and return whether it is checked."""
+        counts = self._calls.setdefault(module, {})
+        counts[grad] = count = counts.get(grad, 0) + 1
+        if self._every is not None:
+            return self._every > 0 and count % self._every == 0
+        number, rest = divmod(count, self._size * (_FIRST_TRAINING if grad else _FIRST_EVALUATION))
+        return rest == 0 and number.bit_count() == 1
+
+
+class SampleCheck:
+    """Computes a call unsplit, and then compares the split call with it."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        module: nn.Module,
+        arguments: CallArguments,
+        device: torch.device,
+        *,
+        draws: bool,
+    ) -> None:
+        self._module, self._device = module, device
+        self._run = ModuleRun(forward, module, device)
+        self._whole: UnsplitCall | None = None
+        # It may differentiate within forward; the split call raises other errors.
+        with suppress(Exception), parametrizations_computed(), training_nothing():
+            self._whole = self._run.unsplit(arguments, records=draws)
+        self._run.restore()
+
+    def difference(self, result: Any, plan: SplitPlan) -> str:
+        """Return how the outputs and the state of the split call differ; empty if they are equal."""
+        whole = self._whole
+        if whole is None:
+            return ""
+        parts = dict(leaves(outcome(self._module, result, plan.sides)))
+        if parts.keys() != whole.outputs.keys():
+            return "its outputs have another structure"
+        for path, tensor in whole.outputs.items():
+            if not whole.are_close(parts[path], tensor):
+                distance = _apart(parts[path], tensor)
+                return f"its output{text(path[1:])} differs{distance}"
+        name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
+        if name is not None:
+            return f"its buffer {name} differs"
+        if not RngState.now(self._device).same(whole.drawn):
+            return "it draws other random numbers"
+        return ""
+
+
+def _apart(result: torch.Tensor, expected: torch.Tensor) -> str:
+    if result.shape != expected.shape:
+        return f": it is {list(result.shape)}, and {list(expected.shape)} unsplit"
+    difference = (result.detach().double() - expected.double()).abs().nan_to_num(float("inf")).max()
+    return f" by up to {float(difference):.2g}"

@@ -1,18 +1,15 @@
 """Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
 
-import logging
-import sys
 import threading
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions, PositionTrace
 from samestep.autopilot.equivalence.rounding import (
     Difference,
@@ -22,22 +19,17 @@ from samestep.autopilot.equivalence.rounding import (
     largest,
     unobserved_precision,
 )
-from samestep.autopilot.equivalence.saved_arguments import SavedArguments
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.draw_plans import DrawRecord
+from samestep.autopilot.split.call_arguments import CallArguments, Dims
+from samestep.autopilot.split.call_plans import outcome
 from samestep.autopilot.split.guards import Attributes, changed, python_state
-from samestep.autopilot.split.module_outputs import outcome
-from samestep.autopilot.split.random_draws import DrawRecorder
-from samestep.autopilot.split.sample_lists import Dims
+from samestep.autopilot.split.random_draws import DrawRecord, DrawRecorder
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
-from samestep.autopilot.state.saved_state import SavedState, SideOutput
-from samestep.hooks import declarations, module_parts
+from samestep.autopilot.state.saved_state import SavedArguments, SavedState, SideOutput
+from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import Path, leaves
-from samestep.hooks.thread_values import ThreadValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +55,16 @@ class UnsplitCall:
     @property
     def flaw(self) -> str:
         """The reason why nothing can be compared with these results; empty if there is none."""
-        finite = (bool(torch.isfinite(one).any()) for one in self.outputs.values() if one.numel())
+        finite = (bool(torch.isfinite(output).any()) for output in self.outputs.values() if output.numel())
         return "" if all(finite) else "its outputs are not finite"
 
-    def are_close(self, found: Tensor, expected: Tensor) -> bool:
+    def are_close(self, result: Tensor, expected: Tensor) -> bool:
         """Return whether results of two computations of this call are equal but for rounding."""
-        return close(found, expected, scale=self.scale, precision=self.precision)
+        return close(result, expected, scale=self.scale, precision=self.precision)
 
-    def difference(self, found: Tensor, expected: Tensor) -> Difference | None:
+    def difference(self, result: Tensor, expected: Tensor) -> Difference | None:
         """Return how far results of two computations of this call are apart."""
-        return difference(found, expected, scale=self.scale, precision=self.precision)
+        return difference(result, expected, scale=self.scale, precision=self.precision)
 
 
 class ModuleRun:
@@ -94,14 +86,14 @@ class ModuleRun:
         self.drawn.restore()
 
     def recorded(
-        self, given: CallArguments, *, grad: bool = False, precise: CheckedPositions | None = None
+        self, arguments: CallArguments, *, grad: bool = False, precise: CheckedPositions | None = None
     ) -> UnsplitCall | None:
         """Return the results of `unsplit`, with the random draws; None if recording changes the draws."""
-        whole = self.unsplit(given, grad=grad, precise=precise)
+        whole = self.unsplit(arguments, grad=grad, precise=precise)
         if self.drawn.same(whole.drawn):
             return whole
         self.restore()
-        again = self.unsplit(given, grad=grad, records=True, precise=precise)
+        again = self.unsplit(arguments, grad=grad, records=True, precise=precise)
         if again.drawn.same(whole.drawn):
             return again
         # Recording may change torch's draws, but a call repeats those of Python and NumPy.
@@ -110,7 +102,7 @@ class ModuleRun:
 
     def unsplit(
         self,
-        given: CallArguments,
+        arguments: CallArguments,
         *,
         grad: bool = False,
         records: bool = False,
@@ -120,23 +112,23 @@ class ModuleRun:
         """Return the results of an unsplit call; do not restore the module.
 
         Args:
-            given: the arguments of the call; they are not changed.
+            arguments: the arguments of the call; they are not changed.
             grad: whether a graph is built.
             records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
             precise: the context that computes the call, without the bookkeeping, in another precision.
             trace: records the uses of the inputs as positions; compiled code then runs eagerly.
         """
         recorder = DrawRecorder() if records else None
-        copied = given.copied()
-        own = given if grad else copied
-        kept, versions_in = SavedArguments(own), versions_of(own)
+        copied = arguments.copied()
+        used = arguments if grad else copied
+        kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
         parameters, versions = _sums(self.module), self.before.versions()
         reads, runs_eagerly = SampleReads(), records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None
         observed = ResultPrecision() if runs_eagerly and precision is None else None
-        reads.follow(own.samples(self.dims))
+        reads.follow(used.samples(self.dims))
         if trace is not None:
-            trace.follow(own.tensors())
+            trace.follow(used.tensors())
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,
@@ -147,8 +139,8 @@ class ModuleRun:
             recorder or nullcontext(),
             reads if self.dims else nullcontext(),
         ):
-            returned = self._forward(self.module, *own.args, **own.kwargs)
-        is_same = not kept.are_changed() and versions_of(own) == versions_in and copied.same(given)
+            returned = self._forward(self.module, *used.args, **used.kwargs)
+        is_same = not kept.are_changed() and versions_of(used) == versions_in and copied.same(arguments)
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
@@ -157,16 +149,16 @@ class ModuleRun:
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
         kept.restore()
-        operands = [*dict(given.tensors()).values(), *module_parts.parameters(self.module)]
+        operands = [*dict(arguments.tensors()).values(), *module_parts.parameters(self.module)]
         if observed is not None:
             precision = observed.coarsest(self._device)
         elif precision is None:
             precision = unobserved_precision(self._device, operands)
         sides = tuple(self.before.left())
-        found = dict(leaves(outcome(self.module, returned, sides)))
+        results = dict(leaves(outcome(self.module, returned, sides)))
         return UnsplitCall(
-            outputs={path: _copied(tensor) for path, tensor in found.items()},
-            tensors=found if grad else {},
+            outputs={path: _copied(tensor) for path, tensor in results.items()},
+            tensors=results if grad else {},
             sides=sides,
             buffers=self.before.buffers(),
             drawn=RngState.now(self._device),
@@ -175,7 +167,7 @@ class ModuleRun:
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=writes,
             printed=printed.any,
-            scale=largest(*found.values(), *operands),
+            scale=largest(*results.values(), *operands),
             precision=precision,
             reads=reads.found,
         )
@@ -183,8 +175,10 @@ class ModuleRun:
 
 def _has_other_threads() -> bool:
     """Return whether the script has other threads than the calling one."""
-    own = threading.current_thread()
-    return any(one is not own and not one.name.startswith("samestep-") for one in threading.enumerate())
+    current = threading.current_thread()
+    return any(
+        thread is not current and not thread.name.startswith("samestep-") for thread in threading.enumerate()
+    )
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -199,114 +193,14 @@ def _copied(tensor: Tensor) -> Tensor:
 
 def _sums(module: nn.Module) -> list[float]:
     """Return two sums over each parameter, to detect whether it is written to."""
-    found = []
-    for one in module_parts.parameters(module):
-        if one.numel():
-            values = one.detach()
-            found += [abs(values.sum().item()), values.abs().sum().item()]
-    return found
+    sums = []
+    for parameter in module_parts.parameters(module):
+        if parameter.numel():
+            values = parameter.detach()
+            sums += [abs(values.sum().item()), values.abs().sum().item()]
+    return sums
 
 
 def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:
     """Run compiled code of a module eagerly, if `when` is set."""
     return torch.compiler.set_stance("force_eager") if when and is_compiled(module) else nullcontext()
-
-
-@dataclass(eq=False, slots=True)
-class Printed:
-    """Whether a block of `quiet` has printed or logged."""
-
-    any: bool = False
-
-
-_printed: ThreadValue[Printed | None] = ThreadValue(None)
-
-
-class _QuietStream:
-    """A stream that discards what a block of `quiet` prints; other threads use the original stream."""
-
-    def __init__(self, stream: Any) -> None:
-        self.original = stream
-
-    def write(self, text: str) -> int:
-        """Discard a text, and record that there was one."""
-        printed = _printed.get()
-        if printed is None:
-            written: int = self.original.write(text)
-            return written
-        printed.any = True
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the original stream for other threads: no text of the block is kept."""
-        if _printed.get() is None:
-            self.original.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        if _printed.get() is None:
-            return getattr(self.original, name)
-        raise AttributeError(name)
-
-
-_streams: deque[_QuietStream] = deque(maxlen=16)
-"""The last streams. Python's `print` holds no reference to the stream to which it writes, so that one that
-another thread prints to must not be freed when the block ends."""
-
-
-def _quiet_stream(stream: Any) -> Any:
-    if isinstance(stream, _QuietStream):
-        return stream
-    found = next((one for one in [*_streams] if one.original is stream), None)
-    if found is None:
-        found = _QuietStream(stream)
-        _streams.append(found)
-    return found
-
-
-@contextmanager
-def quiet() -> Iterator[Printed]:
-    """Suppress what the calling thread prints, logs and warns, also in a backward on a device.
-
-    Yields:
-        whether it has printed or logged.
-    """
-    printed = Printed()
-    stdout, stderr = map(_quiet_stream, (sys.stdout, sys.stderr))
-    with (
-        _printed.bound(printed),
-        attached(declarations.LOGGED, wrapping(_log)),
-        redirect_stdout(stdout),
-        redirect_stderr(stderr),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield printed
-
-
-@contextmanager
-def watched_logging() -> Iterator[None]:
-    """Let `without_stdout` see records of loggers, too."""
-    with attached(declarations.LOGGED, wrapping(_log)):
-        yield
-
-
-@contextmanager
-def without_stdout() -> Iterator[Printed]:
-    """Suppress what the calling thread prints to stdout and logs; several times faster than `quiet`.
-
-    Warnings are printed as they are: Python shows each of them once.
-
-    Yields:
-        whether it has printed or logged.
-    """
-    printed = Printed()
-    with _printed.bound(printed), redirect_stdout(_quiet_stream(sys.stdout)):
-        yield printed
-
-
-def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    printed = _printed.get()
-    if printed is None:
-        original(logger, record)
-    elif not record.name.startswith("torch."):  # a compiler's records hold nothing of the samples
-        printed.any = True

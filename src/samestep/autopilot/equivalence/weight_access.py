@@ -1,13 +1,15 @@
-"""Excludes other threads of a script from the weights of a module that an equivalence check has disturbed.
+"""Excludes the threads of a script from each other where they use the weights of one module.
 
 A thread may write a checkpoint, or evaluate a copy of the loop's model, while the main thread calls it in a
-new mode for the first time.
+new mode for the first time: an equivalence check disturbs the weights. Threads split calls in turn, as there
+is one team of helpers.
 """
 
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 from torch import nn
 
@@ -44,7 +46,9 @@ def calling(module: nn.Module) -> Iterator[None]:
     A part of a disturbed module is called at once: the forward that a check runs may call it in a thread.
     """
     here = threading.get_ident()
-    with _entered(_read, module, lambda: any(by != here and one is module for by, one in _disturbed)):
+    with _entered(
+        _read, module, lambda: any(by != here and disturbed is module for by, disturbed in _disturbed)
+    ):
         yield
 
 
@@ -67,8 +71,71 @@ def _entered(
 def _by_others(entries: list[tuple[int, nn.Module]], module: nn.Module) -> bool:
     """Return whether another thread is in a block for a module that shares weights with this one."""
     here = threading.get_ident()
-    return any(by != here and (_is_part(module, one) or _is_part(one, module)) for by, one in entries)
+    return any(
+        by != here and (_is_part(module, entered) or _is_part(entered, module)) for by, entered in entries
+    )
 
 
 def _is_part(module: nn.Module, whole: nn.Module) -> bool:
-    return any(one is module for one in module_parts.modules(whole))
+    return any(part is module for part in module_parts.modules(whole))
+
+
+_LONGEST_S = 60.0
+"""Seconds that a call waits for one of another thread with the same weights."""
+
+
+class CallLock:
+    """The lock that a thread has during a split call, or during its backward."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._module: nn.Module | None = None
+        """The module whose call has the lock."""
+
+    def acquire_for(self, module: nn.Module) -> bool:
+        """Return whether this thread may split a call now; otherwise it computes the call beside others.
+
+        A call with the same weights as that of another thread waits: a check replaces them. A part of the
+        module that is called does not: its forward may have started this thread, and wait for it.
+        """
+        if not self._lock.acquire(blocking=False):
+            locked = self._module
+            if locked is not None and (
+                not _have_common_weights(module, locked)
+                or (module is not locked and _is_part(module, locked))
+            ):
+                return False
+            if not self._lock.acquire(timeout=_LONGEST_S):
+                return False
+        self._module = module
+        return True
+
+    def release(self) -> None:
+        """Let another thread split a call."""
+        self._module = None
+        self._lock.release()
+
+    @contextmanager
+    def released(self, module: nn.Module) -> Iterator[None]:
+        """Let calls of the block have the lock of this one: parts of its module, also in other threads.
+
+        On a device, a backward in its forward runs in a thread of autograd's.
+        """
+        self.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+            self._module = module
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+def _have_common_weights(module: nn.Module, second: nn.Module) -> bool:
+    return not set(map(id, module.parameters())).isdisjoint(map(id, second.parameters()))

@@ -205,16 +205,16 @@ def _redirecting(original: Any, handler: Any, how: str | Parse) -> Any:
     return call
 
 
-def _outermost(given: Sequence[Any], handle: Call, *args: Any, **kwargs: Any) -> Any:
+def _outermost(paths: Sequence[Any], handle: Call, *args: Any, **kwargs: Any) -> Any:
     """Return the result of a method of a handler; name the paths that the script passed in its error."""
     _inside.busy = True
     try:
         return handle(*args, **kwargs)
     except OSError as error:
-        if error.filename is not None and given and isinstance(given[0], _PATHS):
-            error.filename = os.fspath(given[0])
-            if error.filename2 is not None and len(given) > 1 and isinstance(given[1], _PATHS):
-                error.filename2 = os.fspath(given[1])
+        if error.filename is not None and paths and isinstance(paths[0], _PATHS):
+            error.filename = os.fspath(paths[0])
+            if error.filename2 is not None and len(paths) > 1 and isinstance(paths[1], _PATHS):
+                error.filename2 = os.fspath(paths[1])
         raise
     finally:
         _inside.busy = False
@@ -234,8 +234,8 @@ def _file_io(original: type, handler: Any) -> type:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original)
 
-        def __subclasscheck__(cls, other: type) -> bool:
-            return issubclass(other, original)
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, original)
 
     class FileIO(original, metaclass=Meta):  # type: ignore[misc]
         def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:

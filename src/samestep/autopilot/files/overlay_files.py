@@ -1,6 +1,7 @@
 """Gives a script an overlay over the files from before the run: what it writes goes to another folder.
 
 So `verify` can run a script several times, each time with the files that it finds, and change none of them.
+`OverlayLayer` holds the changes; `Overlay` acts for the functions that `file_calls` redirects.
 """
 
 import errno
@@ -9,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,163 @@ from samestep.autopilot.files.file_calls import (
     Call,
     FileAccess,
     close_file,
+    redirected,
     redirected_again,
     unredirected,
 )
 from samestep.autopilot.files.folder_listings import OverlayEntry, Scan, ShuffledListings
-from samestep.autopilot.files.overlay_layer import OverlayLayer
-from samestep.autopilot.files.overlay_lookup import MARK, WHITEOUT, Entry, Folder, OverlayLookup, join
-from samestep.autopilot.files.paths import DATABASE_SUFFIXES, database_path, os_error
+from samestep.autopilot.files.overlay_lookup import (
+    BASE,
+    DATABASE_SUFFIXES,
+    MARK,
+    WHITEOUT,
+    Entry,
+    Folder,
+    OverlayLookup,
+    database_path,
+    is_actual_folder,
+    join,
+    os_error,
+)
+
+_DRAFT = ".samestep-draft"
+"""Part of the name of a copy until it is complete."""
+
+
+class OverlayLayer:
+    """The files that the script has created, changed, renamed and removed."""
+
+    def __init__(self, lookup: OverlayLookup) -> None:
+        self._lookup = lookup
+        self.made: list[str] = []  # the paths that this rank has created or written, in this order
+
+    def names(self, folder: Folder) -> list[str]:
+        """Return the names in a folder: those from before the run in their order, then new ones, sorted."""
+        before = self._base_names(folder)
+        changed = (
+            []
+            if folder.changes is None
+            else [name for name in os.listdir(folder.changes) if _DRAFT not in name]
+        )
+        gone = {name for name in changed if self._lookup.entry(folder, name).where is None}
+        return [*(name for name in before if name not in gone), *sorted({*changed} - gone - {*before})]
+
+    def _base_names(self, folder: Folder) -> list[str]:
+        return [] if folder.base is None else os.listdir(folder.base)
+
+    def folder_at(self, entry: Entry) -> Folder:
+        """Return the folder at a entry."""
+        return self._lookup.folder(entry.path)
+
+    def own_folder(self, path: str) -> str:
+        """Return the folder of the overlay for this rank's changes in a folder; create a missing one."""
+        folder = self._lookup.folder(path)
+        if folder.changes is not None:
+            return folder.changes
+        place = join(self.own_folder(os.path.dirname(path)), os.path.basename(path))
+        self._make_like(path, place)
+        self._lookup.changed()
+        return place
+
+    def _make_like(self, path: str, place: str) -> None:
+        """Create a folder with the attributes of the one at `path`."""
+        with self._lookup.locked():  # a rename would replace the folder of another process while it is empty
+            if is_actual_folder(place):
+                return
+            draft = _draft(place)
+            os.mkdir(draft)
+            self._lookup.read(path, lambda where: shutil.copystat(where, draft), follow=False)
+            os.rename(draft, place)
+
+    def _own_place(self, entry: Entry) -> str:
+        return join(self.own_folder(entry.folder.path), entry.name)
+
+    @contextmanager
+    def making(self, entry: Entry) -> Iterator[str]:
+        """Yield the actual path at which to create a new file; restore the mark `WHITEOUT` if that fails."""
+        if self._lookup.is_common(entry.path):
+            yield entry.path
+            return
+        place = self._own_place(entry)
+        was_removed = os.path.islink(place)  # a mark; another process may have made the file meanwhile
+        if was_removed:
+            with suppress(FileNotFoundError):
+                os.unlink(place)
+        self.made.append(entry.path)
+        try:
+            yield place
+        finally:
+            if was_removed and not os.path.lexists(place):
+                os.symlink(WHITEOUT, place)
+            self._lookup.changed()
+
+    def own_copy(self, entry: Entry, *, truncates: bool = False) -> str:
+        """Return the path of this rank's copy of a file or folder; create the copy if it is missing."""
+        assert entry.where is not None
+        if self._lookup.is_common(entry.path):
+            return entry.path
+        if entry.is_folder:
+            return self.own_folder(entry.path)
+        self.made.append(entry.path)
+        if entry.base is None or not (entry.is_link or stat.S_ISREG(entry.mode)):
+            return entry.where
+        place = self._own_place(entry)
+        with self._lookup.locked():  # a second copy would replace what another thread or process has written
+            current = self._lookup.entry_at(entry.path, follow=False)
+            if current.base is None and current.where is not None:
+                return current.where
+            draft = _draft(place)
+            self._copy(entry, draft, truncates=truncates)
+            os.replace(draft, place)
+        return place
+
+    def _copy(self, entry: Entry, draft: str, *, truncates: bool) -> None:
+        if truncates and not entry.is_link:
+            with open(draft, "wb"):
+                pass
+            self._lookup.read(entry.path, lambda where: shutil.copystat(where, draft), follow=False)
+            return
+
+        def copy(where: str) -> None:
+            if os.path.lexists(draft):
+                os.unlink(draft)
+            shutil.copy2(where, draft, follow_symlinks=False)
+
+        self._lookup.read(entry.path, copy, follow=False)
+
+    def drop(self, entry: Entry) -> None:
+        """Remove a file, or a folder with its contents."""
+        assert entry.where is not None
+        place = self._own_place(entry)
+        if is_actual_folder(place):
+            shutil.rmtree(place)
+        elif os.path.lexists(place):
+            os.unlink(place)
+        if self._lookup.existed(entry.path):
+            os.symlink(WHITEOUT, place)
+        self._lookup.changed()
+
+    def move(self, old: Entry, new: Entry) -> None:
+        """Rename the file or folder at one entry to another entry, which must be free."""
+        source, target = self._own_place(old), self._own_place(new)
+        self.made.append(new.path)
+        folder = self.folder_at(old) if old.is_folder else None
+        if os.path.lexists(target):  # a mark
+            os.unlink(target)
+        if os.path.lexists(source):
+            os.rename(source, target)
+        elif folder is not None:
+            self._make_like(old.path, target)
+        else:
+            os.symlink(f"{BASE}{old.base}", target)
+        if folder is not None and not os.path.lexists(join(target, MARK)):
+            os.symlink(folder.base or WHITEOUT, join(target, MARK))
+        if self._lookup.existed(old.path):
+            os.symlink(WHITEOUT, source)
+
+
+def _draft(place: str) -> str:
+    return f"{place}{_DRAFT}-{os.getpid()}"
 
 
 class Overlay:
@@ -56,19 +207,19 @@ class Overlay:
 
         if access.kind == "read":
             try:
-                found = self._lookup.read(path, call, follow=access.follow, dir_fd=dir_fd)
+                result = self._lookup.read(path, call, follow=access.follow, dir_fd=dir_fd)
             except OSError:
                 if getattr(original, "__name__", "") == "access":  # which raises no error
                     return False
                 raise
         else:
             with self._writing(path, access) as where:
-                found = call(where)
+                result = call(where)
         if access.close is close_file:
-            _name_file(found, path)
+            _name_file(result, path)
         elif access.close is not None and access.kind == "read":
-            self._note_descriptor(found, path, dir_fd)
-        return found
+            self._note_descriptor(result, path, dir_fd)
+        return result
 
     def folder_made(self, _: Call, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Act for `os.mkdir`."""
@@ -78,10 +229,10 @@ class Overlay:
             return
         if entry.where is not None:
             raise os_error(errno.EEXIST, path)
-        with self._layer.making(entry) as own:
-            os.mkdir(own, mode)
+        with self._layer.making(entry) as place:
+            os.mkdir(place, mode)
             if self._lookup.existed(entry.path):
-                os.symlink(WHITEOUT, join(own, MARK))
+                os.symlink(WHITEOUT, join(place, MARK))
         self._lookup.changed()
 
     def removed(self, original: Call, path: Any, *, dir_fd: int | None = None) -> None:
@@ -123,21 +274,29 @@ class Overlay:
         dst_dir_fd: int | None = None,
     ) -> None:
         """Act for `os.rename` and `os.replace`."""
-        one, other = self._lookup.text(source, src_dir_fd), self._lookup.text(target, dst_dir_fd)
-        if one is None or other is None:
+        source_text, target_text = (
+            self._lookup.text(source, src_dir_fd),
+            self._lookup.text(target, dst_dir_fd),
+        )
+        if source_text is None or target_text is None:
             plain = self._lookup.plain
-            self._rename_between(plain(source, src_dir_fd), plain(target, dst_dir_fd), one, other)
+            self._rename_between(
+                plain(source, src_dir_fd), plain(target, dst_dir_fd), source_text, target_text
+            )
             return
-        old, new = self._lookup.entry_at(one, follow=False), self._lookup.entry_at(other, follow=False)
+        old, new = (
+            self._lookup.entry_at(source_text, follow=False),
+            self._lookup.entry_at(target_text, follow=False),
+        )
         _check_rename(old, new, source, target)
         if old.path == new.path:
             return
         if new.is_folder and self._lookup.unchanged(
-            other, lambda: self._layer.names(self._layer.folder_at(new))
+            target_text, lambda: self._layer.names(self._layer.folder_at(new))
         ):
             raise os_error(errno.ENOTEMPTY, source, target)
         if new.where is not None:
-            if self._lookup.unchanged(one, lambda: self._are_same(one, other)):
+            if self._lookup.unchanged(source_text, lambda: self._are_same(source_text, target_text)):
                 return
             self._layer.drop(new)
         self._layer.move(old, new)
@@ -147,23 +306,25 @@ class Overlay:
         """Return the names in the folder at an entry."""
         return self._lookup.unchanged(entry.path, lambda: self._layer.names(self._layer.folder_at(entry)))
 
-    def _are_same(self, one: str, other: str) -> bool:
+    def _are_same(self, first: str, second: str) -> bool:
         """Return whether two paths are links to one file, of which a rename keeps both."""
-        entries = [self._lookup.entry_at(text, follow=False) for text in (one, other)]
+        entries = [self._lookup.entry_at(text, follow=False) for text in (first, second)]
         return os.path.samestat(*(os.lstat(str(entry.where)) for entry in entries))
 
-    def _rename_between(self, source: Any, target: Any, one: str | None, other: str | None) -> None:
+    def _rename_between(
+        self, source: Any, target: Any, source_text: str | None, target_text: str | None
+    ) -> None:
         """Rename something to or from a path that is not in the overlay."""
-        if one is not None:
+        if source_text is not None:
             os.rename(self._lookup.place(source, follow=False), target)
-            self._layer.drop(self._lookup.entry_at(one, follow=False))
-        elif other is None:
+            self._layer.drop(self._lookup.entry_at(source_text, follow=False))
+        elif target_text is None:
             os.rename(source, target)
         else:
             if os.path.isdir(source) and self._exists(target):
                 self.removed(os.rmdir, target)
-            with self._writing(target, FileAccess("write", truncates=True, follow=False)) as own:
-                shutil.move(source, own)
+            with self._writing(target, FileAccess("write", truncates=True, follow=False)) as place:
+                shutil.move(source, place)
 
     def linked(self, _: Call, source: Any, target: Any, **folders: Any) -> None:
         """Act for `os.link`."""
@@ -172,8 +333,8 @@ class Overlay:
             if entry.where is None:
                 raise os_error(errno.ENOENT, source, target)
             where = entry.where if entry.is_folder else self._layer.own_copy(entry)
-        with self._writing(target, FileAccess("make", dir_fd=folders.get("dst_dir_fd"))) as own:
-            os.link(where, own)
+        with self._writing(target, FileAccess("make", dir_fd=folders.get("dst_dir_fd"))) as place:
+            os.link(where, place)
 
     def entered(self, _: Call, path: Any) -> None:
         """Act for `os.chdir` and `os.fchdir`: the process changes to the folder only if it is on disk."""
@@ -185,7 +346,7 @@ class Overlay:
             return
         folder = self._lookup.folder(text)
         self._lookup.current = folder.path
-        for place in (folder.path, folder.base, folder.own):
+        for place in (folder.path, folder.base, folder.changes):
             if place is not None and os.path.isdir(place):
                 os.chdir(place)
                 return
@@ -219,12 +380,12 @@ class Overlay:
         text = self._lookup.text(folder)
         if text is None:
             return original(path)
-        given = "" if isinstance(path, int) else os.fspath(path)
+        folder_path = "" if isinstance(path, int) else os.fspath(path)
         top = os.fsencode(text) if _is_bytes(path) else text
         known = {} if isinstance(path, int) else self._unchanged_entries(text)
 
         def entry(name: Any) -> OverlayEntry:
-            places = os.path.join(given, name), os.path.join(top, name)
+            places = os.path.join(folder_path, name), os.path.join(top, name)
             return OverlayEntry(name, *places, self._status, known.get(os.fsdecode(name)))
 
         return Scan([entry(name) for name in self.listed(original, folder)])
@@ -232,7 +393,7 @@ class Overlay:
     def _unchanged_entries(self, text: str) -> "dict[str, os.DirEntry[str]]":
         """Return the entries of a folder in the file system by name; empty if the script has changed it."""
         folder = self._lookup.folder(text)
-        if folder.own is not None or folder.base is None:
+        if folder.changes is not None or folder.base is None:
             return {}
         with os.scandir(folder.base) as entries:
             return {entry.name: entry for entry in entries}
@@ -245,8 +406,8 @@ class Overlay:
         """Act for `shutil.copystat`."""
         where = self._lookup.place(source, follow=follow_symlinks)
         access = FileAccess("write", creates=False, follow=follow_symlinks)
-        with self._writing(target, access) as own:
-            original(where, own, follow_symlinks=follow_symlinks)
+        with self._writing(target, access) as place:
+            original(where, place, follow_symlinks=follow_symlinks)
 
     def temporary_made(
         self, original: Call, suffix: Any = None, prefix: Any = None, folder: Any = None, **kwargs: Any
@@ -315,8 +476,8 @@ class Overlay:
         elif entry.where is not None:
             yield self._layer.own_copy(entry, truncates=access.truncates)
         elif access.creates:
-            with self._layer.making(entry) as own:
-                yield own
+            with self._layer.making(entry) as place:
+                yield place
         else:
             yield self._lookup.nowhere(path)
 
@@ -325,6 +486,22 @@ class Overlay:
         text = self._lookup.text(path, dir_fd)
         if text is not None and stat.S_ISDIR(os.fstat(number).st_mode):
             self._lookup.opened(number, self._lookup.folder(text).path)
+
+
+@contextmanager
+def writing_to(folder: Path, order: ShuffledListings | None = None) -> Iterator[Overlay]:
+    """Redirect all writes of this process, and of those that it forks, to a folder.
+
+    Several processes may have one folder: each then finds what the others have written.
+
+    Args:
+        folder: the folder.
+        order: gives listed folders another order on each rank; None for that of the file system.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    overlay = Overlay(folder, order)
+    with redirected(overlay):
+        yield overlay
 
 
 def _is_bytes(path: Any) -> bool:

@@ -10,16 +10,106 @@ copied, it holds three kinds of marks, which its forked processes find there too
 """
 
 import errno
+import fcntl
+import multiprocessing.process
 import os
 import stat
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
-from samestep.autopilot.files.file_lock import locked
-from samestep.autopilot.files.paths import CommonPaths, folder_of_descriptor, os_error, path_text
+from samestep.base import env
+from samestep.base.owned_folders import temporary_directory
+
+DATABASE_SUFFIXES = ("-journal", "-wal", "-shm")
+"""The suffixes of the files that SQLite creates beside a database."""
+_FILES_IN_MEMORY = "/dev/shm/"  # noqa: S108 - scripts keep data and checkpoints there
+
+
+def path_text(path: Any) -> str | None:
+    """Return a path as text; None for a descriptor or for a value that is no path."""
+    if isinstance(path, int):
+        return None
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        return None
+
+
+def os_error(code: int, path: Any, target: Any = None) -> OSError:
+    """Return the error that Linux raises for a path, or for two."""
+    return OSError(code, os.strerror(code), path, None, target)
+
+
+def folder_of_descriptor(number: int) -> str:
+    """Return the path of a descriptor's folder."""
+    return os.readlink(f"/proc/self/fd/{number}")
+
+
+def is_actual_folder(path: str) -> bool:
+    """Return whether a path is a folder, and not a link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def is_device(path: str) -> bool:
+    """Return whether an absolute path names a device."""
+    return path.startswith("/dev/") and not path.startswith(_FILES_IN_MEMORY)
+
+
+class CommonPaths:
+    """The paths that are not redirected: they are no files, or all processes share them."""
+
+    def __init__(self, *more: str) -> None:
+        configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        # The launcher has chosen it for its workers, or multiprocessing makes one when it needs it.
+        sockets = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]  # noqa: SLF001
+        configured.append(sockets)
+        self._beginnings: tuple[str, ...] = (
+            *("/proc/", "/sys/"),
+            f"{temporary_directory()}/pymp-",  # where multiprocessing binds its sockets
+            *(os.path.abspath(path) for path in configured if path),  # compilers read them in other programs
+            f"{temporary_directory()}/torchinductor_",
+            os.path.expanduser("~/.triton/"),
+            *more,
+        )
+
+    def __contains__(self, path: str) -> bool:
+        return is_device(path) or path.startswith(self._beginnings)
+
+    def add(self, beginning: str) -> None:
+        """Add a prefix of paths that are not redirected."""
+        self._beginnings = (*self._beginnings, beginning)
+
+
+def database_path(database: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the path of a SQLite database and its options; None as the path of one in memory."""
+    text = path_text(database)
+    if text is None or text in ("", ":memory:"):
+        return None, ""
+    if not kwargs.get("uri", args[6:7] == (True,)) or not text.startswith("file:"):
+        return text, ""
+    path, _, options = text[len("file:") :].partition("?")
+    path = unquote(path)
+    if path.startswith("//"):
+        path = "/" + path[2:].partition("/")[2]
+    if path in ("", ":memory:") or "mode=memory" in options:
+        return None, ""
+    return path, options
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it is missing, in a block."""
+    with open(path, "ab") as file:  # opened anew, since a lock belongs to the open file
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:  # also where another thread has forked meanwhile: the child has the open file, too
+            fcntl.flock(file, fcntl.LOCK_UN)
+
 
 T = TypeVar("T")
 
@@ -36,12 +126,12 @@ class Folder:
 
     Attributes:
         path: its path, without symbolic links.
-        own: the folder of the overlay that holds the changes in it; None if there is none.
+        changes: the folder of the overlay that holds the changes in it; None if there is none.
         base: its path before the run; None if it did not exist.
     """
 
     path: str
-    own: str | None
+    changes: str | None
     base: str | None
 
 
@@ -207,17 +297,17 @@ class OverlayLookup:
         """Return the entry of a name in a folder."""
         if name == MARK:
             return Entry(folder, name)
-        if folder.own is not None:
-            own = join(folder.own, name)
-            mode = _mode(own)
+        if folder.changes is not None:
+            place = join(folder.changes, name)
+            mode = _mode(place)
             if stat.S_ISLNK(mode):
-                target = os.readlink(own)
+                target = os.readlink(place)
                 if target == WHITEOUT:
                     return Entry(folder, name)
                 if target.startswith(BASE):
                     return self._in_base(folder, name, target[len(BASE) :])
-            if mode and own != self._changes:
-                return Entry(folder, name, own, None, mode)
+            if mode and place != self._changes:
+                return Entry(folder, name, place, None, mode)
         return self.beneath(folder, name)
 
     def beneath(self, folder: Folder, name: str) -> Entry:
@@ -239,11 +329,11 @@ class OverlayLookup:
             above, _ = self._folder(os.path.dirname(folder.path), 0)
             return self.entry(above, os.path.basename(folder.path))
         folder, used = self._folder(head, links)
-        found = self.entry(folder, name)
-        if follow and found.is_link and found.where is not None:
-            target = join(folder.path, os.readlink(found.where))
+        entry = self.entry(folder, name)
+        if follow and entry.is_link and entry.where is not None:
+            target = join(folder.path, os.readlink(entry.where))
             return self._entry_at(target, follow=True, links=_one_more(used, text))
-        return found
+        return entry
 
     def _folder(self, text: str, links: int) -> tuple[Folder, int]:
         """Return a folder, and the number of symbolic links followed so far, with `links` earlier ones."""
@@ -262,26 +352,26 @@ class OverlayLookup:
             return above, used
         if name == "..":
             return self._folder(os.path.dirname(above.path), used)
-        found = self.entry(above, name)
-        if found.where is None:
+        entry = self.entry(above, name)
+        if entry.where is None:
             raise os_error(errno.ENOENT, text)
-        if found.is_link:
-            target = join(above.path, os.readlink(found.where))
+        if entry.is_link:
+            target = join(above.path, os.readlink(entry.where))
             return self._folder(target, _one_more(used, text))
-        if not found.is_folder:
+        if not entry.is_folder:
             raise os_error(errno.ENOTDIR, text)
         path = join(above.path, name)
-        if found.base is not None:
-            return Folder(path, None, found.base), used
-        return Folder(path, found.where, self._base_of_own(above, name, found.where)), used
+        if entry.base is not None:
+            return Folder(path, None, entry.base), used
+        return Folder(path, entry.where, self._base_of_own(above, name, entry.where)), used
 
-    def _base_of_own(self, above: Folder, name: str, own: str) -> str | None:
-        mark = join(own, MARK)
+    def _base_of_own(self, above: Folder, name: str, place: str) -> str | None:
+        mark = join(place, MARK)
         if _mode(mark):
             base = os.readlink(mark)
             return None if base == WHITEOUT else base
-        found = self.beneath(above, name)
-        return found.base if found.is_folder else None
+        entry = self.beneath(above, name)
+        return entry.base if entry.is_folder else None
 
 
 def _repeated(version: Callable[[], int], attempt: Callable[[], T]) -> T:
@@ -289,13 +379,13 @@ def _repeated(version: Callable[[], int], attempt: Callable[[], T]) -> T:
     before = version()
     while True:
         try:
-            found = attempt()
+            result = attempt()
         except OSError:
             if (now := version()) == before:
                 raise
         else:
             if (now := version()) == before:
-                return found
+                return result
         before = now
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
 
-from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.equivalence.split_comparison import SplitTrace
+from samestep.autopilot.split.call_arguments import CallArguments
+from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.call_signatures import CheckedSizes, Signature, Sizes, sizes_of
 
 CHECKED = "while they are checked"
@@ -110,30 +111,30 @@ class SignatureCalls:
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
 
-    def begin_check(self, number: int, given: CallArguments) -> Checking:
+    def begin_check(self, number: int, arguments: CallArguments) -> Checking:
         """Begin a check with a call."""
-        sizes = sizes_of(given)
+        sizes = sizes_of(arguments)
         if self.plan is None:
             self.state, self.why = State.CHECKING, CHECKED
         checking = self.checks[None if self.plan is None else sizes] = Checking(number, sizes)
         return checking
 
-    def check_of(self, given: CallArguments) -> Checking | None:
+    def check_of(self, arguments: CallArguments) -> Checking | None:
         """Return the check that a call continues, if there is one."""
-        return self.checks.get(None if self.plan is None else sizes_of(given))
+        return self.checks.get(None if self.plan is None else sizes_of(arguments))
 
-    def pass_check(self, checking: Checking, plan: SplitPlan, given: CallArguments, ranks: int) -> None:
+    def pass_check(self, checking: Checking, plan: SplitPlan, arguments: CallArguments, ranks: int) -> None:
         """Split the calls by a plan from now on; the last one of the check has these arguments."""
         self._end(checking)
         self.state, self.number, self.plan, self.why = State.SPLIT, checking.number, plan, ""
-        if checking.sizes != sizes_of(given):
+        if checking.sizes != sizes_of(arguments):
             self.sizes = CheckedSizes()
-            self.sizes.are_checked(given, given.total(plan.dims), ranks, plan.dims)
+            self.sizes.are_checked(arguments, arguments.total(plan.dims), ranks, plan.dims)
 
-    def fail_check(self, checking: Checking, why: str, given: CallArguments, *, in_parts: bool) -> None:
+    def fail_check(self, checking: Checking, why: str, arguments: CallArguments, *, in_parts: bool) -> None:
         """Leave the calls unsplit from now on; the last one of the check has these arguments."""
         self.stay_unsplit(why, in_parts=in_parts)
-        for sizes in (checking.sizes, sizes_of(given)):
+        for sizes in (checking.sizes, sizes_of(arguments)):
             self.sizes.fail(sizes, why)
 
     def forget(self) -> None:
@@ -156,7 +157,7 @@ class SignatureCalls:
         self.checks.clear()
 
     def _end(self, checking: Checking) -> None:
-        for sizes in [sizes for sizes, one in self.checks.items() if one is checking]:
+        for sizes in [sizes for sizes, check in self.checks.items() if check is checking]:
             del self.checks[sizes]
 
 
@@ -170,4 +171,4 @@ class ModuleCalls:
 
     def failed(self) -> set[Signature]:
         """Return the signatures that stay unsplit."""
-        return {signature for signature, one in self.by_signature.items() if one.state is State.UNSPLIT}
+        return {signature for signature, calls in self.by_signature.items() if calls.state is State.UNSPLIT}

@@ -1,22 +1,39 @@
-"""Runs a helper: it carries out the main rank's messages until that ends."""
+"""Runs a helper: prepares its process, and carries out the main rank's messages until that ends."""
 
+import os
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.equivalence.effects import watch_effects
 from samestep.autopilot.helpers.messages import LineOfHelper
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
-from samestep.autopilot.split.module_outputs import assign_side_outputs
-from samestep.autopilot.split.sample_lists import Dims
-from samestep.autopilot.split.slice_context import OtherRankFailedError
+from samestep.autopilot.helpers.team import TeamWorld
+from samestep.autopilot.split.call_arguments import CallArguments, Dims
+from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs
+from samestep.autopilot.split.gradients import SliceGradients, averaging_grad, detected_training
+from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split.slice_context import (
+    OtherRankFailedError,
+    batch_norm_of_slices,
+    slice_aware_functions,
+)
+from samestep.autopilot.split_calls import (
+    current_gradients,
+    intercepted_calls,
+    splitting_calls,
+)
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import PeerLost
+from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import mapped
 
@@ -53,7 +70,7 @@ class ModuleCall(Message):
     mirror: int
     written: Mapping[Kind, Tensor]
     """The bytes of the tensors of the mirror that are not shared, if the script has written to them."""
-    given: Any
+    arguments: Any
     """The positional and the named arguments."""
     surroundings: Surroundings
     streams: RngState | None
@@ -155,10 +172,10 @@ class Helper:
                 for number in message.dropped:
                     self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
-                    args, kwargs = mapped(message.given, _copy)
-                    given = CallArguments(args, kwargs)
+                    args, kwargs = mapped(message.arguments, _copy)
+                    arguments = CallArguments(args, kwargs)
                     self.slices.check(
-                        *(message.plan, nn.Module.__call__, mirror.module, given, message.declared),
+                        *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
                         begins=message.begins,
                     )
         except PeerLost:
@@ -169,13 +186,13 @@ class Helper:
 
     def _call(self, message: SplitCall) -> None:
         with self._called(message) as mirror:
-            plan, given = self.slices.plans[message.plan], CallArguments(*message.given)
-            found = self.slices.call(
-                plan, nn.Module.__call__, mirror.module, mirror.weights, given, carried=message.carried
+            plan, arguments = self.slices.plans[message.plan], CallArguments(*message.arguments)
+            result = self.slices.call(
+                plan, nn.Module.__call__, mirror.module, mirror.weights, arguments, carried=message.carried
             )
-        assign_side_outputs(mirror.module, mapped(found.sides, lambda _, one: one.detach()))
-        if found.graph is not None:
-            self.slices.graphs[message.call] = found.graph
+        assign_side_outputs(mirror.module, mapped(result.sides, lambda _, tensor: tensor.detach()))
+        if result.graph is not None:
+            self.slices.graphs[message.call] = result.graph
 
     @contextmanager
     def _called(self, message: "Check | SplitCall") -> Iterator[Mirror]:
@@ -191,3 +208,66 @@ class Helper:
 
 def _copy(_: object, tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
+    """Compute slices of the main rank's calls until its script has ended."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    slices = RankSlices(world, SliceGradients(world), copies=True)
+    with computing_slices(), splitting_calls(_HelperCalls(slices)):
+        watch_effects(refuses_all=True)
+        try:
+            with suppress(PeerLost):
+                Helper(slices, line).serve()
+        finally:
+            watch_effects()
+    line.close()
+
+
+@contextmanager
+def silent(rank: int) -> Iterator[None]:
+    """Print nothing that a forward prints in the block, since the main rank prints it, too.
+
+    An error of the block ends it, and is printed: with its traceback if it is a fault of samestep.
+    """
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    for stream in sys.stdout, sys.stderr:
+        with suppress(Exception):
+            stream.flush()
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        os.write(stderr, f"samestep: helper {rank} has ended ({type(error).__name__}: {error})\n".encode())
+    except BaseException:  # noqa: BLE001 - the main rank computes what this one does not
+        os.write(stderr, f"samestep: helper {rank} has failed\n{traceback.format_exc()}".encode())
+
+
+class _HelperCalls:
+    """Calls of modules on a helper, which are parts of calls that the main rank splits."""
+
+    def __init__(self, slices: RankSlices) -> None:
+        self.gradients = slices.gradients
+
+    def __call__(
+        self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module as it is."""
+        return forward(module, *args, **kwargs)
+
+
+@contextmanager
+def computing_slices() -> Iterator[None]:
+    """Let the calls of the block be slices of calls."""
+    with ExitStack() as stack:
+        for context in (
+            intercepted_calls(),
+            detected_training(),
+            batch_norm_of_slices(),
+            slice_aware_functions(),
+            averaging_grad(current_gradients),
+        ):
+            stack.enter_context(context)
+        yield

@@ -26,14 +26,81 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+import torch
+
+from samestep.autopilot.helpers.helper import End, serve, silent
 from samestep.autopilot.helpers.messages import MainLine
-from samestep.autopilot.helpers.serving import serve, silent
-from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
+from samestep.autopilot.helpers.slices import RankSlices
+from samestep.autopilot.helpers.team import Team, TeamMemory, TeamWorld
+from samestep.autopilot.split.gradients import SliceGradients
+from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended, started_at
 from samestep.launch.local.orphans import die_with_parent
 from samestep.launch.local.workers import pidfd
+
+_MANY_UNSPLIT = 10
+"""Unsplit calls in a row after which the main rank computes with all cores."""
+
+
+class Helpers:
+    """The helpers of this process, and its own part of what they compute together.
+
+    The ranks share the cores while calls are split; otherwise this process has all of them.
+    """
+
+    def __init__(self, team: Team, *, threads: int, all_threads: int) -> None:
+        self._team, self.size, self.shares_memory = team, team.size, team.shares_memory
+        self._threads, self._all_threads, self._unsplit = threads, all_threads, 0
+        torch.set_num_threads(all_threads)
+        world, self.line = team.start()
+        self.slices = RankSlices(world, SliceGradients(world))
+        self.are_lost = False
+        """Whether there are no helpers any more, and none can be started."""
+
+    def restart(self, why: str) -> None:
+        """Start the helpers again, if that is possible; `why` names the one that was lost."""
+        if self.are_lost:
+            return
+        self._team.stop()
+        try:
+            world, self.line = self._team.start()
+        except (PeerLost, OSError) as error:
+            self.are_lost = True
+            self._team.close()
+            torch.set_num_threads(self._all_threads)
+            end = f". {error}: this process computes all calls alone from now on."
+        else:
+            end = "; the helpers were started again, and the run goes on."
+            self.slices.world = self.slices.gradients.world = world
+        write_stderr(f"samestep: {why.rstrip('.')}{end}\n")
+
+    def are_alive(self) -> bool:
+        """Return whether all helpers run, as far as this process can find out at once, or there are none."""
+        return self.are_lost or self._team.are_alive()
+
+    def end(self) -> None:
+        """Let the helpers end."""
+        if not self.are_lost:
+            with suppress(PeerLost):  # which have ended, then
+                self.line.send(End())
+
+    def share_cores(self) -> None:
+        """Compute with this rank's share of the cores from now on: the helpers have the others."""
+        self._unsplit = 0
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+    def note_unsplit(self, *, at_once: bool) -> None:
+        """Compute with all cores, or only after some unsplit calls in a row.
+
+        Since the threads of a parallel operation wait some time for the next one, on cores of helpers.
+        """
+        self._unsplit = _MANY_UNSPLIT if at_once else self._unsplit + 1
+        if self._unsplit == _MANY_UNSPLIT:
+            torch.set_num_threads(self._all_threads)
+
 
 _PATIENCE_S = 5.0
 """Seconds that killed processes have to end."""
@@ -62,21 +129,21 @@ class HelperProcesses:
     """
 
     def __init__(self, *, forks: bool) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line, starters_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._main, self._forks = os.getpid(), forks
         # Forks of the script have the line, too, so that it may stay open when this process has ended.
         end = pidfd(self._main)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_MAIN)  # until the starter ignores them
         try:
             if forks:
-                _fork_starter(theirs, end, not_for_it=self._line)
+                _fork_starter(starters_line, end, not_for_it=self._line)
             else:
-                files = [theirs.fileno(), *([] if end is None else [end])]
+                files = [starters_line.fileno(), *([] if end is None else [end])]
                 program = _FORKING_STARTER.format(module=__name__)
                 subprocess.run([sys.executable, "-c", program, *map(str, files)], pass_fds=files, check=False)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
+            starters_line.close()
             if end is not None:
                 os.close(end)
         self._requests, self._is_open = 0, True

@@ -1,9 +1,7 @@
 """Splits the script's calls of modules between the main rank and its helpers."""
 
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import KEPT_UNSPLIT, Pace, Verdict, refusal
-from samestep.autopilot.equivalence.sample_check import CheckSchedule, SampleCheck
-from samestep.autopilot.equivalence.unsplit_call import without_stdout
-from samestep.autopilot.helpers.attempts import Attempt, NodeCall
-from samestep.autopilot.helpers.call_lock import CallLock
+from samestep.autopilot.equivalence.effects import without_stdout
+from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck
+from samestep.autopilot.equivalence.weight_access import CallLock
 from samestep.autopilot.helpers.call_states import (
     AT_ONCE_S,
     CHECKED,
@@ -32,31 +29,29 @@ from samestep.autopilot.helpers.call_states import (
     SignatureCalls,
     State,
 )
-from samestep.autopilot.helpers.fresh_modules import MADE_AGAIN, FreshModules
 from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.messages import Rows, form_of
-from samestep.autopilot.helpers.mirror_state import MirrorError, MirrorState
-from samestep.autopilot.helpers.mirrors import MirroredModule, Mirrors
-from samestep.autopilot.helpers.own_helpers import Helpers
+from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
 from samestep.autopilot.helpers.shared_storage import SharedWeights
+from samestep.autopilot.helpers.signal_handlers import is_of_signal
 from samestep.autopilot.helpers.slices import (
     PRINTS,
     CallGraph,
     CallResult,
     rows_of_inputs,
 )
-from samestep.autopilot.helpers.split_node import as_node
+from samestep.autopilot.helpers.split_node import Attempt, NodeCall, as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account, called_in_parts
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.split import bypassed_modules, module_outputs
-from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split import bypassed_modules
+from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
+from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
-from samestep.autopilot.split.declared_dimensions import declared_dims
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
-from samestep.autopilot.split.module_outputs import assign_side_outputs
-from samestep.autopilot.split.short_calls import MEASURED, CallKind, ShortCalls
+from samestep.autopilot.split.short_calls import MADE_AGAIN, MEASURED, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
@@ -92,14 +87,6 @@ CallState: TypeAlias = tuple[Reach, Attributes, Signature]
 def _concerns_whole(why: str) -> bool:
     """Return whether a reason why a call is unsplit is none for its parts."""
     return why not in (KEPT_UNSPLIT, FEWER)
-
-
-def _is_of_signal(error: Exception) -> bool:
-    """Return whether the handler of a signal has raised an error: it is not the call's own."""
-    handlers = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code in codes for frame, _ in frames)
 
 
 class MainCalls:
@@ -180,8 +167,8 @@ class MainCalls:
                 self._account.in_parts.add((place, why))
 
     def _called(self, call: ModuleCall) -> Any:
-        module, given = call.module, call.given
-        kind = self._short_calls.begin(module, given)
+        module, arguments = call.module, call.arguments
+        kind = self._short_calls.begin(module, arguments)
         if kind.is_unsplit:  # first, since these calls are short
             outputs = self._unsplit(call, kind.why)
             self._short_calls.end(kind, module)
@@ -196,13 +183,13 @@ class MainCalls:
         calls = known.by_signature[signature]
         if why := self._reason_to_wait(calls):
             return self._unsplit(call, why)
-        is_checked = self._is_checked(calls, given)
+        is_checked = self._is_checked(calls, arguments)
         if is_checked:
             self._check(call, calls)
-        if (checking := calls.check_of(given)) is not None:
+        if (checking := calls.check_of(arguments)) is not None:
             return self._unsplit_beside(call, checking, plain, signature)
-        if calls.state is not State.SPLIT or not calls.sizes.may_be_split(given):
-            return self._unsplit(call, calls.sizes.why(given, calls.why), in_parts=calls.splits_parts)
+        if calls.state is not State.SPLIT or not calls.sizes.may_be_split(arguments):
+            return self._unsplit(call, calls.sizes.why(arguments, calls.why), in_parts=calls.splits_parts)
         is_due = self._is_comparison_due(module, plain)
         outputs = self._by_plan(call, calls, kind, state, is_compared=is_due and not is_checked)
         if is_checked:
@@ -216,13 +203,13 @@ class MainCalls:
         is_late = calls.state is State.NEW and not self._options.checks_at_once
         return CHECKED if is_late and not self._check_time.may_begin else None
 
-    def _is_checked(self, calls: SignatureCalls, given: CallArguments) -> bool:
+    def _is_checked(self, calls: SignatureCalls, arguments: CallArguments) -> bool:
         """Return whether a call begins a check, or continues one."""
-        if (checking := calls.check_of(given)) is not None:
-            return self._continues(checking, given)
+        if (checking := calls.check_of(arguments)) is not None:
+            return self._continues(checking, arguments)
         dims = {} if calls.plan is None else calls.plan.dims
-        total = None if calls.plan is None else given.total(dims) or 0
-        return calls.sizes.are_checked(given, total, self._size, dims)
+        total = None if calls.plan is None else arguments.total(dims) or 0
+        return calls.sizes.are_checked(arguments, total, self._size, dims)
 
     def _is_comparison_due(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether samples of a split call are compared with those of an unsplit one."""
@@ -246,18 +233,22 @@ class MainCalls:
         try:
             reach = Reach.of(call.module)
             plain = {**reach.plain, **reach.of_tensors}
-            return reach, plain, self._signatures.signature(call.module, call.given, plain, known.failed())
+            return (
+                reach,
+                plain,
+                self._signatures.signature(call.module, call.arguments, plain, known.failed()),
+            )
         except Exception as error:  # noqa: BLE001 - of any object of the script
             return Obstacle(f"its state cannot be read ({type(error).__name__}: {error})")
 
-    def _continues(self, checking: Checking, given: CallArguments) -> bool:
+    def _continues(self, checking: Checking, arguments: CallArguments) -> bool:
         """Return whether a call continues a check, or begins it again."""
         check = self._slices.checks.get(checking.number)
         if check is None:
             return True
         if self._check_time.is_over:
             return False
-        can_continue = check.may_continue(given)
+        can_continue = check.may_continue(arguments)
         checking.skipped = 0 if can_continue else checking.skipped + 1
         if checking.skipped == MOST_SKIPPED:
             self._drop_check(checking.number)
@@ -288,7 +279,7 @@ class MainCalls:
         """Return why a call cannot be split, if that is known before it is checked."""
         if (why := self._obstacle_of_parts(call)) is not None:
             return Obstacle(why)
-        if not call.given.may_have_samples(self._size):
+        if not call.arguments.may_have_samples(self._size):
             return Obstacle(NO_TENSORS, of_parts=False)
         hooked = hooked_module(call.module)
         if hooked is None:
@@ -297,14 +288,14 @@ class MainCalls:
 
     def _obstacle_of_parts(self, call: ModuleCall) -> str | None:
         """Return why neither a call nor those of its parts can be split."""
-        module, given = call.module, call.given
+        module, arguments = call.module, call.arguments
         if self._helpers.are_lost:
             return NO_HELPERS
         if (why := bypassed_modules.obstacle()) is not None:
             return why
         if (why := observer()) is not None:
             return why
-        if given.tensors() and not given.may_have_samples(self._size):
+        if arguments.tensors() and not arguments.may_have_samples(self._size):
             return FEWER
         if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
@@ -312,15 +303,15 @@ class MainCalls:
 
     def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:
         """Check whether the calls of a signature can be split, or continue their check."""
-        module, given = call.module, call.given
+        module, arguments = call.module, call.arguments
         bypassed_modules.note_direct_forward(self._account, module)
         if why := refusal(module, self.device):
             calls.stay_unsplit(why, in_parts=_concerns_whole(why) and may_call_parts(module))
             return
-        checking = calls.check_of(given)
+        checking = calls.check_of(arguments)
         if checking is None:
             self._plans += 1
-            checking = calls.begin_check(self._plans, given)
+            checking = calls.begin_check(self._plans, arguments)
             finalize(module, self._dropped.append, checking.number)
         before = self._check_time.taken_s
         with self._check_time.taken(), self._exchange():
@@ -334,14 +325,14 @@ class MainCalls:
         if verdict.plan is None:
             self._drop_check(checking.number)
             in_parts = _concerns_whole(verdict.why) and may_call_parts(module)
-            calls.fail_check(checking, verdict.trace.explained(verdict.why), given, in_parts=in_parts)
+            calls.fail_check(checking, verdict.trace.explained(verdict.why), arguments, in_parts=in_parts)
         else:
-            calls.pass_check(checking, verdict.plan, given, self._size)
+            calls.pass_check(checking, verdict.plan, arguments, self._size)
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
-        what, note = self._account.place_of(call.module), self._account.note_check
-        expect = partial(note, what, stream=sys.stderr)
+        place, note = self._account.place_of(call.module), self._account.note_check
+        expect = partial(note, place, stream=sys.stderr)
         if self._options.checks_at_once:
             return Pace(expect=expect)
         end = monotonic() + (AT_ONCE_S if begins else max(PER_CALL_S, checking.unsplit_s))
@@ -355,25 +346,25 @@ class MainCalls:
         try:
             modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
             message = self._message(call, number, modes, streams)
-            declared = declared_dims(module, call.given)  # which only this process knows
+            declared = declared_dims(module, call.arguments)  # which only this process knows
             released, dropped = self._take_released(), [*self._dropped]
             del self._dropped[: len(dropped)]
-            for one in set(dropped) - {number}:
-                self._slices.checks.pop(one, None)
+            for dropped_number in set(dropped) - {number}:
+                self._slices.checks.pop(dropped_number, None)
             check = Check(released=released, declared=declared, begins=begins, dropped=dropped, **message)
             self._send(check)
             verdict: Verdict | None
             try:
                 self._helpers.share_cores()
                 verdict = self._slices.check(
-                    *(number, call.forward, module, call.given, declared),
+                    *(number, call.forward, module, call.arguments, declared),
                     begins=begins,
                     pace=pace,
                 )
             except (PeerLost, DeviceFailed):
                 raise
             except Exception as error:
-                if _is_of_signal(error):
+                if is_of_signal(error):
                     raise
                 verdict = Verdict(None, why=f"it cannot be checked ({type(error).__name__}: {error})")
             if error_there := self._helpers.line.collect():
@@ -433,7 +424,7 @@ class MainCalls:
         return {
             "mirror": known.number,
             "written": known.written(),
-            "given": call.given.both,
+            "arguments": call.arguments.both,
             "surroundings": surroundings,
             "streams": streams,
             "plan": plan,
@@ -455,7 +446,7 @@ class MainCalls:
         released = self._take_released()
         tensors: list[Tensor] = [*message["written"].values()]
         key: Any = None
-        form = form_of(message["given"], tensors)
+        form = form_of(message["arguments"], tensors)
         if form is not None:
             key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
             key = (*key, attempt.surroundings, carried)
@@ -464,7 +455,7 @@ class MainCalls:
                 key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
             if self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
-        rows = Rows(rows_of_inputs(call.given, plan), self._shares(call.given.total(plan.dims)))
+        rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))
         self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key, rows)
         return self._calls
 
@@ -515,15 +506,15 @@ class MainCalls:
     def _by_plan(
         self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, state: CallState, *, is_compared: bool
     ) -> Any:
-        module, given, plan = call.module, call.given, calls.plan
+        module, arguments, plan = call.module, call.arguments, calls.plan
         assert plan is not None
-        total, size = given.total(plan.dims), self._size
+        total, size = arguments.total(plan.dims), self._size
         if total is None or total < size:
             return self._unsplit(call, FEWER)
-        if not module_outputs.can_continue(module, plan.gatherings, plan.sides, total):
+        if not can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
         carried = carried_by(module)
-        _, left = module_outputs.outcome(module, None, {*carried, *plan.sides})
+        _, left = outcome(module, None, {*carried, *plan.sides})
         modes = Surroundings.now(module, self.device)
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0])
         changes = plan.sides or self._signatures.are_changed_by_calls(module)
@@ -531,27 +522,27 @@ class MainCalls:
         comparison = None
         if is_compared:
             draws = plan.draws is not None
-            comparison = SampleCheck(call.forward, module, given, self.device, draws=draws)
+            comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self._exchange():
-            found = self._attempted(attempt, calls, plan)
-        if comparison is not None and isinstance(found, CallResult):
-            assign_side_outputs(module, found.sides)
-            difference = comparison.difference(found.outputs, plan)
-            found = f"{DIFFERS}: {difference}" if difference else found
-        if isinstance(found, str):
+            result = self._attempted(attempt, calls, plan)
+        if comparison is not None and isinstance(result, CallResult):
+            assign_side_outputs(module, result.sides)
+            difference = comparison.difference(result.outputs, plan)
+            result = f"{DIFFERS}: {difference}" if difference else result
+        if isinstance(result, str):
             self._undo(attempt, saved)
-            if found == LOST:
+            if result == LOST:
                 calls.losses += 1
             else:
                 self.release(attempt.number)
-                calls.stay_unsplit(found, in_parts=may_call_parts(module))
+                calls.stay_unsplit(result, in_parts=may_call_parts(module))
                 self._mirrored.pop(module, None)
-            return self._unsplit(call, found, in_parts=calls.splits_parts)
+            return self._unsplit(call, result, in_parts=calls.splits_parts)
         self._account.split[self._account.place_of(module)] += 1
         calls.splits += 1
         if kind.grad:
             self._account.steps.note_call(is_split=True)
-        outputs = self._outputs(attempt, calls, found)
+        outputs = self._outputs(attempt, calls, result)
         self._record(module, plan)
         self._short_calls.end(kind, module)
         return outputs
@@ -582,8 +573,8 @@ class MainCalls:
         try:
             self._helpers.share_cores()
             with without_stdout() as printed:
-                found = self._slices.call(
-                    *(plan, call.forward, call.module, attempt.mirror.weights, call.given),
+                result = self._slices.call(
+                    *(plan, call.forward, call.module, attempt.mirror.weights, call.arguments),
                     carried=attempt.carried,
                     before=attempt.streams,
                 )
@@ -594,10 +585,10 @@ class MainCalls:
             return RAISED
         except Exception as error:
             self._fail()
-            if _is_of_signal(error):
+            if is_of_signal(error):
                 raise
             return f"{RAISED} ({type(error).__name__}: {error})"
-        return PRINTS if printed.any else found
+        return PRINTS if printed.any else result
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:
         """Record that the mirrors of a module are as the module, after a split call."""
@@ -611,16 +602,19 @@ class MainCalls:
         except MirrorError:  # the next call finds it, too
             del self._mirrored[module]
 
-    def _outputs(self, attempt: Attempt, calls: SignatureCalls, found: CallResult) -> Any:
+    def _outputs(self, attempt: Attempt, calls: SignatureCalls, result: CallResult) -> Any:
         """Return the outputs of a split call in the script's graph; assign its side outputs."""
-        whole, sides = found.outputs, found.sides
-        if found.graph is not None:
-            self._slices.graphs[attempt.number] = found.graph
-            node = NodeCall(self, attempt, calls, found)
-            results = as_node(node, found.sources)
-            own = (one.detach() if place in found.constants else one for place, one in enumerate(results))
-            by_id = dict(zip(map(id, found.graph.outputs), own, strict=True))
-            whole, sides = mapped((whole, sides), lambda _, one: by_id.get(id(one), one))
+        whole, sides = result.outputs, result.sides
+        if result.graph is not None:
+            self._slices.graphs[attempt.number] = result.graph
+            node = NodeCall(self, attempt, calls, result)
+            results = as_node(node, result.sources)
+            with_gradients = (
+                output.detach() if place in result.constants else output
+                for place, output in enumerate(results)
+            )
+            by_id = dict(zip(map(id, result.graph.outputs), with_gradients, strict=True))
+            whole, sides = mapped((whole, sides), lambda _, tensor: by_id.get(id(tensor), tensor))
         assign_side_outputs(attempt.call.module, sides)
         return whole
 
@@ -650,28 +644,32 @@ class MainCalls:
                 return None
             if not all(source.requires_grad for source in graph.sources):  # frozen since the call
                 return None
-            given = [None if one is None else one.detach() for one in gradients]
+            detached = [None if gradient is None else gradient.detach() for gradient in gradients]
             with self._exchange():
-                return self._exchanged_backward(graph, number, given, released, calls, retain=retain)
+                return self._exchanged_backward(graph, number, detached, released, calls, retain=retain)
 
     def _exchanged_backward(
         self,
         graph: CallGraph,
         number: int,
-        given: list[Tensor | None],
+        detached: list[Tensor | None],
         released: Sequence[int],
         calls: SignatureCalls,
         *,
         retain: bool,
     ) -> list[Tensor | None] | None:
         tensors: list[Tensor] = []
-        key = (Backward, form_of(given, tensors), graph.total, tuple(graph.rows), retain)
+        key = (Backward, form_of(detached, tensors), graph.total, tuple(graph.rows), retain)
         try:
             if not self._helpers.line.repeat(key, tensors, number, released):
-                message = Backward(call=number, gradients=given, retain=retain, released=released)
-                pairs = zip(given, graph.rows, strict=True)
-                found = {id(one): of_one for one, of_one in pairs if one is not None and of_one is not None}
-                self._helpers.line.send(message, key=key, rows=Rows(found, self._shares(graph.total)))
+                message = Backward(call=number, gradients=detached, retain=retain, released=released)
+                pairs = zip(detached, graph.rows, strict=True)
+                rows_by_id = {
+                    id(gradient): of_one
+                    for gradient, of_one in pairs
+                    if gradient is not None and of_one is not None
+                }
+                self._helpers.line.send(message, key=key, rows=Rows(rows_by_id, self._shares(graph.total)))
         except PeerLost as error:
             self._restart(error)
             return None
@@ -680,7 +678,7 @@ class MainCalls:
             return None
         try:
             self._helpers.share_cores()
-            return self._slices.backward(graph, given, retain=retain)
+            return self._slices.backward(graph, detached, retain=retain)
         except PeerLost as error:
             calls.losses += 1
             self._restart(error)

@@ -257,10 +257,10 @@ class MainLine(_Line):
 
     def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
         """See `Line.repeat`."""
-        found = self._kept.find(key)
-        if found is None or found[1].file != self._file.file.number or len(released) > MOST_RELEASED:
+        kept = self._kept.find(key)
+        if kept is None or kept[1].file != self._file.file.number or len(released) > MOST_RELEASED:
             return False
-        slot, known = found
+        slot, known = kept
         self._file.put_again(known.views, tensors)
         if released:
             padded = [*released, *[0] * (MOST_RELEASED - len(released))]
@@ -275,13 +275,13 @@ class MainLine(_Line):
 
     def collect(self) -> str:
         """See `Line.collect`."""
-        found = ""
+        error = ""
         for rank in self._helpers:
             self._semaphores.await_signal(rank, timeout_s=self._timeout_s)
             begin = self._answers + _ANSWER * rank
             if self._memory[begin]:
-                found = self._memory[begin : begin + _ANSWER].rstrip(bytes(1)).decode(errors="replace")
-        return found
+                error = self._memory[begin : begin + _ANSWER].rstrip(bytes(1)).decode(errors="replace")
+        return error
 
 
 class HelperLine(_Line):
@@ -307,10 +307,10 @@ class HelperLine(_Line):
         memory = self._files[number]
         header = memory[begin:end]
 
-        def found(reference: InMessage) -> Tensor:
+        def tensor_of(reference: InMessage) -> Tensor:
             return reference.place.of(memory).requires_grad_(reference.requires_grad)
 
-        message = unpickled(header, found)
+        message = unpickled(header, tensor_of)
         if slot >= 0:
             self._kept[slot] = message
         return message

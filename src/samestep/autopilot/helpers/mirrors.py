@@ -6,27 +6,25 @@ A mirror is sent once, and again whenever the module has changed in another way 
     other tensors, such as buffers               with each call before which they were written to
     everything else                              the module again
 
-Classes and functions of the script travel by value, so helpers run no code of the script but that of calls.
+`MirrorState` is what is compared for this; a module with state that cannot be compared stays unsplit. Classes
+and functions of the script travel by value, so helpers run no code of the script but that of calls.
 """
 
+import hashlib
 import mmap
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from operator import is_
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
+from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.mirror_state import (
-    LayerSettings,
-    MirrorError,
-    MirrorState,
-    fields_of_tensor,
-    replaced_functions,
-)
 from samestep.autopilot.helpers.pickling import (
     classes_of_their_own,
     files_of_script,
@@ -35,12 +33,166 @@ from samestep.autopilot.helpers.pickling import (
     unpickled,
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
-from samestep.autopilot.split.guards import Attributes
-from samestep.autopilot.state.reachable_state import forget_classes, functions_of, is_compiled, known_files
-from samestep.autopilot.state.saved_state import carried_by, version_of
+from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.split.guards import Attributes, Reach, python_state
+from samestep.autopilot.state.reachable_state import (
+    MODULE_ATTRIBUTES,
+    PLAIN,
+    Key,
+    called_by,
+    forget_classes,
+    functions_of,
+    is_compiled,
+    is_record,
+    known_files,
+    modules_of,
+    reached,
+)
+from samestep.autopilot.state.saved_state import carried_by, generator_state, is_generator, version_of
 from samestep.base import env
+from samestep.base.errors import Error
 from samestep.hooks import module_parts
+from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
 from samestep.hooks.tensor_tree import leaves
+
+_DEPTH = 8
+"""The depth to which containers and objects are followed."""
+_FEW = 64
+"""Elements up to which the walk of reached values follows each."""
+
+
+class MirrorError(Error):
+    """A module can have no mirror; the message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """The state that mirrors of a module must have, beside values of tensors and settings of layers."""
+
+    values: Attributes
+    """All of it that can be compared."""
+    objects: Sequence[Any]
+    """The submodules and tensors of the module, and the objects that its forward can reach."""
+
+    @classmethod
+    def now(cls, module: nn.Module, reach: Reach | None = None) -> "MirrorState":
+        """Return the present state; `reach` is as in `python_state`.
+
+        Raises:
+            MirrorError: some of it cannot be compared.
+        """
+        values = dict(python_state(module, reach))
+        values.pop((0, "training of all"), None)  # goes with each call
+        objects: list[Any] = []
+        for place, part in enumerate(modules_of(module)):
+            objects.append(part)
+            if part._parameters:  # noqa: SLF001 - faster than `parameters`
+                objects += part._parameters.values()  # noqa: SLF001
+                for name, parameter in part._parameters.items():  # noqa: SLF001
+                    if parameter is not None and parameter.__dict__:
+                        values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
+            if part._buffers:  # noqa: SLF001
+                objects += part._buffers.values()  # noqa: SLF001
+                for name in part._buffers:  # noqa: SLF001 - their numbers go with each call
+                    values.pop((place, name), None)
+        for key, value in reached(module, _DEPTH):
+            if not isinstance(value, PLAIN):
+                objects.append(value)
+            _add_reached(key, value, values)
+        for name, function in called_by(module):
+            values[-2, name] = _code(function)
+        return cls(values, objects)
+
+
+def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
+    """Add the state of a generator, container or array that a module reaches, or a deep value."""
+    if isinstance(value, PLAIN):
+        if key[1].count(".") < _DEPTH:
+            values[key] = value
+    elif is_generator(value):
+        values[key] = repr(generator_state(value))
+    elif base_of(value) is not None and length(value) > _FEW:
+        values[key] = tuple(map(id, _flat_elements(value)))
+    elif isinstance(value, np.ndarray):
+        values[key] = _digest(value)
+
+
+class LayerSettings:
+    """The settings of torch's layers in a module, such as a momentum, when they were last the same.
+
+    Numbers do not change in place, so most layers are compared by the identity of their attributes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = (part for part in modules_of(module) if type(part).__module__.startswith("torch."))
+        # The module may be one of them, and ends when the script holds it no more.
+        self._layers = [(ref(layer), dict(vars(layer))) for layer in layers]
+
+    def are_as_before(self) -> bool:
+        """Return whether all layers have the settings that they had."""
+        for place, (layer, before) in enumerate(self._layers):
+            alive = layer()
+            if alive is None:
+                return False
+            now = vars(alive)
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+                continue
+            if dict(_settings_in(now)) != dict(_settings_in(before)):
+                return False
+            self._layers[place] = layer, dict(now)
+        return True
+
+
+def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
+    """Return the flags, numbers and texts that a script has set as attributes of a tensor."""
+    return {name: value for name, value in vars(tensor).items() if isinstance(value, PLAIN)}
+
+
+def _settings_in(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings among the attributes of a layer."""
+    for name, value in attributes.items():
+        if name not in MODULE_ATTRIBUTES and isinstance(value, (*PLAIN, tuple)):
+            yield name, value
+
+
+def _flat_elements(values: Any) -> list[Any]:
+    """Return the elements of a container that has too many to follow them.
+
+    Raises:
+        MirrorError: they have parts of their own, which may change.
+    """
+    parts = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
+    if any(base_of(part) or isinstance(part, (np.ndarray, Tensor)) or is_record(part) for part in parts):
+        raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
+    return parts
+
+
+def _digest(values: Any) -> str:
+    if values.dtype == object:
+        raise MirrorError("it reads an array of objects, which may change")
+    return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).hexdigest()
+
+
+def _code(function: Any) -> Any:
+    """Return a value that changes with the code of a function, or with its attributes."""
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if not isinstance(function, FunctionType):
+        return id(function)
+    fields = tuple((name, value) for name, value in vars(function).items() if isinstance(value, PLAIN))
+    return id(function.__code__), fields
+
+
+def replaced_functions(module: nn.Module) -> str:
+    """Return the name of a library's function that the script has replaced; helpers have the original."""
+    for name, function in called_by(module):
+        owner, _, attribute = name.partition(".")
+        if attribute and isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename):
+            home = function.__module__
+            if home and home.rpartition(".")[2] != owner and home in ("__main__", "__mp_main__"):
+                return name
+    return ""
+
 
 _LARGE = 1 << 16
 """Bytes from which a tensor without gradients is shared, unless calls write to it."""
@@ -96,22 +248,25 @@ class Groups:
         """Return whether all tensors have the kinds and shapes that they had at first."""
         return all(
             _kind(tensor) == kind and tensor.shape == shape
-            for kind, own in self._by_kind.items()
-            for tensor, shape in own
+            for kind, tensors in self._by_kind.items()
+            for tensor, shape in tensors
         )
 
     def flat(self) -> dict[Kind, Tensor]:
         """Return the bytes of the tensors of each kind, one tensor after another."""
-        return {kind: torch.cat([_bytes(tensor) for tensor, _ in own]) for kind, own in self._by_kind.items()}
+        return {
+            kind: torch.cat([_bytes(tensor) for tensor, _ in tensors])
+            for kind, tensors in self._by_kind.items()
+        }
 
     def set(self, values: Mapping[Kind, Tensor]) -> None:
         """Overwrite the tensors of some kinds by the bytes of `flat`, in their first shapes."""
         with torch.no_grad():
             for kind, flat in values.items():
                 _, dtype = kind
-                own = self._by_kind[kind]
-                parts = torch.split(flat, [shape.numel() * dtype.itemsize for _, shape in own])
-                for (tensor, shape), part in zip(own, parts, strict=True):
+                tensors = self._by_kind[kind]
+                parts = torch.split(flat, [shape.numel() * dtype.itemsize for _, shape in tensors])
+                for (tensor, shape), part in zip(tensors, parts, strict=True):
                     value = part.view(dtype).view(shape)
                     if _kind(tensor) == kind and tensor.shape == shape:
                         tensor.data.copy_(value)
@@ -159,7 +314,7 @@ class MirroredModule:
 
     def record(self, module: nn.Module, state: MirrorState) -> None:
         """Record that the mirror now is as the module, whose state beside tensors this is."""
-        self.objects = [_reference(one) for one in state.objects]
+        self.objects = [_reference(value) for value in state.objects]
         self.settings, self.values_beside = LayerSettings(module), state.values
         self.record_values()
 
@@ -200,13 +355,13 @@ class MirroredModule:
         Their versions do not show it: batch norm and writes through ``data`` leave them as they are. On a
         device a comparison would wait for it, so in training all count as changed.
         """
-        found = {
+        changed = {
             kind: flat
             for kind, flat in self.unshared.flat().items()
             if (kind[0] != "cpu" and torch.is_grad_enabled()) or not torch.equal(flat, self.values[kind])
         }
-        self.values.update(found)
-        return found
+        self.values.update(changed)
+        return changed
 
     def restore_values(self) -> None:
         """Give the tensors that are not shared the values that were recorded last."""
@@ -284,11 +439,11 @@ class Mirrors:
         if self._weights is not None:
             self._weights.share(tensor for tensor in tensors if self._is_to_be_shared(tensor))
         self._count += 1
-        is_shared = [self._place_of(one) is not None for one in tensors]
-        flags = [one.requires_grad for one in tensors]
+        is_shared = [self._place_of(tensor) is not None for tensor in tensors]
+        flags = [tensor.requires_grad for tensor in tensors]
         known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
         known.record(module, state)
-        described = [self._described(one) for one in tensors]
+        described = [self._described(tensor) for tensor in tensors]
         replaces = None if before is None else before.number
         files = files_of_script()
         return known, MirrorMessage(self._count, content, described, env.snapshot(), files, replaces)
@@ -334,8 +489,8 @@ def _publish_globals(module: nn.Module) -> None:
         names = function.__globals__
         name = str(names.get("__name__"))
         if name in known_files or name == "__main__":
-            found = sys.modules.setdefault(name, ModuleType(name))
-            vars(found).update({key: value for key, value in names.items() if not key.startswith("__")})
+            namespace = sys.modules.setdefault(name, ModuleType(name))
+            vars(namespace).update({key: value for key, value in names.items() if not key.startswith("__")})
 
 
 class MappedWeights:
@@ -348,7 +503,7 @@ class MappedWeights:
         """Return the mirror of a message."""
         env.export(message.environment)
         known_files.update(message.files)
-        tensors = [self._tensor(one) for one in message.tensors]
+        tensors = [self._tensor(state) for state in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
         forget_classes()
         if is_compiled(module):

@@ -83,8 +83,8 @@ def _reduced_object(value: Any) -> tuple[Any, ...] | None:
 
 def _is_stored_as_base(kind: type) -> bool:
     """Return whether a class leaves it to the class that stores its items how it is pickled."""
-    own = [owner for owner in kind.__mro__ if owner not in (object, *_FILLED, defaultdict)]
-    return not any({"__reduce__", "__reduce_ex__", "__getstate__"} & vars(owner).keys() for owner in own)
+    owners = [owner for owner in kind.__mro__ if owner not in (object, *_FILLED, defaultdict)]
+    return not any({"__reduce__", "__reduce_ex__", "__getstate__"} & vars(owner).keys() for owner in owners)
 
 
 def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:
@@ -138,14 +138,14 @@ def unpickled(content: bytes, resolve: Callable[[Any], Tensor]) -> Any:
 def scripts_modules_by_value() -> Iterator[None]:
     """Pickle the functions and classes of the script's modules by value in the block."""
     known = cloudpickle.list_registry_pickle_by_value()
-    modules = [one for one in _modules_of_script() if one.__name__ not in known]
-    for one in modules:
-        cloudpickle.register_pickle_by_value(one)
+    modules = [module for module in _modules_of_script() if module.__name__ not in known]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for one in modules:
-            cloudpickle.unregister_pickle_by_value(one)
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 @contextmanager
@@ -160,16 +160,16 @@ def classes_of_their_own() -> Iterator[None]:
 
 def files_of_script() -> dict[str, str]:
     """Return the files of the script's modules, by their names."""
-    return {one.__name__: str(one.__file__) for one in _modules_of_script()}
+    return {module.__name__: str(module.__file__) for module in _modules_of_script()}
 
 
 def _modules_of_script() -> Iterator[ModuleType]:
-    for name, one in [*sys.modules.items()]:
-        file = getattr(one, "__file__", None)
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
         if (
-            isinstance(one, ModuleType)
-            and name == one.__name__
+            isinstance(module, ModuleType)
+            and name == module.__name__
             and isinstance(file, str)
             and is_user_code(file)
         ):
-            yield one
+            yield module

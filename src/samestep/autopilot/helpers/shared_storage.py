@@ -151,19 +151,19 @@ class SharedWeights:
         for tensor in tensors:
             if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized:
                 by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        found = [
-            own
-            for pointer, own in by_storage.items()
-            if pointer and pointer not in self._moved and _is_movable(own)
+        movable = [
+            users
+            for pointer, users in by_storage.items()
+            if pointer and pointer not in self._moved and _is_movable(users)
         ]
-        if found:
-            self._move(found)
+        if movable:
+            self._move(movable)
 
     def _move(self, storages: Sequence[Sequence[Tensor]]) -> None:
         begins, end = [], 0
-        for own in storages:
+        for users in storages:
             begins.append(end)
-            end += -(-own[0].untyped_storage().nbytes() // _LINE) * _LINE
+            end += -(-users[0].untyped_storage().nbytes() // _LINE) * _LINE
         try:
             file, memory = mapped_file(end)
         except OSError:
@@ -171,13 +171,13 @@ class SharedWeights:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         pointers = []
         with torch.no_grad(), torch.inference_mode(mode=False):
-            for begin, own in zip(begins, storages, strict=True):
-                before = own[0].untyped_storage()
-                for tensor in own:
+            for begin, users in zip(begins, storages, strict=True):
+                before = users[0].untyped_storage()
+                for tensor in users:
                     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
                     offset = int(tensor.storage_offset())
                     moved = Place(begin, before.nbytes(), tensor.dtype, offset, shape, stride).of(memory)
-                    if tensor is own[0]:
+                    if tensor is users[0]:
                         moved.untyped_storage().copy_(before, non_blocking=False)
                     tensor.data = moved
                 pointers.append(address + begin)

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -130,6 +131,14 @@ def _is_in_exchange(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def is_of_signal(error: Exception) -> bool:
+    """Return whether the handler of a signal has raised an error: it is not the call's own."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in codes for frame, _ in frames)
 
 
 @contextmanager

@@ -9,24 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.check import AT_ONCE, EquivalenceCheck, Pace, Verdict
-from samestep.autopilot.equivalence.split_trace import SplitTrace
-from samestep.autopilot.equivalence.unsplit_call import quiet
+from samestep.autopilot.equivalence.effects import quiet
+from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.helpers.messages import RowsOfTensor
-from samestep.autopilot.helpers.returned_tensors import ReturnedTensors
 from samestep.autopilot.helpers.team import TeamWorld
-from samestep.autopilot.split import module_outputs
+from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list
 from samestep.autopilot.split.call_plans import (
-    CallArguments,
     ConcatenatedOutput,
     Gathering,
     SplitPlan,
+    assign_side_outputs,
     batch_split,
+    gather_outcome,
+    outcome,
+    slice_side_outputs,
 )
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
-from samestep.autopilot.split.module_outputs import assign_side_outputs
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sample_lists import Dims
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import OtherRankFailedError
@@ -37,6 +37,49 @@ from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
 from samestep.parallel.gradients.initial_agreement import sparse_weights
+
+
+class ReturnedTensors:
+    """The whole tensors of a call's results, by the tensors that this rank's slice has given."""
+
+    def __init__(self, parts_given: CallArguments, whole: CallArguments, dims: Dims) -> None:
+        arguments, parts = dict(leaves(whole.both)), leaves(parts_given.both)
+        self._arguments = {  # a sample in a list is no result
+            id(part): arguments[path] for path, part in parts if depth_of_list(path, dims) is None
+        }
+        self._own = parts_given  # an identity is that of a tensor while this exists
+        self._returned: dict[int, Tensor] = {}
+
+    def united(self, parts: Any, whole: Any) -> Any:
+        """Return whole results in which a tensor that the slice has given several times is one tensor."""
+        by_path, first = dict(leaves(parts)), dict[tuple[int, Any], Tensor]()
+
+        def united(path: Path, tensor: Tensor) -> Tensor:
+            part = by_path[path]
+            tensor = first.setdefault((id(part), tensor.shape), tensor)
+            argument = self._arguments.get(id(part))
+            if argument is not None and argument.shape == tensor.shape:
+                self._returned[id(tensor)] = argument
+            return tensor
+
+        return mapped(whole, united)
+
+    def is_argument(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of the results is an argument."""
+        return id(tensor) in self._returned
+
+    def for_script(self, whole: Any) -> Any:
+        """Return the results with the arguments themselves; views become plain, to be detached in place."""
+        plain = dict[int, Tensor]()
+
+        def for_script(_: Path, tensor: Tensor) -> Tensor:
+            if (argument := self._returned.get(id(tensor))) is not None:
+                return argument
+            is_view = not tensor.requires_grad and tensor._is_view()  # noqa: SLF001 - no public spelling
+            return plain.setdefault(id(tensor), tensor.data if is_view else tensor)
+
+        return mapped(whole, for_script)
+
 
 PRINTS = "it prints when it is called, and would print values of slices"
 
@@ -88,7 +131,7 @@ class RankSlices:
         number: int,
         forward: Forward,
         module: nn.Module,
-        given: CallArguments,
+        arguments: CallArguments,
         declared: Dims | None,
         *,
         begins: bool,
@@ -100,7 +143,7 @@ class RankSlices:
             number: the number under which the check, and then its plan, is kept.
             forward: calls the module.
             module: the module, or its mirror.
-            given: the arguments for the whole batch.
+            arguments: the arguments for the whole batch.
             declared: the way that the script declares; None for all ways that the shapes allow.
             begins: whether the check begins with this call.
             pace: the time that the check may take at this call; the main rank's counts.
@@ -116,9 +159,9 @@ class RankSlices:
         with _without_graphs(module), quiet() as printed:
             try:
                 if check is None:
-                    check = EquivalenceCheck(forward, module, given, self.world, declared=declared)
+                    check = EquivalenceCheck(forward, module, arguments, self.world, declared=declared)
                 else:
-                    check.begin_call(module, given)
+                    check.begin_call(module, arguments)
                 try:
                     verdict = check.run(pace)
                 finally:
@@ -146,7 +189,7 @@ class RankSlices:
         forward: Forward,
         module: nn.Module,
         weights: Sequence[Tensor],
-        given: CallArguments,
+        arguments: CallArguments,
         *,
         carried: Sequence[SideOutput] = (),
         before: RngState | None = None,
@@ -158,7 +201,7 @@ class RankSlices:
             forward: calls the module.
             module: the module, or its mirror.
             weights: its tensors that get gradients.
-            given: the arguments for the whole batch.
+            arguments: the arguments for the whole batch.
             carried: the attributes of the module that hold tensors with a graph.
             before: the state of the random generators now, which must be the same after a call that draws no
                 numbers; None not to compare it.
@@ -166,41 +209,41 @@ class RankSlices:
         Raises:
             OtherRankFailedError: the slice of another rank has failed; see `TeamWorld.fail`.
         """
-        total = given.total(plan.dims)
+        total = arguments.total(plan.dims)
         assert total is not None
         split = batch_split(self.world, plan.dims, total)
         inputs = _Inputs(copies=self._copies)
-        separate = CallArguments(*mapped(given.both, inputs.argument))
+        separate = CallArguments(*mapped(arguments.both, inputs.argument))
         states = tuple(dict.fromkeys((*plan.sides, *carried)))
-        _, state = module_outputs.outcome(module, None, states)
+        _, state = outcome(module, None, states)
         if states:
             assign_side_outputs(module, mapped(state, inputs.follow))
-            module_outputs.slice_side_outputs(module, plan.gatherings, plan.sides, split)
+            slice_side_outputs(module, plan.gatherings, plan.sides, split)
             self._share_state(module, states, inputs, split)
         self.gradients.weights = set(map(id, weights))
-        own = separate.sliced(split, plan.dims)
+        part = separate.sliced(split, plan.dims)
         if self._copies:
-            own = CallArguments(*mapped(own.both, _copied))
-        returned = ReturnedTensors(own, given, plan.dims)
+            part = CallArguments(*mapped(part.both, _copied))
+        returned = ReturnedTensors(part, arguments, plan.dims)
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
-                outputs = self._own_outputs(plan, forward, module, own, split, before)
-            parts = module_outputs.outcome(module, outputs, plan.sides)
+                outputs = self._own_outputs(plan, forward, module, part, split, before)
+            parts = outcome(module, outputs, plan.sides)
             outputs, sides = returned.united(parts, self._gathered(plan, module, parts, split))
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
         distinct: dict[int, tuple[Path, Tensor]] = {}
         for path, output in leaves((outputs, sides)):
             if output.requires_grad and not returned.is_argument(output):
                 distinct.setdefault(id(output), (path, output))
-        found = [*distinct.values()]
+        with_gradients = [*distinct.values()]
         if not self._copies:
             outputs, sides = returned.for_script((outputs, sides))
-        if not found:
+        if not with_gradients:
             return CallResult(outputs, sides, None, [])
-        with_graph = [output for _, output in found]
+        with_graph = [output for _, output in with_gradients]
         rows = set(map(id, sparse_weights(module).values()))
-        sparse = frozenset(place for place, one in enumerate(weights) if id(one) in rows)
-        read = [_rows_of(plan.gatherings.get(path), output, total) for path, output in found]
+        sparse = frozenset(place for place, weight in enumerate(weights) if id(weight) in rows)
+        read = [_rows_of(plan.gatherings.get(path), output, total) for path, output in with_gradients]
         graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse, total, read)
         sources = [*weights, *inputs.used_by(with_graph)]
         return CallResult(outputs, sides, graph, sources, inputs.constants(with_graph))
@@ -209,9 +252,9 @@ class RankSlices:
         self, module: nn.Module, states: Sequence[SideOutput], inputs: "_Inputs", split: BatchSplit
     ) -> None:
         """Sum the gradients of the tensors of a module that are no slices over the ranks."""
-        _, state = module_outputs.outcome(module, None, states)
+        _, state = outcome(module, None, states)
         whole = set(map(id, inputs.copies))
-        shared = mapped(state, lambda _, one: split.shared(one) if id(one) in whole else one)
+        shared = mapped(state, lambda _, tensor: split.shared(tensor) if id(tensor) in whole else tensor)
         assign_side_outputs(module, shared)
 
     def _own_outputs(
@@ -219,14 +262,14 @@ class RankSlices:
         plan: SplitPlan,
         forward: Forward,
         module: nn.Module,
-        own: CallArguments,
+        part: CallArguments,
         split: BatchSplit,
         before: RngState | None,
     ) -> Any:
         """Return the outputs of this rank's slice."""
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
-        outputs = call_slice(forward, module, own, split, draws=draws, reads=reads)
+        outputs = call_slice(forward, module, part, split, draws=draws, reads=reads)
         check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
         return outputs
 
@@ -234,39 +277,41 @@ class RankSlices:
         self, plan: SplitPlan, module: nn.Module, parts: Any, split: BatchSplit
     ) -> tuple[Any, dict[SideOutput, Any]]:
         """Return the outputs and side outputs of the whole batch, given this rank's."""
-        what = type(module).__name__
-        whole, sides = module_outputs.gather_outcome(parts, plan.gatherings, split, what=what)
+        name = type(module).__name__
+        whole, sides = gather_outcome(parts, plan.gatherings, split, name=name)
         return whole, sides
 
     def backward(
         self, graph: CallGraph, of_outputs: Sequence[Tensor | None], *, retain: bool
     ) -> list[Tensor | None]:
         """Return the gradients of the graph's sources, given those of its outputs; equal on all ranks."""
-        given = [(out, grad) for out, grad in zip(graph.outputs, of_outputs, strict=True) if grad is not None]
+        pairs = [(out, grad) for out, grad in zip(graph.outputs, of_outputs, strict=True) if grad is not None]
         weights = graph.sources[: graph.num_weights]
-        with unaveraged([out for out, _ in given]), _without_hooks(weights):
-            found = _gradients(given, graph.sources, retain=retain)
-        return [*self._averaged(weights, found[: len(weights)], graph.sparse), *found[len(weights) :]]
+        with unaveraged([out for out, _ in pairs]), _without_hooks(weights):
+            gradients = _gradients(pairs, graph.sources, retain=retain)
+        return [*self._averaged(weights, gradients[: len(weights)], graph.sparse), *gradients[len(weights) :]]
 
     def _averaged(
-        self, weights: Sequence[Tensor], found: Sequence[Tensor | None], sparse: frozenset[int]
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], sparse: frozenset[int]
     ) -> list[Tensor | None]:
         """Return the averages of gradients over the ranks; None where no rank has one."""
-        if not found:
+        if not gradients:
             return []
         by_dtype: dict[torch.dtype, list[int]] = {}
         for place, weight in enumerate(weights):
             if place not in sparse:
                 by_dtype.setdefault(weight.dtype, []).append(place)
-        averages: list[Tensor | None] = [None] * len(found)
+        averages: list[Tensor | None] = [None] * len(gradients)
         for places in by_dtype.values():
             parts = [
-                (torch.zeros_like(weights[place]) if (own := found[place]) is None else own).reshape(-1)
+                (
+                    torch.zeros_like(weights[place]) if (gradient := gradients[place]) is None else gradient
+                ).reshape(-1)
                 for place in places
             ]
-            is_own = [found[place] is not None for place in places]
+            is_own = [gradients[place] is not None for place in places]
             is_there = parts[0].new_ones(len(places))
-            for number in (number for number, own in enumerate(is_own) if not own):
+            for number in (number for number, is_there_here in enumerate(is_own) if not is_there_here):
                 is_there[number] = 0
             flat = torch.cat([*parts, is_there])
             self.world.average(flat)
@@ -277,29 +322,29 @@ class RankSlices:
                 # With memory and a version of its own: it may be changed, kept or saved without the others.
                 averages[place] = part.view(weights[place].shape).clone() if share else None
         for place in sorted(sparse):
-            averages[place] = self._average_of_rows(weights[place], found[place])
+            averages[place] = self._average_of_rows(weights[place], gradients[place])
         return averages
 
-    def _average_of_rows(self, weight: Tensor, own: Tensor | None) -> Tensor | None:
+    def _average_of_rows(self, weight: Tensor, gradient: Tensor | None) -> Tensor | None:
         """Return the average of gradients of which each rank has the rows that its samples use.
 
         It is dense if any rank's gradient is, as that of an embedding whose weight another layer uses.
         """
-        gradients = [one for one in self.world.all_gather_objects(own) if one is not None]
+        gradients = [rows for rows in self.world.all_gather_objects(gradient) if rows is not None]
         if not gradients:
             return None
         size = self.world.place.size
-        if not all(one.is_sparse for one in gradients):
-            dense = [one.to_dense() if one.is_sparse else one for one in gradients]
+        if not all(rows.is_sparse for rows in gradients):
+            dense = [rows.to_dense() if rows.is_sparse else rows for rows in gradients]
             return torch.stack(dense).sum(0) / size
-        indices = torch.cat([one._indices() for one in gradients], dim=1)  # noqa: SLF001 - uncoalesced
-        values = torch.cat([one._values() for one in gradients]) / size  # noqa: SLF001
+        indices = torch.cat([rows._indices() for rows in gradients], dim=1)  # noqa: SLF001 - uncoalesced
+        values = torch.cat([rows._values() for rows in gradients]) / size  # noqa: SLF001
         return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
 
 
-def rows_of_inputs(given: CallArguments, plan: SplitPlan) -> dict[int, RowsOfTensor]:
+def rows_of_inputs(arguments: CallArguments, plan: SplitPlan) -> dict[int, RowsOfTensor]:
     """Return the arguments of which each rank reads its own rows, by their ids."""
-    leaves_of_call = [*leaves(given.both)]
+    leaves_of_call = [*leaves(arguments.both)]
     dims = {id(tensor): plan.dims.get(path) for path, tensor in leaves_of_call}
     whole = {id(tensor) for path, tensor in leaves_of_call if path not in plan.dims}
     return {
@@ -319,7 +364,7 @@ def _rows_of(gathering: Gathering | None, output: Tensor, total: int) -> RowsOfT
 def _without_graphs(module: nn.Module) -> Iterator[None]:
     """Detach the tensors that a module holds from earlier calls, whose backward a check must not run."""
     carried = carried_by(module)
-    _, state = module_outputs.outcome(module, None, carried)
+    _, state = outcome(module, None, carried)
     assign_side_outputs(module, mapped(state, lambda _, tensor: tensor.detach()))
     try:
         yield
@@ -357,7 +402,7 @@ class _Inputs:
             return []
         used = set(map(id, leaves_of(*outputs)))
         pairs = zip(self.copies, self._originals, strict=True)
-        return [one if id(own) in used else one.detach() for own, one in pairs]
+        return [original if id(copy) in used else original.detach() for copy, original in pairs]
 
     def constants(self, outputs: Sequence[Tensor]) -> frozenset[int]:
         """Return the places of the outputs that depend only on copies of tensors without gradients.
@@ -365,11 +410,13 @@ class _Inputs:
         A running mean that a module keeps as an attribute is one: each rank follows all states alike.
         """
         pairs = zip(self.copies, self._originals, strict=True)
-        without = {id(own) for own, original in pairs if not original.requires_grad}
+        without = {id(copy) for copy, original in pairs if not original.requires_grad}
         if not without:
             return frozenset()
-        found = enumerate({id(leaf) for leaf in leaves_of(one) or [one]} for one in outputs)
-        return frozenset(place for place, leaves_in in found if leaves_in <= without)
+        leaves_by_output = enumerate(
+            {id(leaf) for leaf in leaves_of(output) or [output]} for output in outputs
+        )
+        return frozenset(place for place, leaves_in in leaves_by_output if leaves_in <= without)
 
 
 def _copied(_: Path, tensor: Tensor) -> Tensor:
@@ -377,10 +424,10 @@ def _copied(_: Path, tensor: Tensor) -> Tensor:
 
 
 def _gradients(
-    given: Sequence[tuple[Tensor, Tensor]], sources: Sequence[Tensor], *, retain: bool
+    pairs: Sequence[tuple[Tensor, Tensor]], sources: Sequence[Tensor], *, retain: bool
 ) -> Sequence[Tensor | None]:
     """Return the gradients of sources, given those of some outputs."""
-    outputs, gradients = [out for out, _ in given], [gradient for _, gradient in given]
+    outputs, gradients = [out for out, _ in pairs], [gradient for _, gradient in pairs]
     if not _is_reentrant(outputs):
         return torch.autograd.grad(outputs, sources, gradients, retain_graph=retain, allow_unused=True)
     # A reentrant checkpoint runs a backward of its own, which adds to the sources themselves.
@@ -407,7 +454,7 @@ def _nodes_of(outputs: Sequence[Tensor]) -> Iterator[Any]:
     while waiting:
         node = waiting.pop()
         yield node
-        new = {one for one, _ in node.next_functions if one is not None} - seen
+        new = {next_node for next_node, _ in node.next_functions if next_node is not None} - seen
         seen |= new
         waiting += new
 
@@ -432,7 +479,7 @@ def _without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
 
     The hooks stay where they are: a backward of another thread may be calling them.
     """
-    for hooks in (one._backward_hooks for one in weights if one._backward_hooks):  # noqa: SLF001
+    for hooks in (weight._backward_hooks for weight in weights if weight._backward_hooks):  # noqa: SLF001
         for key, hook in [*hooks.items()]:
             if not isinstance(hook, _HookOfWhole):
                 hooks[key] = _HookOfWhole(hook)

@@ -2,42 +2,36 @@
 
 Its backward gets the gradients of the whole outputs, and lets all ranks compute those of their slices. Each
 rank keeps the graph of its slice as long as torch keeps what this node has saved: after a backward without
-``retain_graph`` no longer than the node of any other operation.
+``retain_graph`` no longer than the node of any other operation. The call is computed again if that fails.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from samestep.autopilot.helpers.call_states import SignatureCalls
+from samestep.autopilot.helpers.mirrors import MirroredModule
+from samestep.autopilot.helpers.slices import CallResult
+from samestep.autopilot.helpers.surroundings import Surroundings
+from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
+from samestep.autopilot.split.guards import Reach
+from samestep.autopilot.split_calls import ModuleCall, is_inside
+from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
 from samestep.hooks import declarations
+from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
+from samestep.hooks.tensor_tree import leaves
 from samestep.hooks.thread_values import ThreadValue
 
-
-class DifferentiableCall(Protocol):
-    """A split call whose graph is kept on all ranks."""
-
-    @property
-    def outputs(self) -> Sequence[Tensor]:
-        """The outputs that have gradients."""
-
-    def backward(
-        self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
-    ) -> Sequence[Tensor | None]:
-        """Return the gradients of the sources, given those of the outputs; another backward may follow.
-
-        With gradients enabled it computes them by operations that can be differentiated again.
-        """
-
-    def release(self) -> None:
-        """Release the graph on all ranks."""
-
+if TYPE_CHECKING:
+    from samestep.autopilot.helpers.main_calls import MainCalls
 
 _retains: ThreadValue[bool] = ThreadValue(default=False)
 """Whether the backward that this thread runs keeps its graph for another one."""
@@ -73,7 +67,7 @@ class _Saved:
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: DifferentiableCall, token: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: "NodeCall", token: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.sources = call, sources
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(token)
@@ -85,7 +79,7 @@ class _Node(torch.autograd.Function):
         return None, None, *ctx.call.backward(ctx.sources, gradients, retain=_retains.get())
 
 
-def as_node(call: DifferentiableCall, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the outputs of a call as results of one node, whose operands are the call's sources."""
     saved = _Saved()
     finalize(saved, call.release)
@@ -93,3 +87,103 @@ def as_node(call: DifferentiableCall, sources: Sequence[Tensor]) -> tuple[Tensor
     with saved_tensors_hooks(lambda _: held.pop(), lambda _: token):
         outputs: tuple[Tensor, ...] = _Node.apply(call, token, *sources)  # type: ignore[no-untyped-call]
     return outputs
+
+
+CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
+MODIFIED = "its weights are modified before its backward, so it could not be computed again"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A call that is about to be split."""
+
+    call: ModuleCall
+    carried: tuple[SideOutput, ...]
+    """The attributes of the module that hold tensors with a graph."""
+    state: Mapping[SideOutput, Any]
+    """These, and the other attributes that the call assigns, before the call."""
+    surroundings: Surroundings
+    streams: RngState
+    """The state of the random generators before the call."""
+    reach: Reach
+    """The objects that the module reaches before the call."""
+    number: int = 0
+    """The number under which all ranks keep the graph of the call."""
+    mirror: MirroredModule | None = None
+    """The mirrors of the module when the call was sent; a loss of helpers forgets all mirrors."""
+
+
+class NodeCall:
+    """A split call in the script's graph."""
+
+    def __init__(
+        self, calls: "MainCalls", attempt: Attempt, signature: SignatureCalls, result: CallResult
+    ) -> None:
+        assert result.graph is not None
+        self._calls, self._signature, self._plan = calls, signature, signature.plan
+        self._attempt: Attempt | None = attempt
+        self._number = attempt.number
+        self._versions = [version_of(source) for source in result.sources]
+        self.outputs: Sequence[Tensor] = result.graph.outputs
+        self._constants = result.constants
+
+    def backward(
+        self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
+    ) -> Sequence[Tensor | None]:
+        """Return the gradients of the sources, given those of the outputs; another backward may follow.
+
+        With gradients enabled it computes them by operations that can be differentiated again.
+        """
+        creates_graph = torch.is_grad_enabled()
+        is_modified = [version_of(source) for source in sources] != self._versions
+        if creates_graph:
+            self._signature.stay_unsplit(CREATES_GRAPH)
+        else:
+            averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
+            if averages is not None:
+                if is_modified:
+                    self._signature.stay_unsplit(MODIFIED)
+                return averages
+        if is_modified:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                "operation after the call of the model, which has to be computed again here"
+            )
+        with torch.enable_grad():
+            outputs = self._computed_again()
+        needed = [grad for place, grad in enumerate(gradients) if place not in self._constants]
+        pairs = [(out, grad) for out, grad in zip(outputs, needed, strict=True) if grad is not None]
+        wanted = [source for source in sources if source.requires_grad]
+        of_wanted = iter(
+            torch.autograd.grad(
+                *([out for out, _ in pairs], wanted, [grad for _, grad in pairs]),
+                create_graph=creates_graph,
+                allow_unused=True,
+            )
+        )
+        return [next(of_wanted) if source.requires_grad else None for source in sources]
+
+    def _computed_again(self) -> list[Tensor]:
+        """Return the outputs that have gradients, with a graph of the whole call on this rank."""
+        attempt, device = self._attempt, self._calls.device
+        assert attempt is not None
+        assert self._plan is not None
+        call, module = attempt.call, attempt.call.module
+        saved, now, modes = SavedState(module), RngState.now(device), Surroundings.now(module, device)
+        inside = is_inside.set(True)
+        try:
+            attempt.streams.restore()
+            assign_side_outputs(module, attempt.state)
+            with attempt.surroundings.entered(module):
+                value = outcome(module, call.unsplit(), self._plan.sides)
+            return [output for _, output in leaves(value) if output.requires_grad]
+        finally:
+            is_inside.reset(inside)
+            saved.restore()
+            now.restore()
+            modes.set(module)
+
+    def release(self) -> None:
+        """Release the graph on all ranks."""
+        self._attempt, self.outputs = None, []
+        self._calls.release(self._number)

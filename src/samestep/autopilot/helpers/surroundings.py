@@ -46,9 +46,10 @@ class Surroundings:
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            tuple(one.training for one in modules_of(module)),
+            tuple(part.training for part in modules_of(module)),
             tuple(
-                Autocast(one, torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in kinds
+                Autocast(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in kinds
             ),
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
@@ -82,13 +83,13 @@ class Surroundings:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            for one in self.autocast:
-                if torch.is_autocast_enabled(one.device) != one.is_enabled or one.is_enabled:
+            for autocast in self.autocast:
+                if torch.is_autocast_enabled(autocast.device) != autocast.is_enabled or autocast.is_enabled:
                     stack.enter_context(
                         torch.autocast(
-                            one.device,
-                            one.dtype,
-                            enabled=one.is_enabled,
+                            autocast.device,
+                            autocast.dtype,
+                            enabled=autocast.is_enabled,
                             cache_enabled=self.caches_autocast,
                         )
                     )

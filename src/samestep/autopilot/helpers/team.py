@@ -191,7 +191,7 @@ class MemoryTeamWorld(DerivedWorld):
         """See `World.all_gather`."""
         with _together():
             parts = self._memory.all_gather(_bytes(tensor))
-        return [one.view(torch.bool) for one in parts] if tensor.dtype is torch.bool else parts
+        return [part.view(torch.bool) for part in parts] if tensor.dtype is torch.bool else parts
 
     def barrier(self) -> None:
         """See `World.barrier`."""
@@ -220,7 +220,7 @@ class MemoryTeamWorld(DerivedWorld):
     def all_gather_objects(self, value: T) -> list[T]:
         """See `World.all_gather_objects`."""
         content = pickle.dumps(value)
-        lengths = [int(one) for one in self.all_gather(torch.tensor([len(content)], device=_CPU))]
+        lengths = [int(length) for length in self.all_gather(torch.tensor([len(content)], device=_CPU))]
         padded = bytearray(content.ljust(max(lengths), bytes(1)))
         parts = self.all_gather(torch.frombuffer(padded, dtype=torch.uint8))
         return [

@@ -4,22 +4,123 @@ import os
 import re
 import sys
 import sysconfig
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from os import getpid
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import TextIO
+from weakref import ref
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
-from samestep.autopilot.script.step_costs import StepCosts
 from samestep.base.console import write_stderr
 from samestep.base.folders import PACKAGE
 from samestep.base.units import counted, seconds_text
+
+_LEAST = 3
+"""Steps of each way that decide which one is faster."""
+_KEPT = 5
+"""The last steps of each way, of which the median counts: three new ones are the majority."""
+_CLEARLY = 0.95
+"""The ratio of an unsplit step to a split one, below which training calls are unsplit."""
+_LONG_CHECKS_S = 1.0
+"""The seconds of all checks from which the report states them."""
+
+
+@dataclass(slots=True)
+class _Mark:
+    """The time of an optimizer's last step, and the number of calls and checks before it."""
+
+    optimizer: ref[Optimizer]
+    began: float
+    split: int
+    unsplit: int
+    checks: int
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """The steps of a script's optimizers on `size` workers."""
+
+    size: int = 1
+    clock: Callable[[], float] = time.perf_counter
+    is_faster_unsplit: bool = False
+    """Whether a step with unsplit calls is clearly shorter."""
+    checks_s: float = 0.0
+    """The seconds of all checks."""
+    _is_noted: bool = False
+    _process: int = field(default_factory=getpid)
+    _split: int = 0
+    _unsplit: int = 0
+    _checks: int = 0
+    _marks: dict[int, _Mark] = field(default_factory=dict)
+    """The last step of each optimizer, by its id, since an optimizer may define its own hash."""
+    _split_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _unsplit_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def note_call(self, *, is_split: bool) -> None:
+        """Count a call that needs gradients."""
+        if is_split:
+            self._split += 1
+        else:
+            self._unsplit += 1
+
+    def note_check(self, seconds: float) -> None:
+        """Count a check, or a part of it; the time of its step does not count."""
+        self._checks += 1
+        self.checks_s += seconds
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Take the time of a step, at its end."""
+        if getpid() != self._process:
+            return
+        now, last = self.clock(), self._marks.get(id(optimizer))
+        self._marks[id(optimizer)] = _Mark(ref(optimizer), now, self._split, self._unsplit, self._checks)
+        if last is None or last.optimizer() is not optimizer or last.checks != self._checks:
+            return
+        if self._split > last.split:
+            self._split_s.append(now - last.began)
+        elif self._unsplit > last.unsplit:
+            self._unsplit_s.append(now - last.began)
+        if min(len(self._split_s), len(self._unsplit_s)) >= _LEAST:
+            self._compare(median(self._split_s), median(self._unsplit_s))
+
+    def _compare(self, split_s: float, unsplit_s: float) -> None:
+        self.is_faster_unsplit = unsplit_s < _CLEARLY * split_s
+
+    def note_unsplit_steps(self) -> None:
+        """Report, once, that calls are unsplit from now on because their steps are shorter."""
+        if not self._is_noted:
+            self._is_noted = True
+            split_s, unsplit_s = median(self._split_s), median(self._unsplit_s)
+            write_stderr(
+                f"samestep: note: a step takes {seconds_text(split_s)} with split calls and "
+                f"{seconds_text(unsplit_s)} with unsplit ones, which are therefore used\n"
+            )
+
+    def line(self) -> str | None:
+        """Return what a step takes on the workers and on one process; None if no step was measured."""
+        workers = counted(self.size, "worker")
+        checks = f"; checks took {seconds_text(self.checks_s)}" if self.checks_s >= _LONG_CHECKS_S else ""
+        if not self._split_s:
+            if not self._unsplit_s:
+                return None
+            unsplit_s = seconds_text(median(self._unsplit_s))
+            return f"{workers}: {unsplit_s} a step, computed by one of them{checks}"
+        split = f"{workers}: {seconds_text(median(self._split_s))} a step"
+        if len(self._unsplit_s) < _LEAST:
+            return split + checks
+        advice = ": run it with -n 1, or with larger batches" if self.is_faster_unsplit else ""
+        return f"{split}; one process: about {seconds_text(median(self._unsplit_s))}{advice}{checks}"
+
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
@@ -100,58 +201,58 @@ class Account:
         site = calling_site(self.is_user)
         if site not in self.sites:
             self.sites[site] = str(site)
-        whole = "".join(f" in {type(one).__name__}" for one in called_in_parts.get()[-1:])
+        whole = "".join(f" in {type(whole).__name__}" for whole in called_in_parts.get()[-1:])
         return f"{type(module).__name__}{whole} at {self.sites[site]}"
 
-    def note_unsplit(self, what: str, why: str) -> None:
+    def note_unsplit(self, place: str, why: str) -> None:
         """Record a call that was not split, and why."""
-        self.unsplit[what] += 1
-        self.counts.setdefault(what, Counter())[why] += 1
+        self.unsplit[place] += 1
+        self.counts.setdefault(place, Counter())[why] += 1
 
     def note_exception(self, text: str) -> None:
         """Record a note, once."""
         if text not in self.exceptions:
             self.exceptions.append(text)
 
-    def note_longer_split(self, what: str, unsplit_s: float, split_s: float) -> None:
+    def note_longer_split(self, place: str, unsplit_s: float, split_s: float) -> None:
         """Record that a call takes longer split than unsplit; report it once, at the first such call."""
-        if what not in self.longer_split:
+        if place not in self.longer_split:
             write_stderr(
-                f"samestep: note: a call of {what} takes {seconds_text(split_s)} split and "
+                f"samestep: note: a call of {place} takes {seconds_text(split_s)} split and "
                 f"{seconds_text(unsplit_s)} unsplit, so such calls are unsplit from now on\n"
             )
-        self.longer_split[what] = unsplit_s, split_s
+        self.longer_split[place] = unsplit_s, split_s
 
-    def explain(self, what: str, evidence: Iterable[object]) -> None:
+    def explain(self, place: str, evidence: Iterable[object]) -> None:
         """Keep the evidence of a check of a module's calls: a line for each way that was tried."""
-        self.evidence += [f"{what}: {one}" for one in evidence]
+        self.evidence += [f"{place}: {line}" for line in evidence]
 
-    def note_check(self, what: str, seconds: float, stream: TextIO) -> None:
+    def note_check(self, place: str, seconds: float, stream: TextIO) -> None:
         """Report a check that takes long, while it is executed."""
-        if seconds >= _LONG_S and what not in self.checked:
-            self.checked.add(what)
+        if seconds >= _LONG_S and place not in self.checked:
+            self.checked.add(place)
             write_stderr(
-                f"samestep: {what}: checking that its calls can be split, which may take {seconds:.0f} s\n",
+                f"samestep: {place}: checking that its calls can be split, which may take {seconds:.0f} s\n",
                 stream,
             )
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
-        split = [f"{what}: {counted(count, 'call')} split" for what, count in self.split.items()]
+        split = [f"{place}: {counted(count, 'call')} split" for place, count in self.split.items()]
         unsplit = [
-            f"{what}: {counted(count, 'call')} unsplit ({self._reason(what, why)})"
-            for what, counts in self.counts.items()
+            f"{place}: {counted(count, 'call')} unsplit ({self._reason(place, why)})"
+            for place, counts in self.counts.items()
             for why, count in counts.items()
         ]
         return [*split, *unsplit, *self.exceptions, *self.evidence, *self._advice()]
 
-    def _reason(self, what: str, why: str) -> str:
+    def _reason(self, place: str, why: str) -> str:
         """Return the reason for unsplit calls, with the measured times of those that take longer split."""
-        if (what, why) in self.in_parts:
+        if (place, why) in self.in_parts:
             return f"{why}{IN_PARTS}"
-        if why != LONGER_SPLIT or what not in self.longer_split:
+        if why != LONGER_SPLIT or place not in self.longer_split:
             return why
-        unsplit, split = map(seconds_text, self.longer_split[what])
+        unsplit, split = map(seconds_text, self.longer_split[place])
         return f"{why}: {split} instead of {unsplit}"
 
     def _advice(self) -> list[str]:
@@ -179,7 +280,11 @@ def _library_of(file: str, program: str | None) -> str:
     installed = list(_INSTALLED.finditer(file))
     if (not installed and not file.startswith(_STANDARD)) or (program and _is_of_program(file, program)):
         return ""
-    start = installed[-1].end() if installed else max(len(one) for one in _STANDARD if file.startswith(one))
+    start = (
+        installed[-1].end()
+        if installed
+        else max(len(folder) for folder in _STANDARD if file.startswith(folder))
+    )
     return file[start:].split(os.sep, maxsplit=1)[0].removesuffix(".py")
 
 
@@ -219,5 +324,7 @@ def calling_site(is_user: Callable[[str], bool] = is_user_code) -> Site:
         if not is_internal_code(file):
             libraries.append(Site(file, frame.f_lineno))
         frame = frame.f_back
-    installed = [one for one in libraries if _INSTALLED.search(one.file) and not is_internal_code(one.file)]
+    installed = [
+        site for site in libraries if _INSTALLED.search(site.file) and not is_internal_code(site.file)
+    ]
     return [*installed, *libraries[1:], *libraries][0]

@@ -4,6 +4,10 @@ With ``--device cpu``, a script that names CUDA devices runs on the CPU. Nearly 
 is an operation of torch, and goes through one mode here. The rest (`torch.load`, `torch.Generator`, the
 functions of `torch.cuda`) is replaced while the script runs. To the script these report one GPU, because many
 scripts exit without one; to torch and to installed libraries they report the actual devices.
+
+A native script runs over Gloo then (`gloo_on_cpu`): this replaces what only scripts with several ranks use,
+the back end of process groups, the `device_ids` of `DistributedDataParallel` and `barrier`, and
+`SyncBatchNorm`, which torch computes on GPUs only.
 """
 
 import functools
@@ -20,7 +24,9 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from samestep.autopilot.script.call_account import is_internal_code
@@ -31,7 +37,9 @@ from samestep.base.machine.accelerators import accelerator_count, driver_is_open
 from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
+from samestep.parallel.gradients.batch_norm import global_forward
 from samestep.ranks.world.device import shown_alone
+from samestep.ranks.world.process_group import adopt
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
@@ -185,12 +193,12 @@ def _moved(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Replace ``torch.device("cuda", 1)`` and ``torch.device(0)``: return the CPU."""
     named = [*args, *kwargs.values()]
-    numbers = [one for one in named if isinstance(one, int)]
+    numbers = [device for device in named if isinstance(device, int)]
     if numbers:
         if "cpu" not in named:
             NAMED.use(numbers[0])
         return _CPU
-    if any(_on_cpu(one) is not one for one in named):
+    if any(_on_cpu(device) is not device for device in named):
         return _CPU
     result: torch.device = func(*args, **kwargs)
     return result
@@ -198,10 +206,10 @@ def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.
 
 def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Replace ``x.to(0)`` and ``module.to("cuda:0")``; a number is a device."""
-    for one in (*args, kwargs.get("device")):
-        if type(one) is int:
-            NAMED.use(one)
-    args = ["cpu" if type(one) is int else _on_cpu(one) for one in args]
+    for argument in (*args, kwargs.get("device")):
+        if type(argument) is int:
+            NAMED.use(argument)
+    args = ["cpu" if type(argument) is int else _on_cpu(argument) for argument in args]
     kwargs = {
         name: _on_cpu(_CPU if type(value) is int else value) if name == "device" else value
         for name, value in kwargs.items()
@@ -220,8 +228,8 @@ _REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
-    def __instancecheck__(cls, one: Any) -> bool:
-        return isinstance(one, _RealGenerator)
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _RealGenerator)
 
 
 _RealGenerator = torch.Generator
@@ -354,3 +362,70 @@ OF_ACCELERATOR: Mapping[str, Any] = {
 def _answers(gpus: int) -> tuple[Any, ...]:
     """Return the values of the functions in `DEVICE_ANSWERS`, which report GPUs to a script."""
     return (True, gpus, True, gpus, torch.device("cuda"))  # its name decides what many scripts do
+
+
+@contextmanager
+def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
+    """Let the program of the block run on the CPU; it sees `gpus` GPUs, or one for each rank of its node."""
+    hooks: dict[Hook, Make] = {
+        **dict.fromkeys(declarations.GLOO_GROUPS, wrapping(_over_gloo)),
+        declarations.DEVICES_OF_BARRIER: wrapping(_barrier_without_devices),
+        declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
+        declarations.NORMS_OF_DDP: instead(lambda *_: None),
+        declarations.SYNCHRONIZED_NORM: wrapping(_normalized),
+    }
+    seen = gpus or detect(env.snapshot()).place.local_size
+    with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu(gpus=seen), attached_all(hooks):
+        yield
+
+
+def _over_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Create a process group over Gloo; names of back ends are the only text that contains theirs."""
+    kwargs.pop("device_id", None)
+    named = {name: _gloo(value) for name, value in kwargs.items()}
+    with NAMED.kept():  # torch names the devices of each back end
+        return original(*map(_gloo, args), **named)
+
+
+def _wrapped_model(original: Callable[..., None], ddp: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    """Create a `DistributedDataParallel`, whose first arguments after the module are devices."""
+    named = {name: value for name, value in kwargs.items() if name not in ("device_ids", "output_device")}
+    original(ddp, module, *([None] * len(args[:2])), *args[2:], **named)
+
+
+def _barrier_without_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wait at a barrier, whose third argument is a list of devices."""
+    kwargs.pop("device_ids", None)
+    return original(*args[:2], **kwargs)
+
+
+def _normalized(original: Callable[..., Tensor], norm: nn.SyncBatchNorm, batch: Tensor) -> Tensor:
+    """Normalize a batch with the statistics of all ranks of the norm's group."""
+    if not dist.is_initialized():
+        return original(norm, batch)
+    group: Any = norm.process_group or dist.group.WORLD
+    if group.size() == 1:
+        return BatchNorm.forward(norm, batch)
+    return global_forward(norm, batch, world=adopt() if group is dist.group.WORLD else _Ranks(group))
+
+
+class _Ranks:
+    """The ranks of a process group; see `global_batch_norm.Ranks`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks."""
+        gathered = [torch.empty_like(tensor) for _ in range(self._group.size())]
+        dist.all_gather(gathered, tensor.contiguous(), group=self._group)
+        return gathered
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all ranks."""
+        dist.all_reduce(tensor, group=self._group)
+
+
+def _gloo(backend: Any) -> Any:
+    """Return Gloo for NCCL, and for a back end for each kind of device."""
+    return "gloo" if isinstance(backend, str) and "nccl" in backend.lower() else backend

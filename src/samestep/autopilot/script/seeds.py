@@ -25,16 +25,16 @@ def fixed_seeds(seed: int) -> Iterator[None]:
     common = random.Random(seed)
 
     base, main = common.getrandbits(63), _drawing()
-    others: dict[tuple[Any, ...], random.Random] = {}
+    generators: dict[tuple[Any, ...], random.Random] = {}
 
     def draw() -> int:
-        own = _drawing()
-        if own == main:
+        drawing = _drawing()
+        if drawing == main:
             return common.getrandbits(63)
         # Equal in all runs, but not in two processes or threads, whose draws have no order.
-        if own not in others:
-            others[own] = random.Random(f"{base} {own}")
-        return others[own].getrandbits(63)
+        if drawing not in generators:
+            generators[drawing] = random.Random(f"{base} {drawing}")
+        return generators[drawing].getrandbits(63)
 
     def seed_of(original: Any, generator: random.Random, a: Any = None, version: int = 2) -> None:
         original(generator, draw() if a is None else a, version)

@@ -69,8 +69,8 @@ def note_direct_forward(account: Account, module: nn.Module) -> None:
         if (
             owner is not None
             and owner is not module
-            and all(one is not owner for one in called_in_parts.get())
-            and any(one is module for one in module_parts.modules(owner))
+            and all(called is not owner for called in called_in_parts.get())
+            and any(part is module for part in module_parts.modules(owner))
         ):
             site = _caller(frame)
             if site is not None:
@@ -101,17 +101,17 @@ def _caller(frame: FrameType) -> Site | None:
 def plain_weights(losses: Tensor | Sequence[Tensor]) -> list[str]:
     """Return the shapes of the tensors, except parameters, to which a backward from these losses leads."""
     roots = [losses] if isinstance(losses, Tensor) else list(losses)
-    found = [leaf for leaf in leaves_of(*roots) if not isinstance(leaf, nn.Parameter)]
-    return [str(list(leaf.shape)) for leaf in found]
+    weights = [leaf for leaf in leaves_of(*roots) if not isinstance(leaf, nn.Parameter)]
+    return [str(list(leaf.shape)) for leaf in weights]
 
 
 def direct_forwards() -> list[str]:
     """Return the direct calls of `forward` in user code, each as ``m.forward(...) at train.py:12``."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    own = [file for file in dict.fromkeys(files) if file and file.endswith(".py") and is_user_code(file)]
+    scripts = [file for file in dict.fromkeys(files) if file and file.endswith(".py") and is_user_code(file)]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    own.sort(key=lambda file: file != main)
-    return [found for file in own[:_FILES] for found in _in_file(Path(file))]
+    scripts.sort(key=lambda file: file != main)
+    return [call for file in scripts[:_FILES] for call in _in_file(Path(file))]
 
 
 def _in_file(file: Path) -> Iterator[str]:

@@ -1,27 +1,39 @@
-"""Describes how the calls of one signature are split: the sample dimensions, and how to gather outputs."""
+"""Describes how the calls of one signature are split, and gathers their outputs and side outputs.
 
-from collections.abc import Iterator, Mapping, Sequence
+Side outputs are tensors that a module assigns to its attributes in a call, such as a hidden state. They are
+gathered after a call, like its outputs, and sliced before the next call, which may continue from them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from samestep.autopilot.split.draw_plans import DrawPlan
+from samestep.autopilot.split.call_arguments import LIST, Dims
 from samestep.autopilot.split.forward_reductions import read_reduction
 from samestep.autopilot.split.loss_reduction import OF_EACH, READINGS, Reading, Reduction
-from samestep.autopilot.split.sample_lists import LIST, Dims, is_split, lists_in, lists_of_alike, selected
+from samestep.autopilot.split.random_draws import DrawPlan
 from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.autopilot.split.weighted_means import mean_over_ranks
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
+from samestep.hooks import module_parts
+from samestep.hooks.raw_containers import (
+    base_of,
+    fields_of,
+    is_mapping,
+    refill,
+    restore_fields,
+    stored_fields,
+    with_items,
+)
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
-_Tensors: TypeAlias = Sequence[tuple[Path, Tensor]]
 _EQUAL = 1e-6
 """Relative difference up to which an output counts as equal on all ranks."""
 _ROUNDED = 100.0
@@ -113,16 +125,16 @@ class ReducedOutput:
         Raises:
             UsageError: it is not computed in the same way as in the equivalence check.
         """
-        found = read_reduction(part, self.reading)
-        if found is None:
+        reduction = read_reduction(part, self.reading)
+        if reduction is None:
             raise UsageError(
                 "a model computes its loss in another way than in its first call, so the weight of a "
                 "slice's loss is unknown. Return scores from forward and compute the loss outside, or keep "
                 "the model's calls unsplit: samestep.batch_dim(model, dim=None)."
             )
-        if found.kind == "sum":
+        if reduction.kind == "sum":
             return split.summed(part)
-        return mean_over_ranks(part, found, split.world, reading=self.reading)
+        return mean_over_ranks(part, reduction, split.world, reading=self.reading)
 
 
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
@@ -150,145 +162,9 @@ def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:
     return BatchSplit(world, total, of_list=LIST in dims.values())
 
 
-@dataclass(frozen=True)
-class CallArguments:
-    """The arguments of a module's call."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def tensors(self) -> list[tuple[Path, Tensor]]:
-        """Return the dense tensors with at least one dimension, each with its place."""
-        return self._tensors
-
-    @cached_property
-    def _tensors(self) -> list[tuple[Path, Tensor]]:
-        found = leaves(self.both)
-        return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
-
-    @property
-    def both(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the named arguments, as one structure, in which all paths begin."""
-        return self.args, dict(self.kwargs)
-
-    def may_have_samples(self, count: int) -> bool:
-        """Return whether a first or second dimension, or a list, is long enough for so many samples."""
-        return any(max(tensor.shape[:2]) >= count for _, tensor in self.tensors()) or any(
-            len(parts) >= count for parts in lists_of_alike(self.both).values()
-        )
-
-    def samples(self, dims: Dims) -> Iterator[Tensor]:
-        """Yield the tensors that are split, and those of lists that are."""
-        return (tensor for path, tensor in self.tensors() if is_split(path, dims))
-
-    def copied(self) -> "CallArguments":
-        """Return the arguments with copies of all tensors."""
-        args, kwargs = mapped(self.both, lambda _, tensor: tensor.detach().clone())
-        return CallArguments(args, kwargs)
-
-    def same(self, other: "CallArguments") -> bool:
-        """Return whether the tensors of both hold the same numbers."""
-        mine, theirs = self.tensors(), other.tensors()
-        if len(mine) != len(theirs) or any(
-            one.shape != two.shape for (_, one), (_, two) in zip(mine, theirs, strict=True)
-        ):
-            return False
-        pairs = zip(mine, theirs, strict=True)
-        return all(bool(((one == two) | (one != one)).all()) for (_, one), (_, two) in pairs)  # noqa: PLR0124 - NaN
-
-    def form(self) -> tuple[Any, ...]:
-        """Return the tensors' part of the call signature: places, dimensions and dtypes, but no sizes."""
-        return tuple((path, tensor.dim(), tensor.dtype) for path, tensor in self.tensors())
-
-    def total(self, dims: Dims) -> int | None:
-        """Return the number of samples; None if the inputs do not agree on it.
-
-        None as well if tensors in a list of samples require gradients: a rank would have only its own.
-        """
-        lists = lists_in(self.both, dims).values()
-        if any(tensor.requires_grad for _, tensor in leaves(list(lists))):
-            return None
-        sizes = {tensor.size(dims[path]) for path, tensor in self.tensors() if path in dims}
-        sizes |= set(map(len, lists))
-        return sizes.pop() if len(sizes) == 1 else None
-
-    def sliced(self, split: BatchSplit, dims: Dims) -> "CallArguments":
-        """Return the arguments of this rank's slice."""
-
-        def own(path: Path, tensor: Tensor) -> Tensor:
-            if path in dims:
-                return split.sliced(tensor, dims[path])
-            return tensor if is_split(path, dims) else split.shared(tensor)
-
-        places = range(split.start, split.start + split.local)
-        args, kwargs = mapped(selected(self.both, dims, places), own)
-        return CallArguments(args, kwargs)
-
-
-def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
-    """Yield the ways in which the inputs may be split for `size` ranks, likeliest first.
-
-    The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
-    hidden states have a dimension of layers first. Ways that split more inputs come first: a model may match
-    an unsplit input with the samples by position. The parts of a list may be the samples; the hundreds of
-    ways to split one image or graph of a list are left out.
-    """
-    tensors, lists = given.tensors(), lists_of_alike(given.both)
-    seen = [
-        *_ways_by(0, tensors, size),
-        *_ways_by_list(tensors, lists, size),
-        *_ways_by(1, tensors, size),
-    ]
-    for place, dims in enumerate(seen):
-        if dims not in seen[:place] and not any(_is_of_some(parts, dims) for parts in lists.values()):
-            yield dims
-
-
-def _ways_by(dim: int, tensors: _Tensors, size: int) -> Iterator[Dims]:
-    """Yield the ways in which some tensor is split along `dim`."""
-    for path, tensor in tensors:
-        if tensor.dim() <= dim or tensor.size(dim) < size:
-            continue
-        total = tensor.size(dim)
-        for least in (1, 2):
-            yield {**_dims_of_size(tensors, total, least), path: dim}
-        yield {path: dim}
-
-
-def _ways_by_list(tensors: _Tensors, lists: Mapping[Path, Sequence[_Tensors]], size: int) -> Iterator[Dims]:
-    """Yield the ways in which a list of samples is split, and other inputs with as many samples."""
-    for total in dict.fromkeys(map(len, lists.values())):
-        alike = {path: LIST for path, parts in lists.items() if len(parts) == total}
-        inside = [tensor for path in alike for part in lists[path] for _, tensor in part]
-        if total < size or any(tensor.requires_grad for tensor in inside):
-            continue
-        others = [(path, tensor) for path, tensor in tensors if not is_split(path, alike)]
-        for least in (1, 2):
-            yield {**_dims_of_size(others, total, least), **alike}
-        yield alike
-
-
-def _dims_of_size(tensors: _Tensors, total: int, least: int) -> Dims:
-    found = {path: _sample_dim(tensor, total, least) for path, tensor in tensors}
-    return {path: dim for path, dim in found.items() if dim is not None}
-
-
-def _is_of_some(parts: Sequence[_Tensors], dims: Dims) -> bool:
-    """Return whether a way splits some parts of a list and not the others: these parts are samples."""
-    split = [any(path in dims for path, _ in part) for part in parts]
-    return any(split) and not all(split)
-
-
-def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
-    """Return the dimension of size `total`: the first, or the second of more than `least`; else None."""
-    if tensor.size(0) == total:
-        return 0
-    return 1 if tensor.dim() > least and tensor.size(1) == total else None
-
-
-def _is_of_unknown_elements(part: Tensor, found: Reduction) -> bool:
+def _is_of_unknown_elements(part: Tensor, reduction: Reduction) -> bool:
     """Return whether several means may be over other elements: a selection is visible in a graph only."""
-    return part.grad_fn is None and len(found.values()) > 1
+    return part.grad_fn is None and len(reduction.values()) > 1
 
 
 def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Gathering]:
@@ -300,10 +176,14 @@ def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[G
     if whole.shape == part.shape:
         known: list[Reduction] = []
         for reading in (*READINGS, OF_EACH) if split.of_list else READINGS:
-            found = read_reduction(part, reading)
-            if found is not None and found not in known and not _is_of_unknown_elements(part, found):
-                known.append(found)
-                if found.kind == "sum" or whole.is_floating_point() or whole.is_complex():
+            reduction = read_reduction(part, reading)
+            if (
+                reduction is not None
+                and reduction not in known
+                and not _is_of_unknown_elements(part, reduction)
+            ):
+                known.append(reduction)
+                if reduction.kind == "sum" or whole.is_floating_point() or whole.is_complex():
                     yield ReducedOutput(reading)
         yield ReplicatedOutput()
     if whole.dim() != part.dim():
@@ -312,10 +192,86 @@ def gatherings_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[G
     for dim, size in enumerate(whole.shape):
         if size % split.total or part.size(dim) * split.total != size * split.local:
             continue
-        others = [at for at in range(whole.dim()) if at != dim]
-        if any(whole.size(at) != part.size(at) for at in others):
+        further = [at for at in range(whole.dim()) if at != dim]
+        if any(whole.size(at) != part.size(at) for at in further):
             continue
-        expanded = tuple(at for at in others if whole.stride(at) == 0 and whole.size(at) > 1)
+        expanded = tuple(at for at in further if whole.stride(at) == 0 and whole.size(at) > 1)
         yield ConcatenatedOutput(dim, order, expanded=expanded)
         if size > split.total:
             yield ConcatenatedOutput(dim, order, inner=True, expanded=expanded)
+
+
+def outcome(
+    module: nn.Module, outputs: Any, sides: Iterable[SideOutput]
+) -> tuple[Any, dict[SideOutput, Any]]:
+    """Return the outputs and the side outputs of a call as one structure.
+
+    A list, a dict or an object among the side outputs is copied: the next assignment refills the module's.
+    """
+    kept = {side: getattr(module_parts.submodule(module, side[0]), side[1], None) for side in sides}
+    return outputs, {side: _copied(value) for side, value in kept.items()}
+
+
+def _copied(value: Any) -> Any:
+    copied = mapped(value, lambda _, tensor: tensor)
+    is_refilled = copied is value and (is_mapping(value) or base_of(value) is list)
+    return with_items(value, {}) if is_refilled else copied
+
+
+def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> None:
+    """Assign side outputs to their attributes; a list, a dict or an object keeps its identity."""
+    for (name, key), value in left.items():
+        owner = module_parts.submodule(module, name)
+        before = getattr(owner, key, None)
+        if type(before) is type(value) and (is_mapping(before) or base_of(before) is list):
+            refill(before, value)
+            if fields := fields_of(value):
+                restore_fields(before, fields)
+        elif (
+            type(before) is type(value)
+            and stored_fields(before) is not None
+            and not isinstance(before, Tensor)
+        ):
+            restore_fields(before, fields_of(value))
+        else:
+            setattr(owner, key, value)
+
+
+def slice_side_outputs(
+    module: nn.Module, gatherings: Mapping[Path, Gathering], sides: Iterable[SideOutput], split: BatchSplit
+) -> None:
+    """Replace the side outputs of an earlier call by this rank's slices."""
+
+    def sliced(path: Path, tensor: Tensor) -> Tensor:
+        gathering = gatherings.get(path)
+        if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
+            return tensor
+        every, rest = divmod(tensor.size(gathering.dim), split.total)
+        return tensor if rest or not every else split.sliced(tensor, gathering.dim, every=every)
+
+    _, left = outcome(module, None, sides)
+    _, own_left = mapped((None, left), sliced)
+    assign_side_outputs(module, own_left)
+
+
+def can_continue(
+    module: nn.Module, gatherings: Mapping[Path, Gathering], sides: Iterable[SideOutput], total: int
+) -> bool:
+    """Return whether a call of `total` samples can continue from slices of the side outputs."""
+    _, left = outcome(module, None, sides)
+    return not any(
+        isinstance(gathering := gatherings.get(path), ConcatenatedOutput)
+        and tensor.dim() > gathering.dim
+        and tensor.size(gathering.dim) % total
+        for path, tensor in leaves((None, left))
+    )
+
+
+def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: BatchSplit, *, name: str) -> Any:
+    """Return the outcome of the whole batch; raise `UsageError` for an unknown tensor."""
+    if any(path not in gatherings for path, _ in leaves(value)):
+        raise UsageError(
+            f"{name} returns or keeps other tensors than in its first call of this signature, which "
+            "cannot be gathered."
+        )
+    return mapped(value, lambda path, part: gatherings[path].gather(part, split))

@@ -1,7 +1,17 @@
-"""Computes the signatures of calls: calls of one signature are split in the same way."""
+"""Computes the signatures of calls: calls of one signature are split in the same way.
 
+A module may branch on a number that changes in each call, such as a schedule or a count of its calls::
+
+    if self.temperature < 0.3: ...
+    if self.calls == self.warm_up: ...
+
+Not each of its values can be checked. The constants in the code, and the numbers among the guards, divide
+them into intervals: a value in another interval than the checked ones may take another branch.
+"""
+
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -10,11 +20,48 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.guard_intervals import GuardIntervals, numbers_in
+from samestep.autopilot.split.call_arguments import CallArguments, Dims, unequal_sizes
 from samestep.autopilot.split.guards import Attributes, changed, plain_arguments, plain_attributes, without
-from samestep.autopilot.split.sample_lists import Dims, unequal_sizes
 from samestep.autopilot.state.reachable_state import Key, constants_of
+
+Interval: TypeAlias = Any
+"""The interval of a number, or what stands for it where a value is no number."""
+
+
+class GuardIntervals:
+    """The intervals between the constants of one module."""
+
+    def __init__(self, constants: Iterable[Any]) -> None:
+        values = set(constants)
+        self._numbers = sorted(
+            {float(number) for number in values if _is_number(number) and abs(number) < _LARGEST}
+        )
+        self._texts = {constant for constant in values if isinstance(constant, str)}
+
+    def of(self, value: Any) -> Interval:
+        """Return the interval of a guard: equal for values that are compared alike with all constants."""
+        if _is_number(value):
+            return bisect_left(self._numbers, value), bisect_right(self._numbers, value)
+        if isinstance(value, str):
+            return value if value in self._texts else str
+        if isinstance(value, tuple):
+            return tuple(self.of(part) for part in value)
+        return value
+
+
+_LARGEST = 1e30
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def numbers_in(value: Any) -> list[Any]:
+    """Return the numbers and texts in a structure of tuples."""
+    if isinstance(value, tuple):
+        return [number for part in value for number in numbers_in(part)]
+    return [value] if _is_number(value) or isinstance(value, str) else []
+
 
 Signature: TypeAlias = tuple[Any, ...]
 """Modes and shapes of a call, and the values of its guards."""
@@ -56,7 +103,7 @@ class CallSignatures:
         self._modules: WeakKeyDictionary[nn.Module, _States] = WeakKeyDictionary()
 
     def signature(
-        self, module: nn.Module, given: CallArguments, plain: Attributes, failed: Container[Signature]
+        self, module: nn.Module, arguments: CallArguments, plain: Attributes, failed: Container[Signature]
     ) -> Signature:
         """Return the signature of a call, with the values of its guards.
 
@@ -67,15 +114,15 @@ class CallSignatures:
 
         Args:
             module: the module.
-            given: the arguments.
+            arguments: the arguments.
             plain: the attributes that are guards, with their values.
             failed: the signatures whose calls stay unsplit.
         """
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
-        form = (module.training, *modes, given.form())
+        form = (module.training, *modes, arguments.form())
         states = self._modules.setdefault(module, _States())
-        state = (plain_arguments(given), without(plain, states.changing))
+        state = (plain_arguments(arguments), without(plain, states.changing))
         known = states.known[form]
         if state in known:
             return form, state
@@ -85,13 +132,13 @@ class CallSignatures:
             states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
         place = states.intervals.of(state)
         number = states.new[form]
-        has_failed = bool(known) and all((form, one) in failed for one in known)
+        has_failed = bool(known) and all((form, guards) in failed for guards in known)
         is_early = number.bit_count() == 1 or (number <= MOST_STATES and not has_failed)
         if is_early or place not in states.checked[form]:
             states.checked[form].add(place)
             known.append(state)
         else:
-            state = next((one for one in known if (form, one) in failed), known[-1])
+            state = next((guards for guards in known if (form, guards) in failed), known[-1])
         return form, state
 
     def without_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> Signature:
@@ -99,11 +146,11 @@ class CallSignatures:
 
         The new signature replaces the old one, so it is not counted as a new state.
         """
-        own = changed(plain, plain_attributes(module)).keys()
-        if not own:
+        changes = changed(plain, plain_attributes(module)).keys()
+        if not changes:
             return signature
         states = self._modules[module]
-        states.changing.update(own)
+        states.changing.update(changes)
         form, (arguments, _) = signature
         state = arguments, without(plain, states.changing)
         known = states.known[form]
@@ -155,10 +202,10 @@ class CheckedSizes:
         """The sizes that differed between slices of lists in the calls so far; see `unequal_sizes`."""
 
     def are_checked(
-        self, given: CallArguments, total: int | None, ranks: int, dims: Dims = MappingProxyType({})
+        self, arguments: CallArguments, total: int | None, ranks: int, dims: Dims = MappingProxyType({})
     ) -> bool:
         """Return whether a call is checked: one of a new size."""
-        sizes = sizes_of(given)
+        sizes = sizes_of(arguments)
         if sizes in self._known:
             return False
         if total is None:
@@ -168,7 +215,7 @@ class CheckedSizes:
             return False
         is_first_single = total is not None and total < 2 * ranks and not self._has_single
         self._has_single |= is_first_single
-        unequal = unequal_sizes(given.both, dims, ranks)
+        unequal = unequal_sizes(arguments.both, dims, ranks)
         is_first_unequal = not unequal <= self._unequal
         self._unequal |= unequal
         is_first = is_first_single or is_first_unequal
@@ -181,16 +228,16 @@ class CheckedSizes:
         """Record that calls of these sizes have failed their check, and why."""
         self._known[sizes], self._failed[sizes] = False, why
 
-    def may_be_split(self, given: CallArguments) -> bool:
+    def may_be_split(self, arguments: CallArguments) -> bool:
         """Return whether a call may be split; once a size has failed, only if its own size has passed."""
-        return not self._failed or self._known.get(sizes_of(given), False)
+        return not self._failed or self._known.get(sizes_of(arguments), False)
 
-    def why(self, given: CallArguments, of_signature: str) -> str:
+    def why(self, arguments: CallArguments, of_signature: str) -> str:
         """Return why a call stays unsplit: the reason of its size, of its signature, or of a later size."""
-        own = self._failed.get(sizes_of(given), "")
-        return own or of_signature or next(reversed(self._failed.values()), "")
+        why = self._failed.get(sizes_of(arguments), "")
+        return why or of_signature or next(reversed(self._failed.values()), "")
 
 
-def sizes_of(given: CallArguments) -> Sizes:
+def sizes_of(arguments: CallArguments) -> Sizes:
     """Return the shapes of the tensors among the arguments."""
-    return tuple(tensor.shape for _, tensor in given.tensors())
+    return tuple(tensor.shape for _, tensor in arguments.tensors())

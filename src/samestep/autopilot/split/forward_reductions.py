@@ -23,6 +23,7 @@ from samestep.autopilot.split.loss_reduction import (
     Reading,
     Reduction,
     Term,
+    Weight,
     added,
     by_elements,
     by_labels,
@@ -31,7 +32,6 @@ from samestep.autopilot.split.loss_reduction import (
     reduction_of,
     scaled,
 )
-from samestep.autopilot.split.reduction_weights import Weight
 from samestep.base.context_values import bound
 
 aten = torch.ops.aten
@@ -62,8 +62,8 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def of(self, value: Tensor, reading: Reading) -> Reduction | None:
         """Return the reduction that computed `value`; None if it is unknown."""
-        found = self._found.get(id(value))
-        term = None if found is None else found[1][reading]
+        record = self._found.get(id(value))
+        term = None if record is None else record[1][reading]
         return term if isinstance(term, Reduction) else None
 
     def weight(self, factor: Any) -> Weight:
@@ -84,7 +84,9 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         read = _READERS.get(func.overloadpacket)
         if read is not None:
-            readings = {one: read(self, func, args, kwargs, result, one) for one in (*READINGS, OF_EACH)}
+            readings = {
+                reading: read(self, func, args, kwargs, result, reading) for reading in (*READINGS, OF_EACH)
+            }
             if any(term is not None for term in readings.values()):
                 self._found[id(value)] = value, readings
                 if self._is_computed_from_part(func, args, value):
@@ -108,9 +110,9 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the reading of an operand."""
         if not isinstance(value, Tensor):
             return INDEPENDENT
-        found = self._found.get(id(value))
-        if found is not None:
-            return found[1][reading]
+        record = self._found.get(id(value))
+        if record is not None:
+            return record[1][reading]
         is_given = value.dim() == 0 and id(value) not in self._computed
         return INDEPENDENT if is_given else None
 
@@ -132,9 +134,9 @@ def read_reduction(value: Tensor, reading: Reading) -> Reduction | None:
 
 
 def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-    for position, one in enumerate(func._schema.arguments):  # noqa: SLF001 - the operation's own declaration
-        if one.name == name:
-            return args[position] if position < len(args) else kwargs.get(name, one.default_value)
+    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - the operation's own declaration
+        if argument.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
     return None
 
 
@@ -144,12 +146,12 @@ def _labels(
     if reading.each:
         return Reduction("sum")
 
-    def given(name: str) -> Any:
+    def argument(name: str) -> Any:
         return _argument(func, args, kwargs, name)
 
-    target, classes, ignored = given("target"), given("weight"), given("ignore_index")
+    target, classes, ignored = argument("target"), argument("weight"), argument("ignore_index")
     total = mode.weight_of_labels(result[1], target, classes, ignored)
-    return by_labels(given("reduction"), total, (target.data_ptr(), ignored, classes is None))
+    return by_labels(argument("reduction"), total, (target.data_ptr(), ignored, classes is None))
 
 
 def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, reading: Reading) -> Term:
@@ -175,21 +177,21 @@ def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, rea
 
 def _linear(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
     operands = args[0] if isinstance(args[0], list | tuple) else args[:2]  # sizes are independent of samples
-    return added([mode.term(one, reading) for one in operands], reading)
+    return added([mode.term(operand, reading) for operand in operands], reading)
 
 
 def _product(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
-    one, other = (mode.term(operand, reading) for operand in args[:2])
+    first, second = (mode.term(operand, reading) for operand in args[:2])
     pairs = ((args[0], args[1]), (args[1], args[0]))
     if any(mode.is_partial(term) and isinstance(by, Tensor) and by.dim() for term, by in pairs):
         return None  # a number for each sample, of which a slice of one sample has one
     if func.overloadpacket is aten.div:
-        return _by_number(mode, one, args[1], other, reading, divides=True)
-    if isinstance(one, Reduction) == isinstance(other, Reduction):
-        return multiplied([one, other])
-    if isinstance(one, Reduction):
-        return _by_number(mode, one, args[1], other, reading, divides=False)
-    return _by_number(mode, other, args[0], one, reading, divides=False)
+        return _by_number(mode, first, args[1], second, reading, divides=True)
+    if isinstance(first, Reduction) == isinstance(second, Reduction):
+        return multiplied([first, second])
+    if isinstance(first, Reduction):
+        return _by_number(mode, first, args[1], second, reading, divides=False)
+    return _by_number(mode, second, args[0], first, reading, divides=False)
 
 
 def _by_number(

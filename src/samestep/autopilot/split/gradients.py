@@ -1,11 +1,18 @@
-"""Averages gradients of weights that a slice of a call computes by `torch.autograd.grad`."""
+"""Handles gradients that a forward computes itself: averages `torch.autograd.grad`, refuses others.
+
+A call that trains, by a backward or a step of an optimizer, cannot be computed for a comparison, because the
+states of optimizers and the gradients of parameters would be those after several calls. It cannot be split
+either: its backward would be of a slice.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samestep.autopilot.split.sharded_autograd import uses_split_call
 from samestep.autopilot.split.slice_context import before_collective, current_slice
@@ -13,6 +20,7 @@ from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.thread_values import ThreadValue
 from samestep.ranks.world.protocol import World
 
 
@@ -38,19 +46,19 @@ class SliceGradients:
 
 def leaves_of(*outputs: Tensor) -> list[Tensor]:
     """Return the tensors at the end of the graphs of `outputs`, in which a backward accumulates gradients."""
-    found: dict[int, Tensor] = {}
+    leaves: dict[int, Tensor] = {}
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)
     while waiting:
         node: Any = waiting.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found[id(variable)] = variable
-        for one, _ in node.next_functions:
-            if one is not None and one not in seen:
-                seen.add(one)
-                waiting.append(one)
-    return list(found.values())
+            leaves[id(variable)] = variable
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in seen:
+                seen.add(next_node)
+                waiting.append(next_node)
+    return list(leaves.values())
 
 
 _differentiated: ContextVar[tuple[int, ...]] = ContextVar("samestep_differentiated", default=())
@@ -75,22 +83,58 @@ def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
             return original(outputs, inputs, *args, **kwargs)
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
         with unaveraged(outputs):
-            found = original(outputs, tensors, *args, **kwargs)
+            results = original(outputs, tensors, *args, **kwargs)
         gradients = of()
         if gradients is None:
-            return found
-        own = [one for one, tensor in zip(found, tensors, strict=False) if gradients.follows(tensor)]
-        if own and any(one is not None and one.requires_grad for one in own):
+            return results
+        of_weights = [
+            gradient for gradient, tensor in zip(results, tensors, strict=False) if gradients.follows(tensor)
+        ]
+        if of_weights and any(gradient is not None and gradient.requires_grad for gradient in of_weights):
             if not uses_split_call(outputs):
-                return found  # each rank has computed all of it
+                return results  # each rank has computed all of it
             raise UsageError(
                 "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split, "
                 "because a penalty from it covers only a worker's slice."
             )
-        if own:
+        if of_weights:
             before_collective()
-            gradients.average(own)
-        return found
+            gradients.average(of_weights)
+        return results
 
     with attached(declarations.AVERAGED_GRAD, wrapping(grad)):
         yield
+
+
+_is_comparing = ThreadValue(default=False)
+
+
+class TrainsError(Exception):
+    """A module trains when it is called."""
+
+
+def training_nothing() -> AbstractContextManager[None]:
+    """Raise `TrainsError` where the calling thread is about to call backward or to step an optimizer."""
+    return _is_comparing.bound(value=True)
+
+
+@contextmanager
+def detected_training() -> Iterator[None]:
+    """Raise an error where a forward, compared or split, calls backward or steps an optimizer."""
+
+    def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - else an activation checkpoint calls it
+            _refuse("a backward")
+        original(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(attached(declarations.FORWARD_BACKWARD, wrapping(backward)))
+        stack.callback(register_optimizer_step_pre_hook(lambda *_: _refuse("an optimizer step")).remove)
+        yield
+
+
+def _refuse(action: str) -> None:
+    if _is_comparing.get():
+        raise TrainsError(f"it runs {action} when it is called")
+    if current_slice.get() is not None:
+        raise UsageError(f"{action} within a split call of a model trains with a slice.")

@@ -25,7 +25,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, is_record, modules_of, reached, walked
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks import module_parts
@@ -44,21 +44,21 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 
 
-def plain_arguments(given: CallArguments) -> tuple[Any, ...]:
+def plain_arguments(arguments: CallArguments) -> tuple[Any, ...]:
     """Return the flags, numbers and texts among a call's arguments."""
-    named = [*enumerate(given.args), *given.kwargs.items()]
-    found: list[Any] = []
+    named = [*enumerate(arguments.args), *arguments.kwargs.items()]
+    values: list[Any] = []
     for name, argument in named:
         for (_, key), value in walked(str(name), argument):
             if isinstance(value, PLAIN):
-                found.append((key, value))
+                values.append((key, value))
             elif isinstance(value, np.generic):
-                found.append((key, value.item()))
+                values.append((key, value.item()))
             elif isinstance(value, (FunctionType, MethodType, Enum)):
-                found.append((key, _identity(value)))
+                values.append((key, _identity(value)))
             elif isinstance(value, Tensor) and value.dim() == 0 and _is_flag(value):
-                found.append((key, int(value)))
-    return tuple(found)
+                values.append((key, int(value)))
+    return tuple(values)
 
 
 def plain_attributes(module: nn.Module, *, tensors: bool = True) -> Attributes:
@@ -93,49 +93,49 @@ class Reach:
 
 def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[Key, Any]]:
     """Return the flags, numbers and texts in values, and apart those in tensors."""
-    found: dict[Key, Any] = {}
+    plain: dict[Key, Any] = {}
     of_tensors: dict[Key, Any] = {}
     for key, value in values:
         if isinstance(value, PLAIN):
-            found[key] = value
+            plain[key] = value
         elif isinstance(value, (FunctionType, MethodType, Enum)):
-            found[key] = _identity(value)
+            plain[key] = _identity(value)
         elif isinstance(value, Tensor):
             if _is_short(value):
                 of_tensors[key] = tuple(value.flatten().tolist())
         elif (parts := _few_numbers(value)) is not None:
-            found[key] = parts
-    return found, of_tensors
+            plain[key] = parts
+    return plain, of_tensors
 
 
-def _add_layers(module: nn.Module, found: dict[Key, Any], of_tensors: dict[Key, Any]) -> None:
+def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, Any]) -> None:
     """Add the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
     training, kinds, trainable = 0, 0, 0
     of_kinds: dict[type, tuple[int, list[str]]] = {}
-    for place, one in enumerate(modules_of(module)):
-        kind = type(one)
+    for place, part in enumerate(modules_of(module)):
+        kind = type(part)
         if kind not in of_kinds:
-            drawing = [name for other, name in _DRAWING if issubclass(kind, other)]
+            drawing = [name for layer, name in _DRAWING if issubclass(kind, layer)]
             of_kinds[kind] = _forward_id(kind), drawing
         code, drawing = of_kinds[kind]
-        training = training << 1 | one.training
+        training = training << 1 | part.training
         # The classes of the layers and the code of their forward: a script may replace both. Torch's hooks
         # compute weights before the forward, as after `prune`: a weight is then a tensor that a call assigns.
-        hooks = one._forward_pre_hooks  # noqa: SLF001
+        hooks = part._forward_pre_hooks  # noqa: SLF001
         kinds = hash(
             (kinds, id(kind), code, *map(type, hooks.values())) if hooks else (kinds, id(kind), code)
         )
         for name in drawing:
-            found[place, name] = getattr(one, name)
-        for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
+            plain[place, name] = getattr(part, name)
+        for name, buffer in part._buffers.items():  # noqa: SLF001 - faster than named_buffers
             if buffer is not None and _is_number(buffer):
-                of_kind = found if _is_flag(buffer) else of_tensors
+                of_kind = plain if _is_flag(buffer) else of_tensors
                 of_kind[place, name] = buffer.item()
-        for parameter in one._parameters.values():  # noqa: SLF001
+        for parameter in part._parameters.values():  # noqa: SLF001
             trainable += parameter is not None and parameter.requires_grad
-    found[0, "training of all"] = training
-    found[0, "layers of all"] = kinds
-    found[0, "requires_grad of all"] = trainable
+    plain[0, "training of all"] = training
+    plain[0, "layers of all"] = kinds
+    plain[0, "requires_grad of all"] = trainable
 
 
 def _identity(value: Any) -> int:
@@ -155,7 +155,7 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
         values = tuple(value) if len(value) <= _MOST_OF_LIST else None
     else:
         return None
-    if values is None or not all(isinstance(one, PLAIN) for one in values):
+    if values is None or not all(isinstance(part, PLAIN) for part in values):
         return None
     return tuple(sorted(values, key=repr)) if base is set else values
 
@@ -188,20 +188,20 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
     `reach` is what the module reaches now, if it is known.
     """
     reach = Reach.of(module) if reach is None else reach
-    found = dict(reach.plain)
+    state = dict(reach.plain)
     for key, value in reach.values:
         base = base_of(value)
         if base in LISTS:
-            found[key] = (length(value), _end_of(value))
+            state[key] = (length(value), _end_of(value))
         elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not gathered
-            found[key] = ("tensor", id(value))
+            state[key] = ("tensor", id(value))
         elif base is set or is_mapping(value):
-            found[key] = (length(value), None)
+            state[key] = (length(value), None)
         elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
-            found[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+            state[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
         elif _is_opaque(value):
-            found[key] = _Identity(value)
-    return found
+            state[key] = _Identity(value)
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ class _Identity:
 
     value: Any
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.value is other.value
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, _Identity) and self.value is value.value
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -245,7 +245,7 @@ def _end_of(values: Any) -> Any:
     known = elements(values) if is_deque else list.__getitem__(values, slice(-1, None))
     if not known:
         return None
-    if is_deque and any(isinstance(one, Tensor) for one in known):
+    if is_deque and any(isinstance(element, Tensor) for element in known):
         return tuple(map(id, known))
     return known[-1] if isinstance(known[-1], PLAIN) else None
 
@@ -271,18 +271,22 @@ def changed(before: Attributes, after: Attributes) -> Attributes:
 def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
     """Return the name of an attribute that may depend on the slice, if there is any."""
     for key in {**whole, **part}:
-        one = whole.get(key)
-        number = one[1] if isinstance(one, tuple) else one
-        if key not in whole or key not in part or not _same(one, part[key]) or _is_share(number, total):
+        before = whole.get(key)
+        number = before[1] if isinstance(before, tuple) else before
+        if key not in whole or key not in part or not _same(before, part[key]) or _is_share(number, total):
             return key[1] if key[0] >= 0 else f"global {key[1]}"
     return None
 
 
 def returned_of_slice(whole: Any, part: Any, total: int) -> str | None:
     """Return the place of a value beside tensors in the outputs that may depend on the slice, if any."""
-    own, other = dict(_others(whole)), dict(_others(part))
-    for path in {**own, **other}:
-        if path not in own or path not in other or _may_depend(own[path], other[path], total):
+    values, values_of_part = dict(_others(whole)), dict(_others(part))
+    for path in {**values, **values_of_part}:
+        if (
+            path not in values
+            or path not in values_of_part
+            or _may_depend(values[path], values_of_part[path], total)
+        ):
             return text(path)
     return None
 
@@ -340,11 +344,11 @@ def _others(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def _same(one: Any, other: Any) -> bool:
-    return bool(type(one) is type(other) and (one == other or repr(one) == repr(other) == "nan"))
+def _same(first: Any, second: Any) -> bool:
+    return bool(type(first) is type(second) and (first == second or repr(first) == repr(second) == "nan"))
 
 
 def without(attributes: Attributes, keys: Iterable[Key]) -> tuple[Any, ...]:
     """Return all attributes but some, as a key for a dict."""
-    own = set(keys)
-    return tuple((key, value) for key, value in attributes.items() if key not in own)
+    excluded = set(keys)
+    return tuple((key, value) for key, value in attributes.items() if key not in excluded)

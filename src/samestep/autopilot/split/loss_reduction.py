@@ -14,16 +14,102 @@ Factors, sums of losses and views may follow this operation, if all terms have t
 if there is no graph. If neither finds the weight, the result is None: a weight is never assumed.
 
 A weight that depends on labels or a mask stays a tensor on its device, see
-`samestep.autopilot.split.reduction_weights`: reading it would make the host wait for the device in each call.
+`samestep.autopilot.split.loss_reduction`: reading it would make the host wait for the device in each call.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
-from samestep.autopilot.split.reduction_weights import ONE, Weight
+from samestep.autopilot.state.saved_state import version_of
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The divisor of a mean; weights of equal origin are the same number, and are compared without a read."""
+
+    value: float | Tensor = field(compare=False, repr=False)
+    """A number that the host knows, or a tensor of one element that depends on labels or a mask."""
+    origin: Hashable
+    """The number, or the tensors and operations that `value` is computed from."""
+
+    @classmethod
+    def of(cls, number: float) -> "Weight":
+        """Return the weight that is this number."""
+        return cls(float(number), float(number))
+
+    @classmethod
+    def at(cls, factor: Tensor) -> "Weight":
+        """Return the weight in a tensor of one element, whose memory must last until weights are compared."""
+        if is_python_number(factor):
+            return cls.of(factor.item())
+        return cls(factor, origin_of(factor))
+
+    @classmethod
+    def of_labels(cls, total: Tensor, target: Tensor, classes: Tensor | None, ignored: int) -> "Weight":
+        """Return the total weight of `target`, given the weights of the classes and the ignored label."""
+        by_class = None if classes is None else origin_of(classes)
+        return cls(total, ("labels", origin_of(target), by_class, ignored))
+
+    def times(self, factor: "Weight") -> "Weight":
+        """Return the product of two weights."""
+        if isinstance(self.value, float) and isinstance(factor.value, float):
+            return Weight.of(self.value * factor.value)
+        return Weight(_scalar(self.value) * _scalar(factor.value), ("product", self.origin, factor.origin))
+
+    def reciprocal(self) -> "Weight":
+        """Return 1 divided by this weight, which is infinite if this weight is 0."""
+        if isinstance(self.value, float):
+            return Weight.of(1 / self.value if self.value else math.inf)
+        return Weight(self.value.detach().double().reciprocal(), ("reciprocal", self.origin))
+
+    def read(self) -> float:
+        """Return the number; the host waits for the device if it is a tensor."""
+        return float(self.value)
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the weight as a float64 tensor of shape () on a device, without waiting for that device."""
+        if isinstance(self.value, float):
+            # A new tensor of a number is filled on the device; a tensor of a list is copied from the host.
+            return torch.full((), self.value, dtype=torch.float64, device=device)
+        value = self.value.detach().reshape(())
+        return value.to(device, torch.float64, non_blocking=device.type != "cpu")
+
+
+ONE = Weight.of(1.0)
+_SMALLER = {
+    torch.float64: torch.zeros((), dtype=torch.float16, device="cpu"),
+    torch.int64: torch.zeros((), dtype=torch.int8, device="cpu"),
+}
+"""The types of torch's tensors of Python numbers, each with a tensor of a smaller type of its kind."""
+
+
+def is_python_number(tensor: Tensor) -> bool:
+    """Return whether torch has made a tensor from a Python number, such as 2 in ``loss / 2``.
+
+    Such a tensor is on the host, whichever device computes. It differs from a tensor of the script by its
+    part in type promotion: it does not widen a smaller type of its kind.
+    """
+    small = _SMALLER.get(tensor.dtype)
+    if small is None or tensor.dim() or tensor.device.type != "cpu":
+        return False
+    return torch.result_type(tensor, small) == small.dtype
+
+
+def origin_of(tensor: Tensor) -> Hashable:
+    """Return a key that is equal for tensors of the same memory, as long as nothing writes to it."""
+    layout = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return "tensor", tensor.data_ptr(), *layout, version_of(tensor)
+
+
+def _scalar(value: float | Tensor) -> Any:
+    """Return a number, or the number of a tensor in double precision."""
+    return value if isinstance(value, float) else value.detach().reshape(()).double()
+
 
 LOSSES_OF_ELEMENTS = (
     "mse_loss",
@@ -53,11 +139,11 @@ class Reduction:
     # an identifier for the origin of the weight; terms of different sources have no common weight
     source: Hashable = ELEMENTS
     # the weights of further terms of a sum of means; they must be proportional to `weight` on all ranks
-    others: tuple[Weight, ...] = ()
+    further: tuple[Weight, ...] = ()
 
     def values(self) -> list[float]:
         """Return the different weights of all terms; this reads those that are tensors, so only in checks."""
-        return list(dict.fromkeys(one.read() for one in (self.weight, *self.others)))
+        return list(dict.fromkeys(weight.read() for weight in (self.weight, *self.further)))
 
 
 class Independent:
@@ -100,25 +186,25 @@ OF_EACH = Reading(each=True)
 
 def added(terms: Iterable[Term], reading: Reading) -> Term:
     """Return the reading of a sum of terms."""
-    found: list[Reduction] = []
+    reductions: list[Reduction] = []
     for term in terms:
         if term is None:
             return None
         if isinstance(term, Reduction):
-            found.append(term)
-    if not found:
+            reductions.append(term)
+    if not reductions:
         return INDEPENDENT
-    means = [one for one in found if one.kind == "mean"]
+    means = [reduction for reduction in reductions if reduction.kind == "mean"]
     if not means:
-        return found[0]
-    if len(means) < len(found) and not reading.sums_independent:
+        return reductions[0]
+    if len(means) < len(reductions) and not reading.sums_independent:
         return None
     first = means[0]
-    if any(one.source != first.source for one in means):
+    if any(mean.source != first.source for mean in means):
         return None
-    weights = [weight for one in means for weight in (one.weight, *one.others)]
-    others = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
-    return replace(first, others=others)
+    weights = [weight for mean in means for weight in (mean.weight, *mean.further)]
+    further = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
+    return replace(first, further=further)
 
 
 def divided(term: Term, divisor: Weight, *, applies: bool) -> Term:
@@ -140,9 +226,9 @@ def scaled(term: Term, factor: Weight, *, applies: bool) -> Term:
 
 def multiplied(terms: Iterable[Term]) -> Term:
     """Return the reading of a product of at most one reduction and factors independent of samples."""
-    found = list(terms)
-    reductions = [term for term in found if isinstance(term, Reduction)]
-    if None in found or len(reductions) > 1:
+    terms_read = list(terms)
+    reductions = [term for term in terms_read if isinstance(term, Reduction)]
+    if None in terms_read or len(reductions) > 1:
         return None
     return reductions[0] if reductions else INDEPENDENT
 
@@ -163,8 +249,8 @@ def by_elements(reduction: int, count: int) -> Term:
 
 def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
     """Return the reduction that computed `value`, from its graph; None if it is unknown."""
-    found = _Graph(reading).read(value.grad_fn, _DEPTH)
-    return found if isinstance(found, Reduction) else None
+    term = _Graph(reading).read(value.grad_fn, _DEPTH)
+    return term if isinstance(term, Reduction) else None
 
 
 def reducing_nodes(value: Tensor, reading: Reading) -> list[Any]:
@@ -188,51 +274,51 @@ class _Graph:
 
     def read(self, node: Any, depth: int) -> Term:
         before = len(self.reducing)
-        found = self._read(node, depth)
-        if not isinstance(found, Reduction):
+        term = self._read(node, depth)
+        if not isinstance(term, Reduction):
             del self.reducing[before:]  # what was read below has no part in the reduction
         elif _divides_by_weight(node):
             self.reducing.append(node)
-        return found
+        return term
 
     def _read(self, node: Any, depth: int) -> Term:
         if node is None or not depth:
             return None
         name = _name(node)
-        found: Term = None
+        term: Term = None
         if name == "AccumulateGrad":
-            found = INDEPENDENT if node.variable.numel() == 1 else None
+            term = INDEPENDENT if node.variable.numel() == 1 else None
         elif name in _LINEAR:
-            found = added(self._inputs(node, depth), self._reading)
+            term = added(self._inputs(node, depth), self._reading)
         elif name in _PRODUCTS:
-            found = self._product(node, depth, divides=name == "DivBackward")
+            term = self._product(node, depth, divides=name == "DivBackward")
         elif name in ("MeanBackward", "SumBackward"):
-            found = self._reduced(node, depth, name)
+            term = self._reduced(node, depth, name)
         elif name in _ELEMENTWISE:
             inside = self._inputs(node, depth)
-            found = INDEPENDENT if inside and all(one is INDEPENDENT for one in inside) else None
+            term = INDEPENDENT if inside and all(term is INDEPENDENT for term in inside) else None
         elif (reader := _READERS.get(name)) is not None:
-            found = Reduction("sum") if self._reading.each else reader(node)
-        return found
+            term = Reduction("sum") if self._reading.each else reader(node)
+        return term
 
     def _inputs(self, node: Any, depth: int) -> list[Term]:
-        return [self.read(one, depth - 1) for one, _ in node.next_functions if one is not None]
+        return [self.read(operand, depth - 1) for operand, _ in node.next_functions if operand is not None]
 
     def _product(self, node: Any, depth: int, *, divides: bool) -> Term:
-        found = multiplied(self._inputs(node, depth))
-        has_graph = [one is not None for one, _ in node.next_functions]
+        term = multiplied(self._inputs(node, depth))
+        has_graph = [operand is not None for operand, _ in node.next_functions]
         if all(has_graph):
-            return found
+            return term
         factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - no public spelling
         if not isinstance(factor, Tensor) or factor.numel() != 1 or (divides and not has_graph[0]):
-            return found if not isinstance(factor, Tensor) else None
+            return term if not isinstance(factor, Tensor) else None
         if divides:
-            return divided(found, Weight.at(factor), applies=self._reading.divided)
-        return scaled(found, Weight.at(factor), applies=self._reading.multiplied)
+            return divided(term, Weight.at(factor), applies=self._reading.divided)
+        return scaled(term, Weight.at(factor), applies=self._reading.multiplied)
 
     def _reduced(self, node: Any, depth: int, name: str) -> Term:
         """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
-        operand = next((one for one, _ in node.next_functions), None)
+        operand = next((operand for operand, _ in node.next_functions), None)
         is_stack = _name(operand) in ("StackBackward", "CatBackward")
         if self._reading.each and not is_stack:
             return Reduction("sum")
@@ -279,11 +365,11 @@ def _of_selection(node: Any, term: Term) -> Term:
     waiting, seen = [node], 0
     while waiting and seen < _NEAR:
         seen += 1
-        for one, _ in waiting.pop(0).next_functions:
-            if _name(one) in _SELECTING:
-                return replace(term, source=("selected", id(one)))
-            if one is not None:
-                waiting.append(one)
+        for operand, _ in waiting.pop(0).next_functions:
+            if _name(operand) in _SELECTING:
+                return replace(term, source=("selected", id(operand)))
+            if operand is not None:
+                waiting.append(operand)
     return term
 
 

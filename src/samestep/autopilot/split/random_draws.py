@@ -12,24 +12,169 @@ A draw without a sample dimension, such as noise on weights, is not changed: it 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.split.draw_plans import (
-    BatchDraw,
-    DrawPlan,
-    DrawRecord,
-    DrawType,
-    PlannedDraw,
-    sample_dim,
-)
-from samestep.autopilot.split.packed_rows import PackedRows
-from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
-from samestep.autopilot.split.slice_context import current_slice
+from samestep.autopilot.split.sharded_autograd import BatchSplit, inverse, memory_order
+from samestep.autopilot.split.slice_context import PackedRows, current_slice
 from samestep.hooks.random_draws import RngState
+
+
+@dataclass(frozen=True, slots=True)
+class DrawType:
+    """An operation, and the number of dimensions that it draws."""
+
+    operation: str
+    rank: int
+
+    @classmethod
+    def of(cls, func: Any, shape: Sequence[int]) -> "DrawType":
+        """Return the type of a draw of this shape."""
+        return cls(str(func.overloadpacket), len(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRecord:
+    """One draw of an unsplit call: its shape, and its dimensions, outermost in memory first."""
+
+    draw: DrawType
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraw:
+    """One draw of a call, as the equivalence check has found it."""
+
+    record: DrawRecord  # the draw of the unsplit call
+    dim: int | None  # its sample dimension; None where the draw does not depend on the samples
+    every: int = 1  # the number of positions along `dim` for each sample
+    # the packed sequences whose rows dimension 0 may have, by their number in the call; none for other draws
+    packings: tuple[int, ...] = ()
+
+    def fits(
+        self, draw: DrawType, shape: Sequence[int], samples: int, packings: Sequence[PackedRows] = ()
+    ) -> bool:
+        """Return whether a draw of a slice differs from this one in its number of samples only.
+
+        `packings` are the packed sequences of the slice.
+        """
+        expected = list(self.record.shape)
+        if self.packings:
+            packing = self.packing_of(packings)
+            expected[0] = -1 if packing is None else len(packing.rows)
+        elif self.dim is not None:
+            expected[self.dim] = self.every * samples
+        return draw == self.record.draw and list(shape) == expected
+
+    def packing_of(self, packings: Sequence[PackedRows]) -> PackedRows | None:
+        """Return the packed sequences of the draw; None if it is unknown which they are."""
+        candidates = [packings[place] for place in self.packings if place < len(packings)]
+        is_known = candidates and all(torch.equal(packing.rows, candidates[0].rows) for packing in candidates)
+        return candidates[0] if is_known else None
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The sample dimension of each random draw of a call, as the equivalence check has found it."""
+
+    draws: tuple[PlannedDraw, ...]  # the draws of the unsplit call, in their order
+    inner: bool  # whether samples vary faster than positions, if one dimension combines both
+
+    def repeated(
+        self, draw: DrawType, shape: Sequence[int], samples: int, packings: Sequence[PackedRows] = ()
+    ) -> PlannedDraw | None:
+        """Return the planned draw of this shape, whatever its number: a loop may draw more often than before.
+
+        None if there is none, or if planned draws of this shape have other sample dimensions.
+        """
+        planned = [
+            draw_planned for draw_planned in self.draws if draw_planned.fits(draw, shape, samples, packings)
+        ]
+        agree = (
+            len(
+                {
+                    (draw_planned.dim, draw_planned.record.order, draw_planned.packings)
+                    for draw_planned in planned
+                }
+            )
+            == 1
+        )
+        return planned[0] if agree else None
+
+    def at(self, number: int, draw: DrawType) -> PlannedDraw | None:
+        """Return the planned draw `number`, if it is of this type; its other sizes may differ."""
+        planned = self.draws[number] if number < len(self.draws) else None
+        return planned if planned is not None and planned.record.draw == draw else None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDraw:
+    """A draw for the whole batch, and the position of this rank's part in it."""
+
+    shape: tuple[int, ...]  # the shape for the whole batch
+    dim: int  # the dimension of the samples
+    start: int  # the first sample of this rank
+    length: int  # the number of samples of this rank
+    every: int = 1  # the number of positions along `dim` for each sample
+    inner: bool = False  # whether samples vary faster than positions
+    # the dimensions of the whole batch's draw, outermost in memory first; None if unknown
+    order: tuple[int, ...] | None = None
+    rows: Tensor | None = None  # the rows of this rank, if they are those of packed sequences
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """Return this rank's part."""
+        if self.rows is not None:
+            return whole.index_select(self.dim, self.rows.to(whole.device))
+        part = self._view(whole)
+        return part.flatten(self.dim, self.dim + 1) if self.inner else part
+
+    def set_part_of(self, whole: Tensor, part: Tensor) -> None:
+        """Write this rank's part."""
+        if self.rows is not None:
+            whole.index_copy_(self.dim, self.rows.to(whole.device), part)
+            return
+        view = self._view(whole)
+        view.copy_(part.reshape(view.shape))
+
+    def _view(self, whole: Tensor) -> Tensor:
+        """Return a view of this rank's part; with `inner`, positions are a dimension before the samples."""
+        if not self.inner:
+            return whole.narrow(self.dim, self.start * self.every, self.length * self.every)
+        rows: Tensor = torch.unflatten(whole, self.dim, (self.every, -1))
+        return rows.narrow(self.dim + 1, self.start, self.length)
+
+    def laid_out(self, new: Callable[[Sequence[int]], Tensor], like: Tensor) -> Tensor:
+        """Return the tensor that `new` creates in the whole shape, in the memory layout of `like`.
+
+        Numbers are drawn in memory order. A dimension of size 1, as in a slice of one sample, has no
+        definite position in that order, also where it has been flattened with another one; `order` is used
+        then.
+        """
+        is_definite = self.order is None or (1 not in like.shape and self.length > 1)
+        order = memory_order(like) if is_definite or self.order is None else list(self.order)
+        return new([self.shape[dim] for dim in order]).permute(inverse(order))
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Return a tensor of the whole shape, with the memory layout and dtype of `like`."""
+        return self.laid_out(like.new_empty, like)
+
+
+def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
+    """Return the sample dimension, and the number of positions along it for each sample; None if none fits.
+
+    It is the first dimension of size `samples`, or else dimension 0 if its size is a multiple of `samples`:
+    samples are then flattened together with another dimension.
+    """
+    dim = next((dim for dim, size in enumerate(shape) if size == samples), None)
+    if dim is not None:
+        return dim, 1
+    return (0, shape[0] // samples) if shape and samples and shape[0] % samples == 0 else None
+
 
 aten = torch.ops.aten
 _BITS = 53
@@ -97,7 +242,9 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs) if wide is None else draw(wide, func, args, kwargs)
         if func.overloadpacket is aten.randperm:  # a call that permutes its samples cannot be split
             return func(*args, **kwargs)
-        device = next((one.device for one in args if isinstance(one, Tensor)), torch.device("cpu"))
+        device = next(
+            (argument.device for argument in args if isinstance(argument, Tensor)), torch.device("cpu")
+        )
         before = RngState.now(device)
         result = func(*args, **kwargs)
         if not before.same(RngState.now(device)):  # attention without dropout draws no numbers
@@ -221,7 +368,9 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         dim = differing[0]
         sizes = shape[0], known.shape[0]
         places = tuple(
-            place for place, one in enumerate(self._packings) if (len(one.rows), one.total) == sizes
+            place
+            for place, packing in enumerate(self._packings)
+            if (len(packing.rows), packing.total) == sizes
         )
         if differing == [0] and places:
             self._dims[number], self._packed[number] = 0, places
@@ -279,7 +428,7 @@ def _is_seeded(func: Any) -> bool:
 
 def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
     """Return the shape of a draw: that of the first tensor among its arguments, or its argument `size`."""
-    tensor = next((one for one in args if isinstance(one, Tensor)), None)
+    tensor = next((argument for argument in args if isinstance(argument, Tensor)), None)
     if tensor is not None:
         return tensor.shape
     size: Sequence[int] = kwargs["size"] if "size" in kwargs else args[_size_at(args)]
@@ -287,15 +436,15 @@ def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _size_at(args: Sequence[Any]) -> int:
-    return next(place for place, one in enumerate(args) if isinstance(one, list | tuple))
+    return next(place for place, argument in enumerate(args) if isinstance(argument, list | tuple))
 
 
 def _fill(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``x.uniform_()`` and the like, which overwrite `x`; probabilities may be one per element."""
     target, *rest = args
     whole = wide.empty(target)
-    func(whole, *(_among_others(one, target.shape, wide) for one in rest), **kwargs)
-    target.copy_(wide.own(whole))
+    func(whole, *(_among_others(argument, target.shape, wide) for argument in rest), **kwargs)
+    target.copy_(wide.part_of(whole))
     return target
 
 
@@ -311,7 +460,7 @@ def _bernoulli(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[
     if target.device.type != "cpu" or isinstance(probability, Tensor) or not matches_torch():
         return _fill(wide, func, args, kwargs)
     whole = wide.laid_out(functools.partial(random_bits, generator=kwargs.get("generator")), target)
-    target.copy_(bernoulli_mask(wide.own(whole), probability))
+    target.copy_(bernoulli_mask(wide.part_of(whole), probability))
     return target
 
 
@@ -328,38 +477,38 @@ def bernoulli_mask(bits: Tensor, probability: float) -> Tensor:
 @functools.cache
 def matches_torch() -> bool:
     """Return whether masks and the generator after them equal those of torch."""
-    ours, theirs = (torch.Generator().manual_seed(7) for _ in range(2))
+    generator, torchs_generator = (torch.Generator().manual_seed(7) for _ in range(2))
     equal = all(
         torch.equal(
-            bernoulli_mask(random_bits((33,), ours), probability),
-            torch.empty(33, device="cpu").bernoulli_(probability, generator=theirs).bool(),
+            bernoulli_mask(random_bits((33,), generator), probability),
+            torch.empty(33, device="cpu").bernoulli_(probability, generator=torchs_generator).bool(),
         )
         for probability in (0.1, 0.5, 0.8, 1.0)
     )
-    return equal and torch.equal(ours.get_state(), theirs.get_state())
+    return equal and torch.equal(generator.get_state(), torchs_generator.get_state())
 
 
 def _like(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``rand_like(x)`` and the like, which use only the shape and dtype of `x`."""
     model, *rest = args
-    return wide.own(func(wide.empty(model), *rest, **kwargs)).clone()
+    return wide.part_of(func(wide.empty(model), *rest, **kwargs)).clone()
 
 
 def _of_size(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``randn(shape)`` and the like."""
     shape = list(wide.shape)
     if "size" in kwargs:
-        return wide.own(func(*args, **{**kwargs, "size": shape})).clone()
+        return wide.part_of(func(*args, **{**kwargs, "size": shape})).clone()
     here = _size_at(args)
-    return wide.own(func(*args[:here], shape, *args[here + 1 :], **kwargs)).clone()
+    return wide.part_of(func(*args[:here], shape, *args[here + 1 :], **kwargs)).clone()
 
 
 def _of_values(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``bernoulli(p)`` and ``normal(mean, std)``; the values do not affect the number of draws."""
-    if not any(isinstance(one, Tensor) for one in args):
+    if not any(isinstance(argument, Tensor) for argument in args):
         return _of_size(wide, func, args, kwargs)
     shape = _shape_of(args, kwargs)
-    return wide.own(func(*(_among_others(one, shape, wide) for one in args), **kwargs)).clone()
+    return wide.part_of(func(*(_among_others(argument, shape, wide) for argument in args), **kwargs)).clone()
 
 
 def _native_dropout(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -368,7 +517,7 @@ def _native_dropout(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Map
     if not train:
         return func(*args, **kwargs)
     _, kept = func(wide.empty(values), probability, train, **kwargs)
-    kept = wide.own(kept).clone()
+    kept = wide.part_of(kept).clone()
     scale = 0.0 if probability == 1 else 1 / (1 - probability)
     return values * kept * scale, kept
 
@@ -378,7 +527,7 @@ def _among_others(value: Any, shape: Sequence[int], wide: BatchDraw) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     whole = wide.empty(value).fill_(0.5)
-    wide.set_own(whole, value.expand(list(shape)))
+    wide.set_part_of(whole, value.expand(list(shape)))
     return whole
 
 

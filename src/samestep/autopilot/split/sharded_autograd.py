@@ -118,8 +118,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        own = ctx.split.sliced(grad, ctx.dim, every=ctx.every)
-        return own * ctx.split.world.place.size, None, None, None, None
+        part = ctx.split.sliced(grad, ctx.dim, every=ctx.every)
+        return part * ctx.split.world.place.size, None, None, None, None
 
 
 class _Add(torch.autograd.Function):
@@ -150,7 +150,7 @@ def uses_split_call(outputs: Any) -> bool:
         node: Any = waiting.pop()
         if type(node) in _ALL:
             return True
-        new = {one for one, _ in node.next_functions if one is not None} - seen
+        new = {next_node for next_node, _ in node.next_functions if next_node is not None} - seen
         seen |= new
         waiting += new
     return False
@@ -170,8 +170,8 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
     parts = world.all_gather(message.view(torch.uint8))
     shape = (-1, *flat.shape[1:]) if row else flat.shape
     rows = [
-        one.view(part.dtype)[: length * row].view(shape if length else (0, *flat.shape[1:]))
-        for one, length in zip(parts, lengths, strict=True)
+        gathered.view(part.dtype)[: length * row].view(shape if length else (0, *flat.shape[1:]))
+        for gathered, length in zip(parts, lengths, strict=True)
     ]
     return torch.cat(rows).movedim(0, dim)
 

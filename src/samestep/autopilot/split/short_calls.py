@@ -10,21 +10,22 @@ their number has doubled, since other programs may have disturbed a measurement:
     calls 8 to 64    as decided
 
 Calls of a training are also unsplit while its steps as a whole take longer with split ones
-(`samestep.autopilot.script.step_costs`).
+(`samestep.autopilot.script.call_account`).
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch import nn
 
 from samestep.autopilot.script.call_account import LONGER_SPLIT, Account
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.call_signatures import sizes_of
 from samestep.autopilot.state.reachable_state import is_compiled
 
@@ -84,10 +85,10 @@ class ShortCalls:
         self._device, self._account, self._is_enabled, self._clock = device, account, enabled, clock
         self._modules: WeakKeyDictionary[nn.Module, dict[Any, CallKind]] = WeakKeyDictionary()
 
-    def begin(self, module: nn.Module, given: CallArguments) -> CallKind:
+    def begin(self, module: nn.Module, arguments: CallArguments) -> CallKind:
         """Return the kind of a call that begins; `is_unsplit` is its way."""
         grad = torch.is_grad_enabled()
-        key = grad, module.training, sizes_of(given)
+        key = grad, module.training, sizes_of(arguments)
         kind = self._modules.setdefault(module, {}).setdefault(key, CallKind(grad))
         if kind.is_timed:
             kind.began = self._now()
@@ -129,3 +130,31 @@ class ShortCalls:
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
         return self._clock()
+
+
+MADE_AGAIN = "the script makes this module again every few calls"
+_FEW = 64
+"""Calls before which a module is not worth its check, which takes as long as tens of them."""
+_ENDED = 3
+"""Modules of a class that end after so few calls before the next ones wait."""
+
+
+class FreshModules:
+    """The calls of each module, and the classes whose modules end soon."""
+
+    def __init__(self) -> None:
+        self._calls: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
+        self._ended: Counter[type] = Counter()
+        """The modules of each class in a row that have ended after few calls."""
+
+    def waits(self, module: nn.Module) -> bool:
+        """Count a call of a module, and return whether it is computed unsplit."""
+        calls = self._calls.get(module)
+        if calls is None:
+            calls = self._calls[module] = [0]
+            finalize(module, self._end, type(module), calls).atexit = False
+        calls[0] += 1
+        return calls[0] <= _FEW and self._ended[type(module)] >= _ENDED
+
+    def _end(self, kind: type, calls: list[int]) -> None:
+        self._ended[kind] = self._ended[kind] + 1 if calls[0] <= _FEW else 0

@@ -8,12 +8,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.split.batch_norms import batch_norm_over_ranks
-from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.packed_rows import PackedRows
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.autopilot.split.slice_context import SliceContext, current_slice
+from samestep.autopilot.split.slice_context import (
+    PackedRows,
+    SliceContext,
+    batch_norm_over_ranks,
+    current_slice,
+)
 from samestep.autopilot.state.saved_state import version_of
 from samestep.base.context_values import bound
 from samestep.base.errors import OutOfStep, UsageError
@@ -50,17 +53,17 @@ def as_slice(
 def call_slice(
     forward: Forward,
     module: nn.Module,
-    own: CallArguments,
+    part: CallArguments,
     split: BatchSplit,
     *,
     draws: GlobalDraws | None,
     reads: TorchFunctionMode | None = None,
 ) -> Any:
     """Return the ungathered outputs of a slice; raise `UsageError` if it writes into its arguments."""
-    versions = versions_of(own)
+    versions = versions_of(part)
     with as_slice(split, draws), reads or nullcontext():
-        outputs = forward(module, *own.args, **own.kwargs)
-    if versions_of(own) != versions:
+        outputs = forward(module, *part.args, **part.kwargs)
+    if versions_of(part) != versions:
         raise UsageError(f"{type(module).__name__} {WRITES_INPUT}, and a split call would do so in a slice.")
     return outputs
 
@@ -84,6 +87,6 @@ def check_draws(name: str, draws: GlobalDraws | None, before: RngState | None, d
         )
 
 
-def versions_of(given: CallArguments) -> list[int | None]:
+def versions_of(arguments: CallArguments) -> list[int | None]:
     """Return how often each tensor among the arguments was written to."""
-    return [version_of(tensor) for _, tensor in given.tensors()]
+    return [version_of(tensor) for _, tensor in arguments.tensors()]

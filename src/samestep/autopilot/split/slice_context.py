@@ -1,25 +1,77 @@
-"""Holds the slice that a thread computes, for checkpoints, padding and collectives below a split call.
+"""Holds the slice that a thread computes, and lets what is computed over the whole batch see all of it.
+
+These are batch norms, the padding of packed sequences and activation checkpoints below a split call.
 
 In an equivalence check a forward may raise for the slice of one rank, while the others have entered a batch
 norm. So before each collective within a forward the ranks agree that none has failed.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
-from samestep.autopilot.split.device_failures import is_device_failure
-from samestep.autopilot.split.packed_rows import PackedRows, packed_rows
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, wrapping
+from samestep.hooks.registry import attached, attached_all, wrapping
 from samestep.hooks.thread_values import ThreadValue
+from samestep.parallel.gradients.batch_norm import global_forward, uses_batch_statistics
+from samestep.ranks.world.protocol import World
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The rows of a slice's packed sequences."""
+
+    rows: Tensor
+    """Their places among the rows of the whole batch, on the CPU."""
+    total: int
+    """The number of rows of the whole batch."""
+
+
+def packed_rows(batch_sizes: Tensor, order: Tensor | None, split: BatchSplit) -> PackedRows:
+    """Return the rows of this rank's sequences; all ranks call this.
+
+    Args:
+        batch_sizes: the number of this rank's sequences that have an element, for each place of one.
+        order: the order in which this rank's sequences are packed, on the CPU; None if that is their own.
+        split: the batch, and this rank's samples.
+    """
+    places = torch.arange(split.local, device="cpu")
+    own_lengths = (batch_sizes > places[:, None]).sum(1)
+    packed = places if order is None else order
+    whole = torch.zeros(split.total, dtype=torch.float64, device="cpu")
+    whole[split.start + packed] = own_lengths.double()
+    split.world.all_reduce(whole)
+    whole = whole.long()
+    # By the operation by which torch orders the sequences of the whole batch.
+    whole_order = (
+        torch.arange(split.total, device="cpu") if order is None else torch.sort(whole, descending=True)[1]
+    )
+    own_places = whole_order.argsort()[split.start + packed]
+    steps = torch.arange(int(whole.max()), device="cpu")[:, None]
+    sizes = (whole > steps).sum(1)
+    begins = sizes.cumsum(0) - sizes
+    return PackedRows((begins[:, None] + own_places)[own_lengths > steps], int(whole.sum()))
+
+
+_FINAL = re.compile(
+    r"(CUDA|HIP)( driver)? error: .*(assert|illegal|misaligned|launch fail|uncorrectable|hardware stack"
+    r"|invalid program counter|invalid address space)"
+)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether an error ends all computations on a device, unlike one of memory or of an argument."""
+    return isinstance(error, RuntimeError) and bool(_FINAL.search(str(error)))
+
 
 Agree = Callable[..., list[bool]]
 """Returns for each of its arguments whether all ranks have passed True."""
@@ -62,11 +114,11 @@ def slice_aware_functions() -> Iterator[None]:
                 return original(function, *args, **kwargs)
         before = context.draws(), len(context.packings or ())
 
-        def of_slice(*own: Any, **named: Any) -> Any:
+        def of_slice(*args: Any, **named: Any) -> Any:
             if current_slice.get() is not None:
-                return function(*own, **named)
+                return function(*args, **named)
             with context.again(*before):
-                return function(*own, **named)
+                return function(*args, **named)
 
         return original(of_slice, *args, **kwargs)
 
@@ -154,3 +206,38 @@ def _agree_on(*, is_end: bool) -> None:
         raise OtherRankFailedError("another worker's slice failed")
     if not are_at_end and not are_within:
         raise OtherRankFailedError("its slices communicate different numbers of times")
+
+
+_NormalizeBatch: TypeAlias = Callable[[Callable[..., Tensor], Any, Tensor], Tensor]
+"""Normalizes a batch with its statistics, given the original forward, the layer and the batch."""
+_normalize: ContextVar[_NormalizeBatch | None] = ContextVar("samestep_batch_norm", default=None)
+
+
+def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
+    """Normalize this rank's slices with the statistics of the whole batch."""
+
+    def normalize(_: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
+        before_collective()
+        return global_forward(module, batch, world=world)
+
+    return bound(_normalize, normalize)
+
+
+@contextmanager
+def batch_norm_of_slices() -> Iterator[None]:
+    """Replace the forward of batch norm, so that it can normalize a slice.
+
+    `torch.compile` does not compile it, because a compiled graph cannot contain communication.
+    """
+
+    def make(original: Callable[[Any, Tensor], Tensor]) -> Any:
+        def forward(module: Any, batch: Tensor) -> Tensor:
+            normalize = _normalize.get()
+            if normalize is None or not uses_batch_statistics(module):
+                return original(module, batch)
+            return normalize(original, module, batch)
+
+        return torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+
+    with attached(declarations.BATCH_NORM, make):
+        yield

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from samestep.autopilot.split.loss_reduction import Reading, Reduction, reducing_nodes
-from samestep.autopilot.split.reduction_weights import Weight
+from samestep.autopilot.split.loss_reduction import Reading, Reduction, Weight, reducing_nodes
 from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
@@ -61,26 +60,28 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading
     with torch.no_grad():
         values = torch.view_as_real(part) if part.is_complex() else part
         flat = values.detach().reshape(-1).to(torch.float64)
-        own = _weighted(flat, reduction.weight)
-        message = [own.values, own.weight[None], own.is_unknown[None]]
-        if reduction.others:
-            message.append(_table(own.weight, reduction.others, world))
+        weighted = _weighted(flat, reduction.weight)
+        message = [weighted.values, weighted.weight[None], weighted.is_unknown[None]]
+        if reduction.further:
+            message.append(_table(weighted.weight, reduction.further, world))
         together = torch.cat(message)
         world.all_reduce(together)
         total, unknown = together[len(flat)], together[len(flat) + 1]
         mean = (together[: len(flat)] / total).view(values.shape).to(values.dtype)
         mean = torch.view_as_complex(mean) if part.is_complex() else mean
-    if own.is_ignored is not None:  # else each call would copy a flag that numbers of elements cannot set
+    if (
+        weighted.is_ignored is not None
+    ):  # else each call would copy a flag that numbers of elements cannot set
         raise_now((unknown > 0) & (unknown < world.place.size) & (total.abs() < _LARGEST), _UNKNOWN)
-    if reduction.others:
+    if reduction.further:
         table = together[len(flat) + 2 :].view(world.place.size, -1)
         raise_now(_are_not_proportional(table), _NOT_PROPORTIONAL)
     if not (part.requires_grad and torch.is_grad_enabled()):
         return mean.clone()  # no view, which a script may not write to
-    factor = own.weight * world.place.size / total
-    if own.is_ignored is not None:
+    factor = weighted.weight * world.place.size / total
+    if weighted.is_ignored is not None:
         factor = factor.masked_fill(total == 0, 1.0)
-        _exclude(part, own.is_ignored & (total != 0), reading)
+        _exclude(part, weighted.is_ignored & (total != 0), reading)
     factor = factor.to(torch.promote_types(values.dtype, torch.float32))
     result: Tensor = _InPlaceOf.apply(part, mean, factor)  # type: ignore[no-untyped-call]
     return result
@@ -100,12 +101,12 @@ def _weighted(flat: Tensor, weight: Weight) -> _Weighted:
     if isinstance(weight.value, float) and weight.value and math.isfinite(weight.value):
         number = weight.on(flat.device)
         return _Weighted(flat * weight.value, number, torch.zeros_like(number), None)
-    given = weight.on(flat.device)
-    own = _finite(given)
+    divisor = weight.on(flat.device)
+    finite = _finite(divisor)
     # A slice without weight is NaN. `torch.where` would copy the number 0 from the host, and wait for it.
-    is_ignored = own == 0
-    values = (flat * own).masked_fill_(is_ignored, 0.0)
-    return _Weighted(values, own, given.isnan().to(own.dtype), is_ignored)
+    is_ignored = finite == 0
+    values = (flat * finite).masked_fill_(is_ignored, 0.0)
+    return _Weighted(values, finite, divisor.isnan().to(finite.dtype), is_ignored)
 
 
 def _finite(weight: Tensor) -> Tensor:
@@ -116,11 +117,11 @@ def _finite(weight: Tensor) -> Tensor:
     return weight.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=_LARGEST)
 
 
-def _table(weight: Tensor, others: Sequence[Weight], world: World) -> Tensor:
+def _table(weight: Tensor, further: Sequence[Weight], world: World) -> Tensor:
     """Return this rank's weights at its row of a table of zeros, (ranks, terms), flattened."""
-    own = torch.stack([weight, *(_finite(one.on(weight.device)) for one in others)])
+    weights = torch.stack([weight, *(_finite(term.on(weight.device)) for term in further)])
     rank, after = world.place.rank, world.place.size - world.place.rank - 1
-    return pad(own, (rank * len(own), after * len(own)))
+    return pad(weights, (rank * len(weights), after * len(weights)))
 
 
 class _InPlaceOf(torch.autograd.Function):
@@ -140,8 +141,8 @@ class _InPlaceOf(torch.autograd.Function):
 def _are_not_proportional(table: Tensor) -> Tensor:
     """Return whether columns of `table`, (ranks, terms), are not multiples of the first one: one boolean."""
     totals = table.sum(0)
-    found, expected = table * totals[0], table[:, :1] * totals
-    return ~((found - expected).abs() <= _PROPORTIONAL * expected.abs()).all()
+    products, expected = table * totals[0], table[:, :1] * totals
+    return ~((products - expected).abs() <= _PROPORTIONAL * expected.abs()).all()
 
 
 def _exclude(part: Tensor, is_excluded: Tensor, reading: Reading) -> None:
@@ -151,7 +152,9 @@ def _exclude(part: Tensor, is_excluded: Tensor, reading: Reading) -> None:
     """
 
     def select(gradients: Any, _: object) -> tuple[Tensor | None, ...]:
-        return tuple(None if one is None else one.masked_fill(is_excluded, 0.0) for one in gradients)
+        return tuple(
+            None if gradient is None else gradient.masked_fill(is_excluded, 0.0) for gradient in gradients
+        )
 
     for node in reducing_nodes(part, reading):
         node.register_hook(select)

@@ -57,11 +57,11 @@ def modules_of(module: nn.Module) -> Iterator[nn.Module]:
     yield module
     waiting = [module]
     while waiting:
-        for one in waiting.pop()._modules.values():  # noqa: SLF001
-            if one is not None:
-                yield one
-                if one._modules:  # noqa: SLF001
-                    waiting.append(one)
+        for part in waiting.pop()._modules.values():  # noqa: SLF001
+            if part is not None:
+                yield part
+                if part._modules:  # noqa: SLF001
+                    waiting.append(part)
 
 
 def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]:
@@ -72,15 +72,15 @@ def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]
     seen: set[int] = set()
     kinds: set[Any] = set()
     torchs_kinds: set[Any] = set()
-    for place, one in enumerate(modules_of(module)):
-        kind = type(one)
+    for place, part in enumerate(modules_of(module)):
+        kind = type(part)
         if kind in torchs_kinds:
             continue
         if kind.__module__.startswith("torch."):
             torchs_kinds.add(kind)
             continue
         kinds.add(kind)
-        for key, value in [*vars(one).items()]:  # at once: another thread may set an attribute
+        for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute
             if key not in MODULE_ATTRIBUTES:
                 yield from _walk((place, key), value, depth, seen)
     for kind in kinds:
@@ -105,10 +105,10 @@ def is_compiled(module: nn.Module) -> bool:
     """Return whether a call of a module runs code that `torch.compile` has compiled."""
     if "torch._dynamo" not in sys.modules:
         return False
-    for one in modules_of(module):
-        if "_orig_mod" in one._modules or one._compiled_call_impl is not None:  # noqa: SLF001
+    for part in modules_of(module):
+        if "_orig_mod" in part._modules or part._compiled_call_impl is not None:  # noqa: SLF001
             return True
-        if _runs_compiled(one.forward):
+        if _runs_compiled(part.forward):
             return True
     return any(_runs_compiled(names.get(name)) for names, name in globals_of(module))
 
@@ -125,20 +125,20 @@ def scripts_classes(kind: Any) -> list[type]:
 
 def cells_of(function: FunctionType) -> list[tuple[str, CellType, Any]]:
     """Return the variables of enclosing functions that a function refers to, with their values if set."""
-    found = []
+    variables = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
-            found.append((name, cell, cell.cell_contents))  # an empty cell raises
-    return found
+            variables.append((name, cell, cell.cell_contents))  # an empty cell raises
+    return variables
 
 
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
     """Return the globals that a user-defined function refers to, except functions."""
     return [
-        (one.__globals__, name)
-        for one in functions_in(function)
-        for name in _names_in(one.__code__)
-        if not isinstance(one.__globals__.get(name), FunctionType)
+        (part.__globals__, name)
+        for part in functions_in(function)
+        for name in _names_in(part.__code__)
+        if not isinstance(part.__globals__.get(name), FunctionType)
     ]
 
 
@@ -146,23 +146,23 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     """Yield the user-defined functions in a value: itself, or what a method, property or partial wraps."""
     waiting, seen = [value], 0
     while waiting and seen < _MOST_KEYS:
-        one = waiting.pop()
+        candidate = waiting.pop()
         seen += 1
-        if isinstance(one, FunctionType):
-            if is_user_code(one.__code__.co_filename):
-                yield one
-            waiting += [one.__dict__["__wrapped__"]] if "__wrapped__" in one.__dict__ else []
-        elif isinstance(one, (staticmethod, classmethod, MethodType)):
-            waiting.append(one.__func__)
-        elif isinstance(one, property):
-            waiting += [part for part in (one.fget, one.fset) if part is not None]
-        elif isinstance(one, partial):
-            waiting.append(one.func)
+        if isinstance(candidate, FunctionType):
+            if is_user_code(candidate.__code__.co_filename):
+                yield candidate
+            waiting += [candidate.__dict__["__wrapped__"]] if "__wrapped__" in candidate.__dict__ else []
+        elif isinstance(candidate, (staticmethod, classmethod, MethodType)):
+            waiting.append(candidate.__func__)
+        elif isinstance(candidate, property):
+            waiting += [part for part in (candidate.fget, candidate.fset) if part is not None]
+        elif isinstance(candidate, partial):
+            waiting.append(candidate.func)
 
 
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the globals that the functions of a module's classes refer to, each as its dict and its name."""
-    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    kinds: set[Any] = {type(part) for part in modules_of(module)}
     for kind in kinds:
         if not kind.__module__.startswith("torch."):
             yield from _globals_of(kind)
@@ -188,10 +188,10 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     """Return the parts of a value, each with its name."""
     parts: list[tuple[Any, Any]] = []
     if isinstance(value, _CALLABLE):
-        for one in functions_in(value):
-            parts += [(name, value) for name, _, value in cells_of(one)]
-            parts += [(name, names[name]) for names, name in named_by(one) if name in names]
-            parts += enumerate(one.__defaults__ or ())
+        for function in functions_in(value):
+            parts += [(name, value) for name, _, value in cells_of(function)]
+            parts += [(name, names[name]) for names, name in named_by(function) if name in names]
+            parts += enumerate(function.__defaults__ or ())
         if isinstance(value, partial):
             parts += [*enumerate(value.args), *value.keywords.items()]
     elif is_mapping(value):
@@ -201,7 +201,7 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     elif isinstance(value, (type, ModuleType)):
         parts += shared_fields(value).items()
         if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
-            parts += [(name, one) for name, one in [*vars(value).items()] if isinstance(one, _CALLABLE)]
+            parts += [(name, field) for name, field in [*vars(value).items()] if isinstance(field, _CALLABLE)]
     elif is_record(value):
         parts += fields_of(value).items()
     return parts
@@ -212,11 +212,11 @@ def shared_fields(value: Any) -> dict[str, Any]:
     is_model = isinstance(value, type) and issubclass(value, (nn.Module, Enum))
     if is_model or not _is_of_script(value):
         return {}
-    own = (*_CALLABLE, type, ModuleType)
+    excluded = (*_CALLABLE, type, ModuleType)
     fields = {
-        name: one
-        for name, one in list(vars(value).items())
-        if not name.startswith("__") and not isinstance(one, own)
+        name: field
+        for name, field in list(vars(value).items())
+        if not name.startswith("__") and not isinstance(field, excluded)
     }
     return fields if len(fields) <= _MOST_KEYS else {}
 
@@ -241,10 +241,10 @@ def is_record(value: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _reads_environment(kind: Any) -> bool:
-    functions = (one for owner in scripts_classes(kind) for one in [*vars(owner).values()])
+    functions = (member for owner in scripts_classes(kind) for member in [*vars(owner).values()])
     return any(
-        isinstance(one, FunctionType) and {"environ", "getenv"} & set(one.__code__.co_names)
-        for one in functions
+        isinstance(function, FunctionType) and {"environ", "getenv"} & set(function.__code__.co_names)
+        for function in functions
     )
 
 
@@ -259,7 +259,7 @@ def called_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
     They are globals, and attributes of modules of Python, such as ``F.relu``.
     """
-    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    kinds: set[Any] = {type(part) for part in modules_of(module)}
     for kind in kinds:
         if not kind.__module__.startswith("torch."):
             for names, name, attribute in _calls_of(kind):
@@ -273,15 +273,19 @@ def called_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
 @lru_cache(maxsize=256)
 def _calls_of(kind: Any) -> tuple[tuple[dict[str, Any], str, str], ...]:
     """Return the globals that a class's functions name, and the attributes of modules among them."""
-    found: dict[tuple[int, str, str], tuple[dict[str, Any], str, str]] = {}
+    calls: dict[tuple[int, str, str], tuple[dict[str, Any], str, str]] = {}
     for function in _code_of(kind):
         names = function.__globals__
         for name in _names_in(function.__code__):
             is_module = isinstance(names.get(name), ModuleType)
-            attributes = [one for one in function.__code__.co_names if one[:2] != "__"] if is_module else [""]
+            attributes = (
+                [attribute for attribute in function.__code__.co_names if attribute[:2] != "__"]
+                if is_module
+                else [""]
+            )
             for attribute in attributes:
-                found[id(names), name, attribute] = names, name, attribute
-    return tuple(found.values())
+                calls[id(names), name, attribute] = names, name, attribute
+    return tuple(calls.values())
 
 
 known_files: dict[str, str] = {}
@@ -296,60 +300,67 @@ def forget_classes() -> None:
 
 def constants_of(module: nn.Module) -> set[Any]:
     """Return the numbers and texts in the code that the forward of a module runs."""
-    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    kinds: set[Any] = {type(part) for part in modules_of(module)}
     users = (kind for kind in kinds if not kind.__module__.startswith("torch."))
-    return {value for kind in users for one in _code_of(kind) for value in _constants_in(one.__code__)}
+    return {
+        value for kind in users for function in _code_of(kind) for value in _constants_in(function.__code__)
+    }
 
 
 @lru_cache(maxsize=4096)
 def _constants_in(code: CodeType) -> frozenset[Any]:
-    found: set[Any] = set()
+    constants: set[Any] = set()
     waiting: list[Any] = [code]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, CodeType):
-            waiting += one.co_consts
-        elif isinstance(one, (tuple, frozenset)):
-            waiting += one
-        elif isinstance(one, (int, float, str)):
-            found.add(one)
-    return frozenset(found)
+        constant = waiting.pop()
+        if isinstance(constant, CodeType):
+            waiting += constant.co_consts
+        elif isinstance(constant, (tuple, frozenset)):
+            waiting += constant
+        elif isinstance(constant, (int, float, str)):
+            constants.add(constant)
+    return frozenset(constants)
 
 
 @lru_cache(maxsize=256)
 def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the user-defined functions of a class, and those they call, refer to."""
-    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    variables: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     for function in _code_of(kind):
         names = function.__globals__
         for name in _names_in(function.__code__):
             if not isinstance(names.get(name), FunctionType):
-                found[id(names), name] = names, name
-    return tuple(found.values())
+                variables[id(names), name] = names, name
+    return tuple(variables.values())
 
 
 @lru_cache(maxsize=256)
 def _code_of(kind: Any) -> tuple[FunctionType, ...]:
     """Return the user-defined functions of a class, and those that they call by a global name."""
     functions = [
-        one for owner in kind.__mro__ for value in [*vars(owner).values()] for one in functions_in(value)
+        function
+        for owner in kind.__mro__
+        for value in [*vars(owner).values()]
+        for function in functions_in(value)
     ]
-    found: dict[CodeType, FunctionType] = {}
+    functions_by_code: dict[CodeType, FunctionType] = {}
     while functions:
         function = functions.pop()
-        if function.__code__ in found:
+        if function.__code__ in functions_by_code:
             continue
-        found[function.__code__] = function
+        functions_by_code[function.__code__] = function
         called = (function.__globals__.get(name) for name in _names_in(function.__code__))
         functions += [
-            one for one in called if isinstance(one, FunctionType) and is_user_code(one.__code__.co_filename)
+            function
+            for function in called
+            if isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename)
         ]
-    return tuple(found.values())
+    return tuple(functions_by_code.values())
 
 
 def functions_of(module: nn.Module) -> Iterator[FunctionType]:
     """Yield the user-defined functions that a call of a module may run."""
-    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    kinds: set[Any] = {type(part) for part in modules_of(module)}
     for kind in kinds:
         yield from _code_of(kind)
 
@@ -360,9 +371,9 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
     names: dict[str, None] = {}
     waiting = [code]
     while waiting:
-        one = waiting.pop()
-        for step in dis.get_instructions(one):
+        inner = waiting.pop()
+        for step in dis.get_instructions(inner):
             if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
                 names[step.argval] = None
-        waiting += [part for part in one.co_consts if isinstance(part, CodeType)]
+        waiting += [part for part in inner.co_consts if isinstance(part, CodeType)]
     return tuple(names)

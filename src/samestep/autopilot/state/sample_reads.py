@@ -56,12 +56,12 @@ class SampleReads(TorchFunctionMode):
         """Run one function."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = [tensor for _, tensor in leaves((args, dict(kwargs)))]
-        if any(tensor in self._of_samples for tensor in given):
+        tensors = [tensor for _, tensor in leaves((args, dict(kwargs)))]
+        if any(tensor in self._of_samples for tensor in tensors):
             if getattr(func, "__name__", "") in _READING and isinstance(result, (bool, int, float)):
                 return self._recorded(result)
-            if given and _writes(func):
-                self._of_samples[given[0]] = True
+            if tensors and _writes(func):
+                self._of_samples[tensors[0]] = True
             self.follow(tensor for _, tensor in leaves(result))
         return result
 
@@ -80,8 +80,8 @@ class SampleReads(TorchFunctionMode):
 def _comparison(name: str) -> Any:
     """Return the comparison of a `WatchedFloat` with this name."""
 
-    def compare(self: "WatchedFloat", other: Any) -> Any:
-        result = getattr(float(self), name)(other)
+    def compare(self: "WatchedFloat", value: Any) -> Any:
+        result = getattr(float(self), name)(value)
         if isinstance(result, bool):
             self._note(result, is_comparison=True)
         return result
@@ -149,11 +149,11 @@ class ReadRecord:
 
         In a loop over samples a slice reads fewer times, so only other values count as a difference.
         """
-        for site in dict.fromkeys(site for one in (whole, *parts) for site in one):
+        for site in dict.fromkeys(site for reads in (whole, *parts) for site in reads):
             values = list(whole.get(site, ()))
-            of_parts = [list(one.get(site, ())) for one in parts]
-            is_constant = len({*values, *(value for one in of_parts for value in one)}) == 1
-            if not (is_constant and all(of_parts)) and any(one != values for one in of_parts):
+            of_parts = [list(reads.get(site, ())) for reads in parts]
+            is_constant = len({*values, *(value for part in of_parts for value in part)}) == 1
+            if not (is_constant and all(of_parts)) and any(part != values for part in of_parts):
                 self._free.add(site)
             self._values.setdefault(site, []).extend(values)
 
@@ -163,7 +163,7 @@ class ReadRecord:
         for site, values in self._values.items():
             if site in self._free or not values:
                 continue
-            if is_compiled or site[3] or any(one != values[0] for one in values):
+            if is_compiled or site[3] or any(value != values[0] for value in values):
                 return f"it branches on its samples ({place_of(site)})"
             guards[site] = values[0]
         return guards

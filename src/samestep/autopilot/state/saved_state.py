@@ -3,9 +3,10 @@
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import lru_cache, partial
-from types import ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -29,7 +30,7 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
-from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
+from samestep.hooks.raw_containers import base_of, contents_of, elements, fields_of, refill, restore_fields
 from samestep.hooks.tensor_tree import leaves
 
 Undo: TypeAlias = Callable[[], object]
@@ -44,17 +45,21 @@ class SavedState:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        found = list(reached(module))
+        values = list(reached(module))
         attributes = list(own_attributes(module))
         kept = [value for *_, value in attributes if _is_container(value)]
         self._undo = [
             *_saved_modules(module),
-            *_saved_names(module, [value for _, value in found]),
-            *(undo for value in _distinct([*(value for _, value in found), *kept]) for undo in _saved(value)),
+            *_saved_names(module, [value for _, value in values]),
+            *(
+                undo
+                for value in _distinct([*(value for _, value in values), *kept])
+                for undo in _saved(value)
+            ),
         ]
-        own = {f"{name} of {place}": value for (place, name), value in found if type(value) is Tensor}
+        tensors = {f"{name} of {place}": value for (place, name), value in values if type(value) is Tensor}
         buffers = {id(buffer) for buffer in module_parts.buffers(module)}
-        self._named = {**dict(module_parts.named_buffers(module)), **own}
+        self._named = {**dict(module_parts.named_buffers(module)), **tensors}
         """Buffers, and other tensors that may be written to in place."""
         self._values = [
             # Batch norm writes to its buffers without a new version.
@@ -109,30 +114,30 @@ class SavedState:
         return {
             (name, key): value
             for name, key, value in own_attributes(self._module)
-            if (found := _ids(value)) and found != self._tensors.get((name, key))
+            if (ids := _ids(value)) and ids != self._tensors.get((name, key))
         }
 
 
 def _saved_modules(module: nn.Module) -> Iterator[Undo]:
     """Yield functions that restore the attributes, buffers and parameters of all modules."""
-    for one in module_parts.modules(module):
-        yield partial(refill, vars(one), dict(vars(one)))
-        if not isinstance(one, torch.jit.ScriptModule):  # its tensors stay the same objects
-            yield partial(refill, one._buffers, dict(one._buffers))  # noqa: SLF001
-            yield partial(refill, one._parameters, dict(one._parameters))  # noqa: SLF001
+    for part in module_parts.modules(module):
+        yield partial(refill, vars(part), dict(vars(part)))
+        if not isinstance(part, torch.jit.ScriptModule):  # its tensors stay the same objects
+            yield partial(refill, part._buffers, dict(part._buffers))  # noqa: SLF001
+            yield partial(refill, part._parameters, dict(part._parameters))  # noqa: SLF001
 
 
-def _saved_names(module: nn.Module, found: Sequence[Any]) -> Iterator[Undo]:
+def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
     """Yield functions that restore globals, variables of closures and class attributes."""
-    for names, name in [*globals_of(module), *(one for value in found for one in named_by(value))]:
+    for names, name in [*globals_of(module), *(pair for value in values for pair in named_by(value))]:
         if name in names:
             yield partial(names.__setitem__, name, names[name])
-    for value in found:
-        for one in functions_in(value):
-            yield from (partial(setattr, cell, "cell_contents", kept) for _, cell, kept in cells_of(one))
-    kinds: set[Any] = {type(one) for one in module_parts.modules(module)}
+    for value in values:
+        for function in functions_in(value):
+            yield from (partial(setattr, cell, "cell_contents", kept) for _, cell, kept in cells_of(function))
+    kinds: set[Any] = {type(part) for part in module_parts.modules(module)}
     owners = [owner for kind in kinds for owner in scripts_classes(kind)]
-    plain = [value for value in found if isinstance(value, (type, ModuleType))]
+    plain = [value for value in values if isinstance(value, (type, ModuleType))]
     for owner in _distinct([*owners, *plain]):
         yield from (partial(_reset, owner, name, value) for name, value in _own_fields(owner).items())
 
@@ -153,9 +158,9 @@ def _saved(value: Any) -> Iterator[Undo]:
             yield partial(refill, fields, dict(fields))
     if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
         yield partial(restore_fields, value, fields_of(value))
-        for one in [*vars(type(value)).values()]:
-            if isinstance(one, _CACHED):
-                yield from _saved(one)
+        for member in [*vars(type(value)).values()]:
+            if isinstance(member, _CACHED):
+                yield from _saved(member)
 
 
 _clears: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -194,8 +199,8 @@ def _is_container(value: Any) -> bool:
 def _own_fields(owner: Any) -> dict[str, Any]:
     """Return the attributes of a class or a Python module, except functions and classes."""
     if isinstance(owner, type) and issubclass(owner, nn.Module):
-        own = [*vars(owner).items()]
-        return {name: one for name, one in own if not name.startswith("__") and not callable(one)}
+        fields = [*vars(owner).items()]
+        return {name: field for name, field in fields if not name.startswith("__") and not callable(field)}
     return shared_fields(owner)
 
 
@@ -232,8 +237,8 @@ def is_count(before: float, after: float) -> bool:
     return math.isfinite(change) and round(change) != 0 and abs(change - round(change)) < 1e-9
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.detach(), other)
+def _equal(tensor: Tensor, value: Tensor) -> bool:
+    return tensor.shape == value.shape and torch.equal(tensor.detach(), value)
 
 
 def _distinct(values: Any) -> Iterator[Any]:
@@ -247,9 +252,9 @@ def _distinct(values: Any) -> Iterator[Any]:
 
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
-    for name, one in module_parts.named_modules(module):
-        own = [*vars(one).items()]
-        yield from ((name, key, value) for key, value in own if key not in MODULE_ATTRIBUTES)
+    for name, part in module_parts.named_modules(module):
+        fields = [*vars(part).items()]
+        yield from ((name, key, value) for key, value in fields if key not in MODULE_ATTRIBUTES)
 
 
 def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
@@ -257,9 +262,9 @@ def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
     # Most modules have none, and names take most of the time.
     if not any(
         _has_graph(value)
-        for one in modules_of(module)
-        for key in vars(one).keys() - MODULE_ATTRIBUTES
-        if type(value := vars(one).get(key)) not in PLAIN
+        for part in modules_of(module)
+        for key in vars(part).keys() - MODULE_ATTRIBUTES
+        if type(value := vars(part).get(key)) not in PLAIN
     ):
         return ()
     return tuple((name, key) for name, key, value in own_attributes(module) if _has_graph(value))
@@ -271,3 +276,79 @@ def _has_graph(value: Any) -> bool:
 
 def _ids(value: Any) -> tuple[int, ...]:
     return tuple(id(tensor) for _, tensor in leaves(value))
+
+
+_NO_OBJECTS = (*PLAIN, Tensor, nn.Module, np.ndarray, Enum, type, ModuleType)
+_MOST_SAVED = 1000
+"""The number of containers and objects that are saved."""
+
+
+class SavedArguments:
+    """The containers and objects in the arguments of a call, with their contents."""
+
+    def __init__(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._kept: list[tuple[Any, Any, dict[str, Any]]] = []
+        waiting: list[Any] = [arguments, dict(named)]
+        seen: set[int] = set()
+        while waiting and len(self._kept) < _MOST_SAVED:
+            value = waiting.pop()
+            if isinstance(value, _NO_OBJECTS) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            contents, fields = _contents_and_fields(value)
+            self._kept.append((value, contents, fields))
+            waiting += _parts_of(value, contents, fields)
+
+    def are_changed(self) -> bool:
+        """Return whether a container or an object has other contents than before."""
+        for value, *before in self._kept:
+            for contents, current in zip(before, _contents_and_fields(value), strict=True):
+                if not _are_same(list(_elements(contents)), list(_elements(current))):
+                    return True
+        return False
+
+    def restore(self) -> None:
+        """Restore the contents."""
+        for value, contents, fields in self._kept:
+            if contents is not None:
+                refill(value, contents)
+            if fields:
+                restore_fields(value, fields)
+
+
+def _contents_and_fields(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a copy of a container, or None, and the fields of an object."""
+    contents = contents_of(value) if base_of(value) not in (None, tuple, frozenset) else None
+    has_fields = not isinstance(value, (FunctionType, MethodType, BuiltinMethodType))
+    return contents, fields_of(value) if has_fields else {}
+
+
+def _parts_of(value: Any, contents: Any, fields: dict[str, Any]) -> list[Any]:
+    """Return the parts of a value that a call can reach."""
+    if isinstance(value, FunctionType):
+        return [kept for *_, kept in cells_of(value)]
+    if isinstance(value, (MethodType, BuiltinMethodType)):
+        return [value.__self__]
+    inner = tuple(elements(value)) if base_of(value) is tuple else contents
+    return [*_elements(inner), *fields.values()]
+
+
+def _elements(contents: Any) -> Iterator[Any]:
+    if isinstance(contents, dict):
+        yield from contents.keys()
+        yield from contents.values()
+    elif contents is not None:
+        yield from contents
+
+
+def _are_same(before: list[Any], after: list[Any]) -> bool:
+    if len(before) != len(after):
+        return False
+    plain = (
+        type(first) is type(second) and isinstance(first, PLAIN)
+        for first, second in zip(before, after, strict=True)
+    )
+    return all(
+        first is second or (is_plain and (first == second or repr(first) == repr(second)))
+        for first, second, is_plain in zip(before, after, plain, strict=True)
+    )

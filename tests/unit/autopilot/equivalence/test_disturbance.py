@@ -16,7 +16,7 @@ from samestep.autopilot.equivalence.disturbance import (
     set_counters,
 )
 from samestep.autopilot.equivalence.positions import InputUses
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 
 X, TOKENS = (0, 0), (0, 1)
 LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)

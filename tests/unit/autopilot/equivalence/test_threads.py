@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from samestep.autopilot.equivalence.disturbance import Disturbance, DisturbedWeights
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, quiet
+from samestep.autopilot.equivalence.effects import quiet
+from samestep.autopilot.equivalence.unsplit_call import ModuleRun
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split.bypassed_modules import functional_calls, obstacle
-from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.split.call_arguments import CallArguments
 
 pytestmark = pytest.mark.usefixtures("_frequent_switches")
 

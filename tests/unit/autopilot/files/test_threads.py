@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from samestep.autopilot.files.file_calls import redirected
-from samestep.autopilot.files.file_lock import locked
 from samestep.autopilot.files.overlay_files import Overlay
+from samestep.autopilot.files.overlay_lookup import locked
 
 pytestmark = pytest.mark.usefixtures("_frequent_switches")
 

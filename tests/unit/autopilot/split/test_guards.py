@@ -1,11 +1,15 @@
 """Values of outputs and attributes, beside tensors, that may depend on the slice."""
 
+import threading
+from collections import deque
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, Normal
 
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
+from samestep.autopilot.state.saved_state import SavedState
 
 X = torch.ones(4, 2)
 
@@ -65,3 +69,42 @@ def test_an_object_that_a_call_assigns_to_an_attribute_is_kept_from_the_slice():
     module(X)
 
     assert kept_of_slice(whole, changed(before, python_state(module)), 4) == "kept"
+
+
+SEEN, LATEST = set(), deque(maxlen=8)
+
+
+class Watched(nn.Module):
+    level = 1
+
+    def forward(self, x):
+        return x * len(SEEN) * len(LATEST)
+
+
+@pytest.mark.usefixtures("_frequent_switches")
+@pytest.mark.parametrize("read", [python_state, SavedState], ids=["guards", "saved"])
+def test_a_thread_changes_what_a_model_refers_to(read):
+    model, over = Watched(), threading.Event()
+
+    def change():
+        number = 0
+        while not over.is_set():
+            number += 1
+            SEEN.add(number)
+            LATEST.append(number)
+            setattr(model, f"latest{number % 3}", number)
+            setattr(Watched, f"level{number % 3}", number)
+            if number % 3 == 0:
+                SEEN.clear()
+                for one in range(3):
+                    delattr(model, f"latest{one}")
+                    delattr(Watched, f"level{one}")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(400):
+            read(model)
+    finally:
+        over.set()
+        thread.join()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.split.reduction_weights import Weight
+from samestep.autopilot.split.loss_reduction import Weight
 from samestep.base.folders import PACKAGE
 from support.host_reads import HostReads
 

@@ -4,8 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from samestep.autopilot.split.loss_reduction import Reduction, reduction_of
-from samestep.autopilot.split.reduction_weights import Weight
+from samestep.autopilot.split.loss_reduction import (
+    Reduction,
+    Weight,
+    is_python_number,
+    origin_of,
+    reduction_of,
+)
 
 SCORES = torch.randn(6, 3, requires_grad=True)
 LABELS = torch.tensor([0, 1, 2, -100, 1, -100])
@@ -41,3 +46,74 @@ def mean(weight):
 def test_the_divisor_is_known_if_all_terms_have_the_same(loss, found):
     read = reduction_of(loss())
     assert (read and (read.kind, read.weight.read())) == (found and (found.kind, found.weight.read()))
+
+
+X = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+Y = torch.tensor([0, 1, 2, -100, 1, -100])
+
+
+def saved(value):
+    """Return the factor or divisor in the graph of a product or quotient."""
+    return value.grad_fn._saved_other
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_torchs_tensors_of_python_numbers_are_recognized(dtype):
+    x = X.to(dtype).sum()
+    for number in (2, 2.5):
+        assert is_python_number(saved(x / number))
+        assert is_python_number(saved(x * number))
+    for factor in (
+        torch.tensor(2.0, dtype=dtype),
+        torch.tensor(2),
+        (Y > 0).sum(),
+        (Y > 0).any(),
+        torch.ones(1),
+    ):
+        assert not is_python_number(saved(x / factor))
+    assert Weight.at(saved(x / 2.5)) == Weight.of(2.5)
+
+
+def test_weights_of_the_same_labels_are_equal_and_others_are_not():
+    y = Y.clamp(min=0)
+    other = y.clone()
+    classes = torch.ones(3, dtype=torch.float64)
+
+    def weight(*given, **more):
+        return reduction_of(F.cross_entropy(X * 2, *given, **more)).weight
+
+    assert weight(y) == weight(y)
+    different = [weight(y), weight(other), weight(y, weight=classes), weight(y, ignore_index=1)]
+    assert len(set(different)) == 4
+    assert reduction_of(F.cross_entropy(X[:4], y[:4])).weight != weight(y)  # a part of the same memory
+
+
+def test_a_weight_of_memory_that_was_written_to_is_another_one():
+    counts = torch.tensor(3.0)
+    before = origin_of(counts)
+    assert origin_of(counts) == before
+    counts.add_(1)
+    assert origin_of(counts) != before
+
+
+def test_products_and_reciprocals_of_weights():
+    tensor = Weight.at(torch.tensor([4.0]))
+    assert Weight.of(3).times(Weight.of(2)) == Weight.of(6)
+    assert tensor.times(Weight.of(2)).read() == 8.0
+    assert tensor.times(Weight.of(2)) == tensor.times(Weight.of(2))
+    assert tensor.times(Weight.of(2)) != tensor
+    assert tensor.reciprocal().read() == 0.25
+    assert Weight.of(4).reciprocal() == Weight.of(0.25)
+    assert Weight.of(0).reciprocal().read() == Weight.at(torch.tensor(0)).reciprocal().read() == float("inf")
+    for one in (tensor, Weight.of(4)):
+        found = one.on(torch.device("cpu"))
+        assert (found.shape, found.dtype, found.item()) == ((), torch.float64, 4.0)
+
+
+def test_terms_of_equal_origin_have_one_weight():
+    same = reduction_of(F.cross_entropy(X, Y) + 0.5 * F.cross_entropy(X * 2, Y))
+    assert same.further == ()
+    count = (Y >= 0).sum()
+    again = reduction_of(X.sum() / count + X.square().sum() / (Y >= 0).sum())
+    assert len(again.further) == 1
+    assert again.values() == [4.0]

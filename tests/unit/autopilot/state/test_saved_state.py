@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.state.saved_state import SavedState
+from samestep.autopilot.state.saved_state import SavedArguments, SavedState
 
 
 class Instances(OrderedDict):
@@ -49,3 +49,50 @@ def test_a_table_that_returns_other_values_than_it_stores_is_restored():
 
     assert list(OrderedDict.items(module.table)) == [("relu", nn.ReLU), ("tanh", nn.Tanh)]
     assert isinstance(module.table["tanh"], nn.Tanh)
+
+
+class Store:
+    def __init__(self):
+        self.items, self.last = [], None
+
+    def put(self, value):
+        self.items.append(value)
+
+
+def setting(store, value):
+    store.last = value
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (list, list.append),
+        (dict, lambda given, value: given.update(found=value)),
+        (set, set.add),
+        (lambda: {"inner": []}, lambda given, value: given["inner"].append(value)),
+        (lambda: [].append, lambda given, value: given(value)),
+        (lambda: Store().put, lambda given, value: given(value)),
+        (Store, Store.put),
+        (Store, setting),
+    ],
+    ids=["list", "dict", "set", "nested", "method of a list", "bound method", "field", "attribute"],
+)
+def test_a_change_is_found_and_undone(make, change):
+    argument = make()
+    saved = SavedArguments((torch.ones(2), argument), {})
+    assert not saved.are_changed()
+
+    change(argument, torch.zeros(2))
+    assert saved.are_changed()
+    saved.restore()
+
+    assert not saved.are_changed()
+
+
+def test_objects_that_refer_to_each_other_are_saved():
+    first, second = Store(), Store()
+    first.last, second.last = second, first
+    saved = SavedArguments((), {"store": first})
+    second.put(1)
+
+    assert saved.are_changed()

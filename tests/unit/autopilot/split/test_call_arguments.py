@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from samestep.autopilot.split.call_plans import CallArguments, batch_split, candidates
-from samestep.autopilot.split.sample_lists import LIST
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, candidates
+from samestep.autopilot.split.call_plans import batch_split
 from samestep.base.place import Place
 
 

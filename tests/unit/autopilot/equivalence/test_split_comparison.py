@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from samestep.autopilot.equivalence.sample_check import CheckSchedule
+from samestep.autopilot.equivalence.split_comparison import CheckSchedule
 
 
 def due(schedule, count, *, grad=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.equivalence.cudnn import draws_in_cudnn, untuned_kernels
+from samestep.autopilot.equivalence.check import draws_in_cudnn, untuned_kernels
 
 
 @pytest.mark.parametrize(

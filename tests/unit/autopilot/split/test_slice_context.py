@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from samestep.autopilot.split.packed_rows import packed_rows
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.slice_context import packed_rows
 from samestep.base.place import Place
 
 
