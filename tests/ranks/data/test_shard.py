@@ -19,7 +19,7 @@ import samestep
 from samestep.base.errors import UsageError
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.sampler import ShareBatchSampler
 

@@ -13,7 +13,7 @@ import samestep
 from samestep.base.errors import DataError, PeerLost, UsageError
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.stream import sample_digest
 from support.iterable_data_sets import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized

@@ -10,8 +10,8 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.base.machine.topology import Core
-from samestep.launchers import binding
-from samestep.launchers.binding import bind, checked, processors_of_rank, share_of
+from samestep.launchers import processors
+from samestep.launchers.processors import bind, checked, processors_of_rank, share_of
 from support.recordings import recording
 
 HOST = [Core(node, (4 * node + core, 8 + 4 * node + core)) for node in (0, 1) for core in range(4)]
@@ -59,8 +59,8 @@ def test_all_ranks_get_equal_numbers_of_cores_and_no_two_the_same_core(nodes, si
 
 
 def test_binding_is_refused_if_slurm_shows_each_rank_its_own_gpu_only(monkeypatch):
-    monkeypatch.setattr(binding, "cores", lambda _: HOST)
-    monkeypatch.setattr(binding, "gpu_nodes", lambda _: (1,))
+    monkeypatch.setattr(processors, "cores", lambda _: HOST)
+    monkeypatch.setattr(processors, "gpu_nodes", lambda _: (1,))
     bound = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
     monkeypatch.setattr(env, "export", lambda _: None)
@@ -79,7 +79,7 @@ def test_an_unknown_binding_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("variables", "processors"),
+    ("variables", "count"),
     [
         ({}, 2),
         ({"OMP_NUM_THREADS": "1"}, 2),  # for computing, not for loading
@@ -87,9 +87,9 @@ def test_an_unknown_binding_is_refused():
         ({"SLURM_CPUS_ON_NODE": "32"}, 8),  # the step has bound each task
     ],
 )
-def test_a_rank_loads_data_with_its_share_of_the_cpus(monkeypatch, variables, processors):
+def test_a_rank_loads_data_with_its_share_of_the_cpus(monkeypatch, variables, count):
     cpu = CpuShare(allowed=tuple(range(8)), cores=8, machine=64)
-    monkeypatch.setattr(binding, "cpu_share", lambda: cpu)
+    monkeypatch.setattr(processors, "cpu_share", lambda: cpu)
     monkeypatch.setattr(env, "snapshot", lambda: variables)
 
-    assert processors_of_rank(4) == processors
+    assert processors_of_rank(4) == count

@@ -3,9 +3,9 @@
 import pytest
 
 from samestep.base.errors import DetectionError
-from samestep.launchers import lost_environment
+from samestep.launchers import detect_task
 from samestep.launchers.detect import detect
-from samestep.launchers.lost_environment import Parent, is_alike, refuse_duplicates
+from samestep.launchers.detect_task import Parent, is_alike, refuse_duplicates
 from support.recordings import recording
 
 
@@ -113,4 +113,4 @@ def test_a_job_script_is_accepted_below_a_parent_with_duplicates():
 
 
 def test_each_parent_of_this_process_has_at_least_one_child_of_its_command():
-    assert all(parent.alike >= 1 for parent in lost_environment._parents())
+    assert all(parent.alike >= 1 for parent in detect_task._parents())

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from samestep.launchers import mpi_hosts
+from samestep.launchers import detect_task
 from samestep.launchers.detect import detect
-from samestep.launchers.mpi_hosts import open_mpi_first, with_main_host
+from samestep.launchers.detect_task import open_mpi_first, with_main_host
 from samestep.ranks.rendezvous.endpoint import choose
 from support.recordings import recording
 
@@ -77,7 +77,7 @@ class Hydra(threading.Thread):
 
 @pytest.fixture
 def hydra():
-    mpi_hosts._exchanged.cache_clear()
+    detect_task._exchanged.cache_clear()
     started = []
 
     def start(**others):
@@ -113,6 +113,6 @@ def test_rank_0_of_mpich_puts_its_host(hydra):
 
 @pytest.mark.parametrize("descriptor", ["9999", "0"])
 def test_a_descriptor_that_is_not_hydras_is_ignored(descriptor):
-    mpi_hosts._exchanged.cache_clear()
+    detect_task._exchanged.cache_clear()
     environment = without_master("mpich_2x2_rank3", PMI_FD=descriptor)
     assert with_main_host(detect(environment), environment) == detect(environment)

@@ -6,7 +6,7 @@ from samestep.base.errors import DetectionError
 from samestep.cli.main import run_command
 from samestep.doctor.checks import Options, run_checks
 from samestep.launchers.detect import detect
-from samestep.launchers.lost_environment import detect_task, refuse_pods
+from samestep.launchers.detect_task import detect_task, refuse_pods
 from samestep.ranks.world import join as joining
 from support.recordings import recording
 

@@ -5,14 +5,14 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.base.place import Place
-from samestep.launchers.compute_threads import (
+from samestep.launchers.detect import Detected, detect
+from samestep.launchers.processors import (
     Threads,
     guess_sharing,
     passed_threads,
     thread_variables,
     threads_per_rank,
 )
-from samestep.launchers.detect import Detected, detect
 from samestep.ranks.world.banner import describe, describe_rest
 
 

@@ -24,7 +24,7 @@ from samestep.launch.local.hosting import Ending, leave
 from samestep.launch.local.orphans import Lifeline, die_with_parent, file_identity
 from samestep.launch.local.output import Stream
 from samestep.launch.local.output_flush import OutputFlush
-from samestep.ranks.hang.status_store import SharedMemoryStore
+from samestep.ranks.hang.rank_status import SharedMemoryStore
 
 _LENGTH_BYTES = 8
 

@@ -38,8 +38,7 @@ from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import Stream
 from samestep.launch.local.output_flush import OutputFlush
-from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
-from samestep.ranks.hang.status_store import SharedMemoryStore
+from samestep.ranks.hang.rank_status import RankStatus, SharedMemoryStore, parse_statuses
 
 _POLL_S = 0.05
 _FLUSH_POLL_S = 0.01

@@ -2,12 +2,15 @@
 
 The samples of a batch are counted where a loader draws its indices. The batch itself does not show them: its
 first dimension may be time, or all nodes of several graphs. Calls of models also show evaluations.
+
+`StepCounts` sums up steps, samples and times for ``--count``: a view of the step clock.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,10 +19,13 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER
+from samestep.base.units import counted, seconds_text
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, named, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
-from samestep.observe.clock.model_gradients import ModelInfo
+from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock.communication import ModelInfo
 
 
 class SampleCounter:
@@ -257,3 +263,65 @@ def _samples_in(entry: _Pending, asked: int, batch: Any) -> int:
     if entry.has_rows is None:
         entry.has_rows = rows == asked
     return rows if entry.has_rows else asked
+
+
+COUNTING = ClockOptions(folder=Path(), warm_up=1)
+"""Every step but the first, which includes one-time work, is timed."""
+
+_PARTS = {
+    DATA: "loading",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    EXCHANGE: "exposed communication",
+    OPTIMIZER: "optimizer",
+}
+
+
+class StepCounts:
+    """The steps of one rank, received from a `ScriptClock`; see `StepSink`."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # all steps, known after the end
+        self.forget_steps()
+
+    def forget_steps(self) -> None:
+        """Drop all steps so far."""
+        self._timed: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+        """Number of timed steps without and with an evaluation, and their seconds."""
+
+    def header(self, **run: Any) -> None:
+        """Ignore the properties of the run."""
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add steps to the sums."""
+        for line in lines:
+            sums = self._timed["evaluated" in line]
+            sums.update({name: line[name] for name in ("seconds", *_PARTS)}, steps=1)
+
+    def end(self, ended: str, message: str, *, made: int, **run: Any) -> None:
+        """Store the number of steps."""
+        del ended, message, run
+        self.steps = made
+
+    @property
+    def timed(self) -> Counter[str]:
+        """The sums over the steps without evaluation; over all, if most have one as part of the training."""
+        without, evaluated = self._timed.values()
+        return without if without["steps"] >= evaluated["steps"] else without + evaluated
+
+    def summary(self, samples: SampleCounter, *, is_sharded: bool) -> str:
+        """Return the counts as one line.
+
+        If they are sharded, these are the counts of worker 0's shard.
+        """
+        where = " on worker 0" if is_sharded else ""
+        trained, otherwise, timed = samples.all_trained, samples.all_otherwise, self.timed
+        trained_on = counted(trained, "sample")
+        totals = f"{counted(self.steps, 'step')}, {trained_on} in training, {otherwise:,} otherwise{where}"
+        if not timed["seconds"]:
+            return totals
+        shares = {name: timed[phase] / timed["seconds"] for phase, name in _PARTS.items()}
+        parts = [f"{name} {share:.0%}" for name, share in shares.items() if share or name != _PARTS[EXCHANGE]]
+        rest = max(0.0, 1 - sum(shares.values()))
+        each_step = seconds_text(timed["seconds"] / timed["steps"])
+        return f"{totals}; {each_step} a step: {', '.join(parts)}, the rest {rest:.0%}"

@@ -13,8 +13,7 @@ from samestep.parallel.gradients.bucket_layout import lay_out
 from samestep.parallel.gradients.compress import message_bytes
 from samestep.parallel.gradients.sparse_gradients import average_sparse
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
-from samestep.ranks.collectives.shared_memory import PIECE
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import PIECE, OneHostWorld
 
 FROZEN_SYNCS = 10
 """Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""

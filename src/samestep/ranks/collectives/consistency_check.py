@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.world.protocol import World
 
 MESSAGE = 2 * SIGNATURE_BYTES

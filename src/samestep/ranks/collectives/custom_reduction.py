@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from samestep.ranks.collectives.consistency_check import agree
-from samestep.ranks.collectives.shared_memory import bounds
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import OneHostWorld, bounds
 from samestep.ranks.world.operation import Folding
 from samestep.ranks.world.protocol import World
 

@@ -1,17 +1,61 @@
-"""Reads which collectives this process has entered, from torch's flight recorder and `PROGRESS`.
+"""Reads which collectives this process has entered: from torch's flight recorder, and from `PROGRESS`.
 
 Any thread can read the recorder while the main thread waits in a collective. Its counts, some hundred bytes,
 are read every time. Its entries, some hundred kilobytes, are read only for a new group, or when no count has
 changed for a while. The recorder has no operations between two ranks, and older versions of torch have none.
+
+`PROGRESS` counts what the recorder does not have: collectives in shared memory, and by direct connections.
 """
 
 import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from samestep.ranks.collectives.call_counter import PROGRESS
+SHARED_MEMORY, DIRECT = "shared-memory", "direct-connection"
+"""The carrier of a group's collectives, which is the name of the group of all ranks of the job.
+
+Names of smaller groups list their ranks.
+"""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Number of collectives that a group of ranks has entered and left; read from other threads."""
+
+    ranks: tuple[int, ...]  # the group's ranks in the job, ascending
+    entered: int = 0  # collectives that this process has entered
+    ended: int = 0  # collectives that this process has left; they end in the order in which they begin
+    op: str = ""  # name of the last one
+
+    def enter(self, op: str) -> None:
+        """Record that a collective begins; the caller then runs it within a ``with`` of this object."""
+        self.op = op
+        self.entered += 1
+
+    def __enter__(self) -> None:
+        """Do nothing: `enter` has recorded the collective."""
+
+    def __exit__(self, *_: object) -> None:
+        """Record that the collective has ended, with or without an error."""
+        self.ended = self.entered
+
+
+PROGRESS: dict[str, Progress] = {}
+"""This process's counts by group name; the name is the same on all ranks of the group."""
+
+
+def progress_of(ranks: Sequence[int], size: int, carrier: str) -> Progress:
+    """Return this process's counts in a group of ranks; one object for all that this group shares.
+
+    `carrier` is `SHARED_MEMORY` or `DIRECT`, and `size` the number of ranks of the job.
+    """
+    members = tuple(sorted(ranks))
+    group = carrier if len(members) == size else f"{carrier} of ranks {', '.join(map(str, members))}"
+    return PROGRESS.setdefault(group, Progress(members))
+
 
 _RECENT = 8  # number of collectives that are compared between ranks
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
@@ -86,7 +130,7 @@ class Recorder:
             number = str(entry["pg_id"])
             self._names[number] = _group(entry)
             if number not in self._messages and str(entry["profiling_name"]).startswith("gloo:"):
-                # Gloo counts them in the status, and so the proofs of `samestep.ranks.world.gloo_groups`.
+                # Gloo counts them in the status, and so the proofs of `protected_groups`.
                 self._messages[number] = int(entry["op_id"]) - int(entry["collective_seq_id"])
 
 

@@ -32,10 +32,9 @@ from samestep.base.place import Place
 from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang import watchdog
 from samestep.ranks.hang.current_call import Call, CallRecord
-from samestep.ranks.hang.detection import find_circle
-from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor, StatusSampler
-from samestep.ranks.hang.rank_status import RankStatus, Wait
-from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore
+from samestep.ranks.hang.detection import chain_of_waits, find_circle
+from samestep.ranks.hang.rank_status import ProcessGroupStore, RankStatus, StatusStore, Wait
+from samestep.ranks.hang.watchdog import INTERVAL_S, StatusMonitor, StatusSampler
 
 _LINES = 4  # maximum number of lost ranks whose lines are stated
 _DOING = {"send": "sends to", "recv": "receives from"}
@@ -65,14 +64,14 @@ def find_lost(rank: int, size: int, waits: Mapping[int, Wait]) -> Loss:
 
     `rank` is the one that searches, whose wait is known; `waits` are those of live ranks.
     """
-    way = [rank]
-    while (wait := waits.get(way[-1])) is not None:
-        if wait.peer is None:
-            return Loss(missing=tuple(one for one in range(size) if one not in waits), way=tuple(way))
-        way.append(wait.peer)
-        if wait.peer in way[:-1]:
-            return Loss(missing=(), way=tuple(way))
-    return Loss(missing=(way[-1],), way=tuple(way))
+    *before, last = way = chain_of_waits(rank, {waiting: wait.peer for waiting, wait in waits.items()})
+    if last in before:
+        missing: tuple[int, ...] = ()
+    elif last in waits:  # for all ranks
+        missing = tuple(other for other in range(size) if other not in waits)
+    else:
+        missing = (last,)
+    return Loss(missing=missing, way=tuple(way))
 
 
 def describe_circle(circle: list[int], waits: Mapping[int, Wait]) -> str:
@@ -135,7 +134,7 @@ class PeerMonitor(StatusMonitor):
             for rank, status in statuses.items()
             if status.wait is not None and not status.gave_up
         }
-        circle = find_circle(self.place.rank, waits, lambda wait: wait.alone)
+        circle = find_circle(self.place.rank, {rank: wait.peer for rank, wait in waits.items() if wait.alone})
         now = {rank: (waits[rank].number, statuses[rank].beat) for rank in circle}
         before = self._circle
         if _numbers(now) != _numbers(before):
@@ -251,7 +250,6 @@ class PeerWaits:
             self._place,
             interval_s=INTERVAL_S,
             served_here=False,
-            outlives_group=False,
             prefix="samestep/waits",
         )
         monitor = PeerMonitor(self._place, store, self._record, self._ends)

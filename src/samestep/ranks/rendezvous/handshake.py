@@ -21,8 +21,8 @@ from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
 from samestep.base.typed_json import read_as
-from samestep.ranks.world.device import shared_device
 
+_ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})  # back ends
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
 # and rank 0 stays this long after it has posted an error.
 _GRACE_S = 10.0
@@ -121,6 +121,25 @@ def assign_slots(infos: Sequence[PeerInfo]) -> list[Slot]:
     for info in infos:
         hosts.setdefault(info.host, []).append(info)
     return [Slot(place=_settled(info, hosts), sharing=_sharing(info, hosts[info.host])) for info in infos]
+
+
+def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
+    """Return the error text if ranks share a device and the back end cannot; None otherwise.
+
+    `uuids` are in rank order; empty if unknown.
+    """
+    if backend not in _ONE_RANK_PER_DEVICE:
+        return None
+    first: dict[str, int] = {}
+    for rank, uuid in enumerate(uuids):
+        if uuid and uuid in first:
+            return (
+                f"ranks {first[uuid]} and {rank} are on the same device ({uuid}), which {backend} refuses. "
+                "Start one rank per device, set LOCAL_RANK to the number of each rank on its host, or use "
+                "device=cpu."
+            )
+        first[uuid] = rank
+    return None
 
 
 def _refuse(store: Store, error: Error, place: Place) -> None:

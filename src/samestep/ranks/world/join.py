@@ -20,22 +20,21 @@ from samestep.base.errors import Error, PeerLost, WorldError
 from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.machine.description import CpuShare, cpu_share
 from samestep.base.place import Place
-from samestep.launchers.binding import undo_default_binding
-from samestep.launchers.compute_threads import (
+from samestep.launchers.detect import Detected, given
+from samestep.launchers.detect_task import detect_task
+from samestep.launchers.processors import (
     Threads,
     passed_threads,
     threads_per_rank,
+    undo_default_binding,
     without_default_threads,
 )
-from samestep.launchers.detect import Detected, given
-from samestep.launchers.lost_environment import detect_task
 from samestep.launchers.registry import SAMESTEP
 from samestep.ranks.rendezvous.endpoint import choose
 from samestep.ranks.rendezvous.gloo_interface import loopback_only, use_interface_to
 from samestep.ranks.rendezvous.handshake import PeerInfo, Slot, rendezvous, withdraw
 from samestep.ranks.rendezvous.store import Store, base_of, open_store
 from samestep.ranks.world.banner import describe, describe_rest
-from samestep.ranks.world.current import entered
 from samestep.ranks.world.device import (
     Choice,
     available_here,
@@ -45,11 +44,9 @@ from samestep.ranks.world.device import (
     choose_device,
     facts_here,
 )
-from samestep.ranks.world.gloo_groups import protect_groups
-from samestep.ranks.world.process_group import ProcessGroupWorld, adopt
-from samestep.ranks.world.protocol import World
-from samestep.ranks.world.sealed_objects import protect_objects
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.process_group import ProcessGroupWorld, adopt, entered
+from samestep.ranks.world.protected_groups import protect_groups, protect_objects
+from samestep.ranks.world.protocol import SoloWorld, World
 
 # Versions that must be equal on all ranks.
 _VERSIONS = {"samestep": __version__, "torch": torch.__version__}

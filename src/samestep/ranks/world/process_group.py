@@ -1,7 +1,12 @@
-"""Implements a world over torch.distributed's default process group: each rank is a process."""
+"""Implements a world over torch.distributed's default process group: each rank is a process.
+
+Inside samestep a World is an argument. A user's script may call ``samestep.replicate(model)``, which means
+the job that the script is in: one context variable holds that world.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -9,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base import env
+from samestep.base.context_values import bound
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.launchers.detect import detect
 from samestep.ranks.hang.peer_waits import PeerWaits
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.operation import Op, as_contiguous, check_operation, headroom, put_back
-from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, SoloWorld, Work, World
 
 T = TypeVar("T")
 _OPS = {
@@ -342,3 +347,24 @@ def _device_of_group() -> torch.device:
             if module.is_available():  # torch's own choice names the back ends of missing devices, too
                 return torch.device(kind, module.current_device())
     return torch.device("cpu")
+
+
+_WORLD: ContextVar[World] = ContextVar("samestep_world")
+
+
+def entered(world: World) -> AbstractContextManager[None]:
+    """Return a context in which `world` is the current one."""
+    return bound(_WORLD, world)
+
+
+def current() -> World:
+    """Return the world that this context has joined.
+
+    A process group that the script set up itself counts as joined. Without one, a process that its
+    launcher started as one of several is refused: it would train alone, as one of N duplicates of one run.
+
+    Raises:
+        DetectionError: the launcher started several workers and none of them has joined.
+    """
+    world = _WORLD.get(None)
+    return adopt() if world is None else world

@@ -1,8 +1,7 @@
 """Implements a world whose ranks are threads of one process: for tests, teaching and notebooks.
 
 Messages pass through mailboxes that belong to one world. Every wait has a deadline, a rank that fails wakes
-all the others, and ranks that wait for each other in a circle fail at once: each rank waits for one other
-rank, so that a circle is found by following the waits until they return to the first rank.
+all the others, and ranks that wait for each other in a circle fail at once.
 """
 
 import threading
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
-from samestep.ranks.world.current import entered
+from samestep.ranks.hang.detection import find_circle
 from samestep.ranks.world.operation import COMBINE, Op, check_operation, check_root, headroom
+from samestep.ranks.world.process_group import entered
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
 
 
@@ -122,26 +122,13 @@ class Hub:
             raise PeerLost(f"rank {rank} waited for rank {wait.peer}, but rank {failed} failed: {error!r}")
         if wait.peer in self._ended:
             raise PeerLost(f"{wait.text}, which {silent}: it has ended.")
-        circle = self._circle(rank)
+        waits = self._waits
+        circle = find_circle(rank, {waiting: wait.peer for waiting, wait in waits.items() if not wait.over()})
         if circle:
             raise OutOfStep(
-                f"the ranks wait for each other: {', '.join(circle)}. World.exchange sends and receives "
-                "at once."
+                f"the ranks wait for each other: {', '.join(waits[waiting].text for waiting in circle)}. "
+                "World.exchange sends and receives at once."
             )
-
-    def _circle(self, rank: int) -> list[str]:
-        """Return descriptions of the waits in a circle of ranks; none if there is no circle."""
-        text: list[str] = []
-        at = rank
-        while len(text) <= self.size:
-            wait = self._waits.get(at)
-            if wait is None or wait.over():
-                return []
-            text.append(wait.text)
-            at = wait.peer
-            if at == rank:
-                return text
-        return []
 
 
 T = TypeVar("T")

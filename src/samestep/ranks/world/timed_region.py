@@ -8,7 +8,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.units import seconds_text
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 
 

@@ -23,8 +23,7 @@ from samestep.hooks.registry import attach, put, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
 from samestep.ranks.rendezvous.store import ranks_store
-from samestep.ranks.world.gloo_groups import protect_groups
-from samestep.ranks.world.sealed_objects import protect_objects
+from samestep.ranks.world.protected_groups import protect_groups, protect_objects
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 group_sizes: set[int] = set()

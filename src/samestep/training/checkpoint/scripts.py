@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from samestep.base.errors import CheckpointError, Error
 from samestep.parallel.sharding.position import Position
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import make, tidy
 from samestep.training.checkpoint.compatibility import mismatch

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.base.signals import WARNINGS
-from samestep.launchers.binding import processors_of_rank
+from samestep.launchers.processors import processors_of_rank
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
 from samestep.training.data.augmentation import Augment, sample_words

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from samestep.base.errors import UsageError
 from samestep.parallel.sharding.position import Position
 from samestep.parallel.sharding.sample_plan import Plan
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from samestep.launch.local.child import Report, ReportPipe, received
 from samestep.launch.local.hosting import Ending
-from samestep.ranks.rendezvous.free_port import reserved_port
+from samestep.ranks.rendezvous.endpoint import reserved_port
 
 
 def through_a_pipe(report):

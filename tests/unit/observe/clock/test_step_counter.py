@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.observe.clock import step_reader
+from samestep.observe.clock.sample_count import COUNTING, StepCounts
 from samestep.observe.clock.step_clock import ScriptClock
-from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from support.clocked_scripts import ticking_phases
 
 

@@ -11,9 +11,8 @@ import pytest
 from samestep.base.errors import DetectionError, PeerLost
 from samestep.base.place import Place
 from samestep.launchers.detect import Detected
-from samestep.ranks.rendezvous import free_port
-from samestep.ranks.rendezvous.endpoint import PORTS, ports_of
-from samestep.ranks.rendezvous.free_port import rendezvous_endpoint
+from samestep.ranks.rendezvous import endpoint
+from samestep.ranks.rendezvous.endpoint import PORTS, ports_of, rendezvous_endpoint
 
 
 def found(rank, size=3, *, job="7.0", **more):
@@ -77,7 +76,7 @@ def test_ports_that_other_processes_use_are_skipped(listeners):
 def test_rank_0_of_several_nodes_accepts_connections_over_ipv4_and_ipv6(monkeypatch, own):
     """Its own name may resolve to an address of loopback on its host."""
     place = Place(rank=0, size=2, nodes=2, launcher="slurm")
-    monkeypatch.setattr(free_port, "resolve", lambda _: own)
+    monkeypatch.setattr(endpoint, "resolve", lambda _: own)
     seen = []
 
     def send(listener, *_):
@@ -86,14 +85,14 @@ def test_rank_0_of_several_nodes_accepts_connections_over_ipv4_and_ipv6(monkeypa
             socket.create_connection((loopback, port), timeout=5).close()
         seen.append(address)
 
-    monkeypatch.setattr(free_port, "_send_port", send)
+    monkeypatch.setattr(endpoint, "_send_port", send)
     endpoint_of(Detected(place=place, launcher="slurm", job="2.5", hosts="localhost"))
 
     assert seen == ["::"]
 
 
 def test_two_jobs_with_the_same_candidate_ports_use_different_ones(monkeypatch):
-    monkeypatch.setattr(free_port, "ports_of", lambda _: ports_of("one list for all"))
+    monkeypatch.setattr(endpoint, "ports_of", lambda _: ports_of("one list for all"))
 
     first, second = endpoints_of(["3.0", "4.0"])
 
@@ -134,7 +133,7 @@ def test_a_job_without_a_free_port_is_refused(listeners):
 
 
 def test_rank_0_refuses_an_address_that_is_not_its_own(monkeypatch):
-    monkeypatch.setattr(free_port, "resolve", lambda _: "192.0.2.1")  # of no host, by RFC 5737
+    monkeypatch.setattr(endpoint, "resolve", lambda _: "192.0.2.1")  # of no host, by RFC 5737
     elsewhere = Detected(
         place=Place(rank=0, size=2, nodes=2, launcher="openmpi"), launcher="openmpi", job="9", hosts="other"
     )

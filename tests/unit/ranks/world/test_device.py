@@ -9,7 +9,6 @@ from samestep.ranks.world.device import (
     backend_name,
     choose_backend,
     choose_device,
-    shared_device,
     shown_alone,
 )
 
@@ -94,13 +93,6 @@ def test_the_default_back_end_is_that_of_the_device(kind, asked, backend):
 def test_an_unavailable_or_unsuitable_back_end_is_refused(kind, asked, built, parts):
     with pytest.raises(UsageError, match=parts):
         choose_backend(kind, asked=asked, available=built.__contains__)
-
-
-def test_two_ranks_on_one_gpu_are_refused_under_nccl_alone():
-    assert "ranks 0 and 2" in (shared_device("nccl", ["A", "B", "A"]) or "")
-    assert shared_device("gloo", ["A", "B", "A"]) is None
-    assert shared_device("nccl", ["A", "B", "C"]) is None
-    assert shared_device("nccl", ["", ""]) is None
 
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"

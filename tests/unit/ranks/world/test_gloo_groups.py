@@ -14,8 +14,7 @@ import torch
 from torch.distributed import DistNetworkError, PrefixStore, ProcessGroupGloo
 
 from samestep.ranks.rendezvous.network_store import NetworkStore, serve
-from samestep.ranks.rendezvous.packet_filter import own_listeners
-from samestep.ranks.world.gloo_groups import Group, connected
+from samestep.ranks.world.protected_groups import Group, connected, own_listeners
 
 KEY = b"k" * 32
 LIMIT = timedelta(seconds=20)

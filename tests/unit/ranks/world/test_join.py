@@ -9,9 +9,9 @@ import torch.distributed as dist
 from samestep.base import env
 from samestep.base.errors import DetectionError, UsageError
 from samestep.base.place import Place
-from samestep.ranks.world.current import current
 from samestep.ranks.world.join import join
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.process_group import current
+from samestep.ranks.world.protocol import SoloWorld
 from support.recordings import recording
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from samestep.base.errors import WorldError
-from samestep.ranks.world import sealed_objects
-from samestep.ranks.world.sealed_objects import opened, sealed
+from samestep.ranks.world import protected_groups
+from samestep.ranks.world.protected_groups import opened, sealed
 
 DATA = pickle.dumps({"a": [1, 2]})
 
@@ -39,8 +39,8 @@ def test_a_later_torch_can_pass_further_arguments(monkeypatch):
     def unpacks(tensor, size, group, weights_only=False):
         return (*pickle.loads(tensor.numpy().tobytes()[:size]), weights_only)
 
-    monkeypatch.setattr(sealed_objects, "_keys", [b"key"])
-    pack, unpack = sealed_objects._sealing(packs), sealed_objects._opening(unpacks)
+    monkeypatch.setattr(protected_groups, "_keys", [b"key"])
+    pack, unpack = protected_groups._sealing(packs), protected_groups._opening(unpacks)
 
     for further, named in [((), {}), ((True,), {}), ((), {"weights_only": True})]:
         given = bool(further or named)
