@@ -64,8 +64,8 @@ def claim_of(launcher: Launcher, env: Environment) -> Claim:
                 break
     layout = env.get(launcher.layout, "")
     proof = next((group for group in launcher.proof if all(env.get(name) for name in group)), ())
-    others = [name for name in (launcher.layout, launcher.hosts, *launcher.job, *proof) if env.get(name)]
-    names = dict.fromkeys([*named.values(), *others])
+    more = [name for name in (launcher.layout, launcher.hosts, *launcher.job, *proof) if env.get(name)]
+    names = dict.fromkeys([*named.values(), *more])
     return Claim(
         launcher=launcher,
         values=values,
@@ -87,9 +87,9 @@ def place_of(claim: Claim, *, one_host: bool) -> tuple[Place, tuple[str, ...]]:
         if field not in claim.values:
             raise _half_set(claim, field)
     _check_pairs(claim, claim.values)
-    given = {**claim.values, **_from_layout(claim)}
-    full = dict(given)
-    full["local_rank"], full["local_size"] = _locals(claim, given, one_host=one_host)
+    known = {**claim.values, **_from_layout(claim)}
+    full = dict(known)
+    full["local_rank"], full["local_size"] = _locals(claim, known, one_host=one_host)
     size, local_size = full["size"], full["local_size"]
     full.setdefault("nodes", ceil(size / local_size))
     # Launchers fill node after node by default; join() corrects this from the host names.
@@ -99,7 +99,7 @@ def place_of(claim: Claim, *, one_host: bool) -> tuple[Place, tuple[str, ...]]:
         raise _contradiction(
             claim, f"{size} ranks cannot be {local_size} on this node and spread over {full['nodes']} node(s)"
         )
-    assumed = tuple(field for field in FIELDS if field not in given and size > 1)
+    assumed = tuple(field for field in FIELDS if field not in known and size > 1)
     if local_size == size:
         assumed = tuple(field for field in assumed if field not in {"node", "nodes"})  # one node: no guess
     return Place(**full, launcher=claim.launcher.name), assumed
@@ -139,13 +139,13 @@ def _from_layout(claim: Claim) -> dict[str, int]:
     return {"nodes": len(counts), "node": node, "local_size": local_size}
 
 
-def _locals(claim: Claim, given: Mapping[str, int], *, one_host: bool) -> tuple[int, int]:
+def _locals(claim: Claim, known: Mapping[str, int], *, one_host: bool) -> tuple[int, int]:
     """Return local rank and local size, given or inferred."""
-    rank, size = given["rank"], given["size"]
-    local_rank, local_size = given.get("local_rank"), given.get("local_size")
+    rank, size = known["rank"], known["size"]
+    local_rank, local_size = known.get("local_rank"), known.get("local_size")
     if local_rank is not None and local_size is not None:
         return local_rank, local_size
-    if size == 1 or given.get("nodes") == 1 or one_host:
+    if size == 1 or known.get("nodes") == 1 or one_host:
         return (rank if local_rank is None else local_rank, local_size or size)
     if claim.launcher.silent_means_alone and local_rank is None and local_size is None:
         return 0, 1
@@ -160,9 +160,9 @@ def _half_set(claim: Claim, field: str) -> DetectionError:
     )
 
 
-def _contradiction(claim: Claim, what: str) -> DetectionError:
+def _contradiction(claim: Claim, problem: str) -> DetectionError:
     return DetectionError(
-        f"{what}; found {claim.shown()} (launcher: {claim.launcher.name}). Correct the values, or "
+        f"{problem}; found {claim.shown()} (launcher: {claim.launcher.name}). Correct the values, or "
         "unset them and start the ranks with samestep run, torchrun, srun or mpirun."
     )
 
@@ -203,11 +203,11 @@ def detect(env: Environment) -> Detected:
     Raises:
         DetectionError: the deciding launcher's variables contradict each other or lack something.
     """
-    found = [launcher for launcher in LAUNCHERS if _found(launcher, env)]
-    if not found:
+    launchers = [launcher for launcher in LAUNCHERS if _is_set(launcher, env)]
+    if not launchers:
         refuse_incomplete(env)
         return Detected(place=Place(), notes=_notes_when_single(env))
-    claim = _innermost(found, env)
+    claim = _innermost(launchers, env)
     launcher = claim.launcher
     address, port = _master(env)
     one_host = address in LOOPBACK
@@ -217,7 +217,7 @@ def detect(env: Environment) -> Detected:
         place=place,
         launcher=launcher.name,
         evidence=(*claim.evidence, *master),
-        outer=tuple(other.name for other in found if _is_outer(other, claim, env)),
+        outer=tuple(outer.name for outer in launchers if _is_outer(outer, claim, env)),
         assumed=assumed,
         master_addr=address,
         master_port=port,
@@ -227,7 +227,7 @@ def detect(env: Environment) -> Detected:
     )
 
 
-def given(place: Place, env: Environment) -> Detected:
+def from_arguments(place: Place, env: Environment) -> Detected:
     """Return the caller's `place`, which overrides every variable, with the environment's master."""
     address, port = _master(env)
     return Detected(place=place, launcher="arguments", master_addr=address, master_port=port)
@@ -259,7 +259,7 @@ def refuse_incomplete(env: Environment) -> None:
             )
 
 
-def _found(launcher: Launcher, env: Environment) -> bool:
+def _is_set(launcher: Launcher, env: Environment) -> bool:
     if not any(all(env.get(name) for name in names) for names in launcher.proof):
         return False
     if len({env.get(name) for name in launcher.equal}) > 1:
@@ -267,15 +267,15 @@ def _found(launcher: Launcher, env: Environment) -> bool:
     return launcher is not SLURM or is_task_step(env["SLURM_STEP_ID"])
 
 
-def _innermost(found: list[Launcher], env: Environment) -> Claim:
+def _innermost(launchers: list[Launcher], env: Environment) -> Claim:
     """Return the claim of the first launcher found, or of another one that sets its variables.
 
     srun can set PMI's or PMIx's variables next to its own. The same rank and number of ranks
     mean that it is srun itself; if they differ, an mpirun runs inside the step.
     """
-    first = claim_of(found[0], env)
+    first = claim_of(launchers[0], env)
     for name in first.launcher.also_set_by:
-        if BY_NAME[name] not in found:
+        if BY_NAME[name] not in launchers:
             continue
         setter = claim_of(BY_NAME[name], env)
         if first.values.get("rank") == setter.values.get("rank") and (
@@ -285,14 +285,14 @@ def _innermost(found: list[Launcher], env: Environment) -> Claim:
     return first
 
 
-def _is_outer(other: Launcher, deciding: Claim, env: Environment) -> bool:
+def _is_outer(outer: Launcher, deciding: Claim, env: Environment) -> bool:
     winner = deciding.launcher
-    if other is winner or other.name in winner.also_sets or winner.name in other.also_set_by:
+    if outer is winner or outer.name in winner.also_sets or winner.name in outer.also_set_by:
         return False
-    if LAUNCHERS.index(other) < LAUNCHERS.index(winner):
+    if LAUNCHERS.index(outer) < LAUNCHERS.index(winner):
         return False
-    texts = [next(filter(None, map(env.get, getattr(other, field))), None) for field in ("rank", "size")]
-    if other is ENVIRONMENT and texts == [str(deciding.values.get(field)) for field in ("rank", "size")]:
+    texts = [next(filter(None, map(env.get, getattr(outer, field))), None) for field in ("rank", "size")]
+    if outer is ENVIRONMENT and texts == [str(deciding.values.get(field)) for field in ("rank", "size")]:
         return False  # a script or `samestep run` has set torchrun's variables to the same values
     return all(texts)
 

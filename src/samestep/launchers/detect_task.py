@@ -46,7 +46,8 @@ class Parent:
 
     name: str  # its name
     pid: int  # its process ID
-    alike: int  # number of its children that run the same command as the one from which this process descends
+    # number of its children that run the same command as the one from which this process descends
+    duplicates: int
 
 
 Parents = Callable[[], Sequence[Parent]]
@@ -63,13 +64,15 @@ def detect_task(
     Raises:
         DetectionError: the launcher's variables contradict each other, or some or all are missing.
     """
-    found = with_main_host(detect(env), env)
-    if found.launcher == UNLAUNCHED:
+    detected = with_main_host(detect(env), env)
+    if detected.launcher == UNLAUNCHED:
         refuse_duplicates(env)
     if nodes == 1:
-        refuse_pods(env, found)
+        refuse_pods(env, detected)
     address, port = master
-    return replace(found, master_addr=address or found.master_addr, master_port=port or found.master_port)
+    return replace(
+        detected, master_addr=address or detected.master_addr, master_port=port or detected.master_port
+    )
 
 
 def refuse_duplicates(env: Environment, parents: Parents | None = None) -> None:
@@ -83,15 +86,15 @@ def refuse_duplicates(env: Environment, parents: Parents | None = None) -> None:
     if is_job_script(env):
         return
     for parent in (parents or _parents)():
-        if parent.alike > 1 and parent.name.startswith(_STARTERS):
+        if parent.duplicates > 1 and parent.name.startswith(_STARTERS):
             raise DetectionError(
-                f"{parent.name} (process {parent.pid}) started {parent.alike} processes like this one, but "
-                "none of its variables is left here, so that each would repeat the same run. Let the "
+                f"{parent.name} (process {parent.pid}) started {parent.duplicates} processes like this one, "
+                "but none of its variables is left here, so that each would repeat the same run. Let the "
                 "variables through (a container: --env or no --cleanenv), or start one process."
             )
 
 
-def refuse_pods(env: Environment, found: Detected) -> None:
+def refuse_pods(env: Environment, detected: Detected) -> None:
     """Refuse to run as one of several pods that were set up for torchrun, without torchrun.
 
     Platforms set ``PET_`` variables, which stand for torchrun's flags, in each pod. samestep takes no
@@ -101,16 +104,16 @@ def refuse_pods(env: Environment, found: Detected) -> None:
     Raises:
         DetectionError: this is such a pod; the message has the variables and the remedy.
     """
-    if found.launcher not in (UNLAUNCHED, ENVIRONMENT.name):
+    if detected.launcher not in (UNLAUNCHED, ENVIRONMENT.name):
         return
     variables = ", ".join(f"{name}={env[name]}" for name in _PODS_NAMES if env.get(name))
-    if found.place.size == 1 and (_most_nodes(env) > 1 or (integer(env, "PET_NODE_RANK") or 0) > 0):
+    if detected.place.size == 1 and (_most_nodes(env) > 1 or (integer(env, "PET_NODE_RANK") or 0) > 0):
         raise DetectionError(
             f"{variables}: this is one of several pods that were set up for torchrun, which did not start "
             f"this process, so that each would repeat the same run. {_PODS_ADVICE}"
         )
     per_pod = env.get("PET_NPROC_PER_NODE", "")
-    if found.place.size > 1 and (whole(per_pod) or 1) > 1 and not env.get("LOCAL_RANK"):
+    if detected.place.size > 1 and (whole(per_pod) or 1) > 1 and not env.get("LOCAL_RANK"):
         raise DetectionError(
             f"{variables}: RANK={env.get('RANK')} is the number of this pod, not of one of its {per_pod} "
             f"workers, which torchrun did not start. {_PODS_ADVICE}"
@@ -123,35 +126,39 @@ def _most_nodes(env: Environment) -> int:
     return whole(most) or 1
 
 
-def is_alike(command_of: Callable[[], list[str]], own: list[str], *, patience_s: float = 0.5) -> bool:
-    """Return whether another process runs this one's command, or is about to, for example after ``env``.
+def runs_command(
+    command_of: Callable[[], list[str]], expected: list[str], *, patience_s: float = 0.5
+) -> bool:
+    """Return whether a process runs the `expected` command, or is about to, for example after ``env``.
 
-    `command_of` returns the other's command line, which is empty while it becomes another program: wait for
-    it, up to `patience_s`.
+    `command_of` returns the command line of the process, which is empty while it becomes another program:
+    wait for it, up to `patience_s`.
     """
     command: list[str] = []
     for _ in polls(patience_s, least_s=0.01):
         if command := command_of():
             break
-    return command[-len(own) :] == own
+    return command[-len(expected) :] == expected
 
 
 def _parents() -> list[Parent]:
     import psutil
 
-    found: list[Parent] = []
+    parents: list[Parent] = []
     try:
         child = psutil.Process()
         for parent in child.parents():
             if parent.name().startswith(_STARTERS):
-                alike = sum(is_alike(other.cmdline, child.cmdline()) for other in parent.children())
-                found.append(Parent(name=parent.name(), pid=parent.pid, alike=alike))
+                duplicates = sum(
+                    runs_command(sibling.cmdline, child.cmdline()) for sibling in parent.children()
+                )
+                parents.append(Parent(name=parent.name(), pid=parent.pid, duplicates=duplicates))
             child = parent
     except psutil.Error:  # another user's process, or gone
         pass
-    if any(parent.alike > 1 for parent in found):
+    if any(parent.duplicates > 1 for parent in parents):
         time.sleep(_LINGER_S)
-    return found
+    return parents
 
 
 _ANSWER_S = 120.0
@@ -167,8 +174,8 @@ def with_main_host(detected: Detected, env: Environment) -> Detected:
         return detected
     if detected.launcher == OPEN_MPI.name:
         # Ranks on mpirun's own host do not get the list; those on rank 0's host do not need it.
-        own = gethostname() if place.rank == place.local_rank else ""
-        return replace(detected, hosts=open_mpi_first(env) or own)
+        host = gethostname() if place.rank == place.local_rank else ""
+        return replace(detected, hosts=open_mpi_first(env) or host)
     descriptor = integer(env, "PMI_FD")
     if detected.launcher != MPICH.name or descriptor is None:
         return detected
@@ -193,10 +200,10 @@ def open_mpi_first(env: Environment) -> str | None:
             names += [prefix + suffix] if prefix + suffix else []
             continue
         for part in ranges.split(","):
-            found = _RANGE.fullmatch(part)
-            if found is None or len(names) + int(found[2] or found[1]) - int(found[1]) > MOST:
+            match = _RANGE.fullmatch(part)
+            if match is None or len(names) + int(match[2] or match[1]) - int(match[1]) > MOST:
                 return None
-            numbers = range(int(found[1]), int(found[2] or found[1]) + 1)
+            numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
             names += [f"{prefix}{str(number).zfill(int(width))}{suffix}" for number in numbers]
     # The list begins with mpirun's own host, which counts only if ranks run there.
     beside = len(names) - (integer(env, "OMPI_MCA_orte_num_nodes") or 0)

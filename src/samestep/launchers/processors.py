@@ -117,8 +117,8 @@ def thread_variables(threads: Threads) -> dict[str, str]:
     A user's own ``OMP_NUM_THREADS`` stays as it is.
     """
     passed = {_PASSED: f"{threads.count} {threads.reason}"}
-    own = threads.reason.startswith("OMP_NUM_THREADS")
-    return passed if own else {"OMP_NUM_THREADS": str(threads.count), **passed}
+    is_from_user = threads.reason.startswith("OMP_NUM_THREADS")
+    return passed if is_from_user else {"OMP_NUM_THREADS": str(threads.count), **passed}
 
 
 def passed_threads(env: Environment) -> Threads | None:
@@ -202,19 +202,19 @@ def share_of(
     Raises:
         UsageError: there are fewer cores than ranks.
     """
-    own = _near(here, local_rank, near[:local_size]) if len(near) >= local_size else []
-    if not own:
+    share = _near(here, local_rank, near[:local_size]) if len(near) >= local_size else []
+    if not share:
         each = len(here) // local_size
         if not each:
             raise UsageError(
                 f"--bind {kind}: {local_size} workers cannot have a core each, there are {len(here)} for "
                 "them. Ask for fewer workers or more processors, or leave --bind out."
             )
-        own = list(here[local_rank * each : (local_rank + 1) * each])
+        share = list(here[local_rank * each : (local_rank + 1) * each])
     if kind == "numa":
-        nodes = {core.node for core in own}
-        own = [core for core in here if core.node in nodes]
-    return tuple(sorted(cpu for core in own for cpu in core.cpus))
+        nodes = {core.node for core in share}
+        share = [core for core in here if core.node in nodes]
+    return tuple(sorted(cpu for core in share for cpu in core.cpus))
 
 
 def bind(kind: str, place: Place, environment: Environment, *, shared: bool = True) -> None:
@@ -235,8 +235,8 @@ def bind(kind: str, place: Place, environment: Environment, *, shared: bool = Tr
             f"--bind {kind}: under srun --gpus-per-task each worker sees its own GPU only, not which NUMA "
             "nodes the others take. Add srun's --gpu-bind=none, so that it sees all, or leave --bind out."
         )
-    mine = share_of(kind, here, local_rank=place.local_rank, local_size=place.local_size, near=near)
-    os.sched_setaffinity(0, mine)
+    share = share_of(kind, here, local_rank=place.local_rank, local_size=place.local_size, near=near)
+    os.sched_setaffinity(0, share)
     env.export({BOUND: kind})
 
 
@@ -250,15 +250,15 @@ def undo_default_binding(env: Environment, launcher: str, *, ancestors: Ancestor
     """
     if launcher != OPEN_MPI.name or _binding_was_asked_for(env) or not hasattr(os, "sched_setaffinity"):
         return False
-    mine = os.sched_getaffinity(0)
+    bound = os.sched_getaffinity(0)
     above = next(launcher_processes(launcher, ancestors), None)
-    if len(cores(mine)) > 1 or above is None:
+    if len(cores(bound)) > 1 or above is None:
         return False
     try:
-        theirs = os.sched_getaffinity(int(above[0]))
-        if not theirs > mine:
+        of_launcher = os.sched_getaffinity(int(above[0]))
+        if not of_launcher > bound:
             return False
-        os.sched_setaffinity(0, theirs)
+        os.sched_setaffinity(0, of_launcher)
     except OSError:  # it has ended, or the kernel does not allow the change
         return False
     return True

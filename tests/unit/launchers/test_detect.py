@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
-from samestep.launchers.detect import detect, given
+from samestep.launchers.detect import detect, from_arguments
 from samestep.launchers.registry import LAUNCHERS
 from support.recordings import RECORDINGS, recording
 
@@ -83,7 +83,7 @@ def test_an_inferred_place_gets_a_note():
 
 def test_a_place_given_by_the_caller_keeps_the_master_address_of_the_environment():
     place = Place(rank=1, size=2)
-    detected = given(place, {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "RANK": "7"})
+    detected = from_arguments(place, {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "RANK": "7"})
 
     assert detected.place == place
     assert detected.master == ("node0", 29500)

@@ -5,7 +5,7 @@ import pytest
 from samestep.base.errors import DetectionError
 from samestep.launchers import detect_task
 from samestep.launchers.detect import detect
-from samestep.launchers.detect_task import Parent, is_alike, refuse_duplicates
+from samestep.launchers.detect_task import Parent, refuse_duplicates, runs_command
 from support.recordings import recording
 
 
@@ -74,8 +74,8 @@ def test_a_process_without_peers_is_a_single_process(environment):
     "parents",
     [
         [],
-        [Parent(name="slurmstepd", pid=7, alike=1)],
-        [Parent(name="bash", pid=7, alike=3)],
+        [Parent(name="slurmstepd", pid=7, duplicates=1)],
+        [Parent(name="bash", pid=7, duplicates=3)],
     ],
 )
 def test_a_process_without_duplicates_below_a_launcher_is_accepted(parents):
@@ -83,7 +83,7 @@ def test_a_process_without_duplicates_below_a_launcher_is_accepted(parents):
 
 
 def test_duplicate_processes_below_a_launcher_are_refused():
-    parents = [Parent(name="bash", pid=8, alike=1), Parent(name="mpirun.openmpi", pid=7, alike=4)]
+    parents = [Parent(name="bash", pid=8, duplicates=1), Parent(name="mpirun.openmpi", pid=7, duplicates=4)]
     with pytest.raises(DetectionError, match=r"mpirun\.openmpi \(process 7\) started 4 processes like this"):
         refuse_duplicates({}, lambda: parents)
 
@@ -100,17 +100,17 @@ def test_duplicate_processes_below_a_launcher_are_refused():
 )
 def test_processes_that_run_or_are_about_to_run_the_same_command_are_duplicates(seen, alike):
     commands = iter(seen)
-    assert is_alike(lambda: next(commands), ["python", "train.py"]) == alike
+    assert runs_command(lambda: next(commands), ["python", "train.py"]) == alike
 
 
 def test_a_process_without_a_command_is_no_duplicate():
-    assert not is_alike(list, ["python", "train.py"], patience_s=0.0)
+    assert not runs_command(list, ["python", "train.py"], patience_s=0.0)
 
 
 def test_a_job_script_is_accepted_below_a_parent_with_duplicates():
     environment = recording("slurm_interactive_step").environment
-    refuse_duplicates(environment, lambda: [Parent(name="slurmstepd", pid=7, alike=2)])
+    refuse_duplicates(environment, lambda: [Parent(name="slurmstepd", pid=7, duplicates=2)])
 
 
 def test_each_parent_of_this_process_has_at_least_one_child_of_its_command():
-    assert all(parent.alike >= 1 for parent in detect_task._parents())
+    assert all(parent.duplicates >= 1 for parent in detect_task._parents())

@@ -70,13 +70,13 @@ class ModelRegistry:
         The model may be compiled, or contain a wrapper. With `on_host`, DDP's copies are timed, which an
         accelerator only queues.
         """
-        found = self._find(module)
-        for ddp in found.ddps if on_host else ():
+        info = self._find(module)
+        for ddp in info.ddps if on_host else ():
             model = ddp.model()
             if model is not None and not ddp.is_timed:
                 ddp.is_timed = True
                 self._time_copies(model)
-        return found
+        return info
 
     def _time_copies(self, model: DistributedDataParallel) -> None:
         for parameter in model.parameters():
@@ -98,22 +98,22 @@ class ModelRegistry:
             handle.remove()
 
     def _find(self, module: nn.Module) -> ModelInfo:
-        found = self._known.get(module)
-        if found is None:
+        info = self._known.get(module)
+        if info is None:
             parts = list(module.modules())
-            found = self._known[module] = ModelInfo(
+            info = self._known[module] = ModelInfo(
                 frozenset({id(module), id(getattr(module, "module", None))}),
                 next(filter(None, map(_sync, parts)), ""),
-                tuple(self._ddp(one) for one in parts if isinstance(one, DistributedDataParallel)),
+                tuple(self._ddp(part) for part in parts if isinstance(part, DistributedDataParallel)),
             )
-        return found
+        return info
 
     def _ddp(self, model: DistributedDataParallel) -> DdpInfo:
-        found = self._ddps.get(model)
-        if found is None:
-            found = self._ddps[model] = DdpInfo(ref(model))
-            self.unmeasured.append(found)
-        return found
+        info = self._ddps.get(model)
+        if info is None:
+            info = self._ddps[model] = DdpInfo(ref(model))
+            self.unmeasured.append(info)
+        return info
 
 
 def _sync(module: nn.Module) -> str:
@@ -128,7 +128,9 @@ def _gradient_bytes(model: Any) -> int | None:
     if not is_dense or any(getattr(module, "sparse", False) for module in model.modules()):
         return None
     ignored = model.parameters_to_ignore
-    return message_bytes(one for name, one in model.module.named_parameters() if name not in ignored)
+    return message_bytes(
+        parameter for name, parameter in model.module.named_parameters() if name not in ignored
+    )
 
 
 COLLECTIVES = "collectives"
@@ -174,4 +176,4 @@ def is_python_thread() -> bool:
     """Return whether Python started this thread: torch's autograd starts its threads in C++."""
     this = threading.get_ident()
     dummy = threading._DummyThread  # noqa: SLF001 - the class of a foreign thread that calls current_thread()
-    return any(one.ident == this and not isinstance(one, dummy) for one in threading.enumerate())
+    return any(thread.ident == this and not isinstance(thread, dummy) for thread in threading.enumerate())

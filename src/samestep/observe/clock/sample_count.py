@@ -96,13 +96,15 @@ def size_of(inputs: Sequence[Any]) -> tuple[int, int]:
     first = inputs[0] if inputs else None
     if isinstance(first, Tensor) and first.dim() and not first.requires_grad:  # as in most scripts
         return first.size(0), first.numel()
-    found = data_in(tuple(inputs))
-    if len(found) > 1 and all(one.dim() == 3 for one in found):  # a list of images
-        return len(found), sum(one.numel() for one in found)
-    if found:
-        return len(found[0]), found[0].numel()
-    leafs = (one for _, one in leaves(tuple(inputs)) if isinstance(one, Tensor) and one.dim() and one.is_leaf)
-    return next(((len(one), one.numel()) for one in leafs), (0, 0))
+    tensors = data_in(tuple(inputs))
+    if len(tensors) > 1 and all(tensor.dim() == 3 for tensor in tensors):  # a list of images
+        return len(tensors), sum(tensor.numel() for tensor in tensors)
+    if tensors:
+        return len(tensors[0]), tensors[0].numel()
+    leafs = (
+        leaf for _, leaf in leaves(tuple(inputs)) if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_leaf
+    )
+    return next(((len(leaf), leaf.numel()) for leaf in leafs), (0, 0))
 
 
 MAX_BATCHES = 1 << 14
@@ -168,8 +170,8 @@ class LoadedSamples:
             return None
         try:
             if type(loader.batch_sampler) is BatchSampler:
-                own = len(loader.sampler)  # type: ignore[arg-type]
-                return own - own % (loader.batch_size or 1) if loader.drop_last else own
+                samples = len(loader.sampler)  # type: ignore[arg-type]
+                return samples - samples % (loader.batch_size or 1) if loader.drop_last else samples
             # A user-defined batch sampler may give each rank its shard, which `sampler` does not show.
             return round(len(loader) * self._samples_seen / batches) if batches else None
         except TypeError:  # no length, as with an iterable data set
@@ -259,7 +261,7 @@ def _size(iterator: Any, index: Any) -> int | None:
 
 def _samples_in(entry: _Pending, asked: int, batch: Any) -> int:
     """Return the samples of a batch of an iterable data set: the requested number, or fewer."""
-    rows = next((len(one) for _, one in leaves(batch) if one.dim()), 0)
+    rows = next((len(leaf) for _, leaf in leaves(batch) if leaf.dim()), 0)
     if entry.has_rows is None:
         entry.has_rows = rows == asked
     return rows if entry.has_rows else asked

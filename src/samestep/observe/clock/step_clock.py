@@ -119,7 +119,7 @@ class OptimizerCycle:
 
     def _keep(self, ids: set[int]) -> None:
         """Remove all other optimizers from the order; they do not step again, or count as new."""
-        self._known = WeakSet(one for one in self._known if id(one) in ids)
+        self._known = WeakSet(optimizer for optimizer in self._known if id(optimizer) in ids)
         self._steps.clear()
 
 
@@ -325,9 +325,11 @@ class ScriptClock(Listener):
         else:
             self._writer.close(waits=not ended.startswith("error"))
         samples = self._samples_per_epoch
-        own = None if self._trained_loader is None else self._reader.samples_per_epoch(self._trained_loader)
-        if samples is None and own is not None:
-            samples = own * self._loaders
+        loaded = (
+            None if self._trained_loader is None else self._reader.samples_per_epoch(self._trained_loader)
+        )
+        if samples is None and loaded is not None:
+            samples = loaded * self._loaders
         self._sink.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
 
     def accepts(self, *, trains: bool = False) -> bool:
@@ -568,7 +570,7 @@ class ScriptClock(Listener):
     def _read_backend(self) -> None:
         """Read the back end while there is a process group: a script may destroy it before the header."""
         if not self._backend and c10d.is_initialized():
-            by_device = dict(one.split(":") for one in c10d.get_backend_config().split(","))
+            by_device = dict(entry.split(":") for entry in c10d.get_backend_config().split(","))
             self._backend = by_device.get(self._device.type, "")
 
     def _write_header(self) -> None:

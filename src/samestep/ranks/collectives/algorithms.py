@@ -46,13 +46,13 @@ def direct(world: World) -> DirectWorld:
     Raises:
         UsageError: they cannot have any.
     """
-    found = world if isinstance(world, DirectWorld) else by_connections(native(world))
-    if not isinstance(found, DirectWorld):
+    connected = world if isinstance(world, DirectWorld) else by_connections(native(world))
+    if not isinstance(connected, DirectWorld):
         raise UsageError(
             f"direct takes 2 to {RANKS} processes that Gloo connects, with tensors on the CPU. "
             "Choose another algorithm."
         )
-    return found
+    return connected
 
 
 ALL_REDUCE: Mapping[str, ToAll] = {

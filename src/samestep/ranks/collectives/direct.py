@@ -57,21 +57,21 @@ class DirectCollectives:
     def __init__(self, connections: Connections, *, rank: int, size: int, progress: Progress) -> None:
         self._connections, self._progress = connections, progress
         self._rank, self._size = rank, size
-        self._others = [one for one in range(size) if one != rank]
+        self._peers = [peer for peer in range(size) if peer != rank]
         self._inbox = torch.empty(size, SIGNATURE_BYTES + PIECE, dtype=torch.uint8, device="cpu")
         """The last message of each rank, behind its signature."""
-        self._views = [memoryview(one.numpy()) for one in self._inbox]
+        self._views = [memoryview(message.numpy()) for message in self._inbox]
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         with self._progress_of("all_gather"):
-            own, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
-            gathered = [torch.empty_like(own) for _ in range(self._size)]
-            flat = [one.view(-1) for one in gathered]
-            for part in _pieces_to_send(own):
-                received = self._received([own.view(-1)[part]] * self._size, call)
-                for one, piece in zip(flat, received, strict=True):
-                    one[part] = piece
+            contiguous, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
+            gathered = [torch.empty_like(contiguous) for _ in range(self._size)]
+            flat = [flat_tensor.view(-1) for flat_tensor in gathered]
+            for part in _pieces_to_send(contiguous):
+                received = self._received([contiguous.view(-1)[part]] * self._size, call)
+                for target, piece in zip(flat, received, strict=True):
+                    target[part] = piece
             return gathered
 
     def barrier(self) -> None:
@@ -93,9 +93,9 @@ class DirectCollectives:
             return
         edges = bounds(flat.numel(), self._size)
         chunks = [flat[edges[rank] : edges[rank + 1]] for rank in range(self._size)]
-        own = chunks[self._rank]
-        reduce_in_rank_order(op, self._received(chunks, call), own)
-        self._copy_chunks(own, chunks)
+        chunk = chunks[self._rank]
+        reduce_in_rank_order(op, self._received(chunks, call), chunk)
+        self._copy_chunks(chunk, chunks)
 
     def _progress_of(self, op: str) -> Progress:
         self._progress.enter(op)
@@ -106,25 +106,23 @@ class DirectCollectives:
 
         They have the size of the one at this rank's place, and are valid until the next call.
         """
-        own = sends[self._rank]
-        end = SIGNATURE_BYTES + own.nbytes
+        sent = sends[self._rank]
+        end = SIGNATURE_BYTES + sent.nbytes
         self._exchange(
-            {rank: [memoryview(call), _bytes(sends[rank])] for rank in self._others},
-            {rank: self._views[rank][:end] for rank in self._others},
+            {rank: [memoryview(call), _bytes(sends[rank])] for rank in self._peers},
+            {rank: self._views[rank][:end] for rank in self._peers},
             checked=SIGNATURE_BYTES,
-            check=lambda other: check_same_call(call, bytes(other)),
+            check=lambda received: check_same_call(call, bytes(received)),
         )
         return [
-            own if rank == self._rank else self._inbox[rank, SIGNATURE_BYTES:end].view(own.dtype)
+            sent if rank == self._rank else self._inbox[rank, SIGNATURE_BYTES:end].view(sent.dtype)
             for rank in range(self._size)
         ]
 
-    def _copy_chunks(self, own: Tensor, chunks: Sequence[Tensor]) -> None:
+    def _copy_chunks(self, chunk: Tensor, chunks: Sequence[Tensor]) -> None:
         """Send this rank's chunk to all ranks, and receive theirs."""
-        sent = [_bytes(own)]
-        self._exchange(
-            dict.fromkeys(self._others, sent), {rank: _bytes(chunks[rank]) for rank in self._others}
-        )
+        sent = [_bytes(chunk)]
+        self._exchange(dict.fromkeys(self._peers, sent), {rank: _bytes(chunks[rank]) for rank in self._peers})
 
     def _exchange(self, *messages: Mapping[int, Any], **checks: Any) -> None:
         try:

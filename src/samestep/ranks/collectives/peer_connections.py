@@ -74,20 +74,20 @@ def _connected(world: World, key: bytes, below: range, above: range) -> dict[int
         undo.callback(callers.close)
         address, port = _served(undo, key, callers)
         addresses = world.all_gather_objects((address, port))
-        found: dict[int, socket.socket] = {}
-        problem = "" if all(one for one, _ in addresses) else "a rank has no address"
+        connections: dict[int, socket.socket] = {}
+        problem = "" if all(address for address, _ in addresses) else "a rank has no address"
         try:
             if not problem:
-                _connect(world.place, addresses, key, callers, found, (below, above))
+                _connect(world.place, addresses, key, callers, connections, (below, above))
         except OSError as error:
             problem = f"rank {world.place.rank} cannot connect: {error}"
         # No rank sends a message of its own before this, so none can arrive behind the handshake.
-        problems = [one for one in world.all_gather_objects(problem) if one]
+        problems = [text for text in world.all_gather_objects(problem) if text]
     if problems:
-        for connection in found.values():
+        for connection in connections.values():
             connection.close()
         raise NotConnected(problems[0])
-    return found
+    return connections
 
 
 def _key(world: World, purpose: str) -> bytes:
@@ -116,8 +116,8 @@ def _address() -> str:
     named = env.snapshot().get(IFNAME, "").partition(",")[0]
     if not named:
         return own_address() or ""
-    among = [one for one in interfaces(addresses_here()) if one.name == named]
-    return next((address for one in among for address in one.addresses), "")
+    among = [interface for interface in interfaces(addresses_here()) if interface.name == named]
+    return next((address for interface in among for address in interface.addresses), "")
 
 
 def _connect(
@@ -125,17 +125,17 @@ def _connect(
     addresses: list[tuple[str, int]],
     key: bytes,
     callers: Callers,
-    found: dict[int, socket.socket],
+    connections: dict[int, socket.socket],
     peers: tuple[range, range],
 ) -> None:
     """Connect to the peers below this rank, and then wait for those above it."""
     below, above = peers
-    for other in below:
-        connection = connect(*addresses[other], key, timeout_s=PATIENCE_S)
-        found[other] = connection.plain
+    for peer in below:
+        connection = connect(*addresses[peer], key, timeout_s=PATIENCE_S)
+        connections[peer] = connection.plain
         connection.ask(str(place.rank).encode(), timeout_s=PATIENCE_S)
-    for other in above:
-        found[other] = callers.taken(str(other).encode(), limit_s=PATIENCE_S)
+    for peer in above:
+        connections[peer] = callers.taken(str(peer).encode(), limit_s=PATIENCE_S)
 
 
 class Connections:
@@ -172,10 +172,10 @@ class Connections:
         try:
             pending = {}
             for peer, connection in self._sockets.items():
-                one = _Pending(peer, connection, receives[peer], checked)
-                one.begin(sends[peer])
-                if one.events:
-                    pending[connection.fileno()] = one
+                message = _Pending(peer, connection, receives[peer], checked)
+                message.begin(sends[peer])
+                if message.events:
+                    pending[connection.fileno()] = message
             self._await(pending, check)
         except BaseException:
             self.end()  # a message may be sent or read in part
@@ -183,22 +183,22 @@ class Connections:
 
     def _await(self, pending: dict[int, "_Pending"], check: Callable[[memoryview], None]) -> None:
         poll = select.poll()
-        for file, one in pending.items():
-            poll.register(file, one.events)
+        for file, message in pending.items():
+            poll.register(file, message.events)
         while pending:
             ready = poll.poll(1000 * self._timeout_s)
             if not ready:
                 late = next(iter(pending.values())).peer
                 raise TimeoutError(f"the connection to rank {late} timed out after {self._timeout_s:g} s")
             for file, _ in ready:
-                one = pending[file]
-                before = one.events
-                one.go_on(check)
-                if not one.events:
+                message = pending[file]
+                before = message.events
+                message.go_on(check)
+                if not message.events:
                     poll.unregister(file)
                     del pending[file]
-                elif one.events != before:
-                    poll.modify(file, one.events)
+                elif message.events != before:
+                    poll.modify(file, message.events)
 
     def end(self) -> None:
         """End the connections, which wakes a thread that waits, here and on the other ranks."""

@@ -92,7 +92,7 @@ class _Views:
         self.parts = [slice(*pair) for pair in pairwise(bounds(count, size))]
         self.halves = [list(half) for half in slots[:, :, : count * dtype.itemsize].view(dtype)]
         """By half and rank."""
-        self.by_part = [[[one[part] for part in self.parts] for one in half] for half in self.halves]
+        self.by_part = [[[slot[part] for part in self.parts] for slot in half] for half in self.halves]
         """By half, rank and part."""
 
 
@@ -120,16 +120,16 @@ class SharedMemory:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         with self._begin("all_gather", tensor):
-            own = as_contiguous(tensor)
-            gathered = [torch.empty_like(own) for _ in range(self._size)]
-            flat = [one.view(-1) for one in gathered]
-            for part in pieces(own):
-                piece = own.view(-1)[part]
+            contiguous = as_contiguous(tensor)
+            gathered = [torch.empty_like(contiguous) for _ in range(self._size)]
+            flat = [flat_tensor.view(-1) for flat_tensor in gathered]
+            for part in pieces(contiguous):
+                piece = contiguous.view(-1)[part]
                 halves = self._halves(piece)
                 halves[self._rank].copy_(piece)
                 self._handover()
-                for one, half in zip(flat, halves, strict=True):
-                    one[part] = half
+                for target, half in zip(flat, halves, strict=True):
+                    target[part] = half
         return gathered
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
@@ -203,19 +203,19 @@ class SharedMemory:
         """Reduce one piece, like `_fold_piece` with one part per rank, but faster."""
         views, rank = self._views_of(piece), self._rank
         slots = views.by_part[self._half]
-        mine = [piece[part] for part in views.parts]
-        for number, part in enumerate(mine):
+        shares = [piece[part] for part in views.parts]
+        for number, part in enumerate(shares):
             if number != rank:  # no other rank reads this rank's share
                 load(slots[rank][number], part)
         self._handover(swap=False)
         summands = [of_rank[rank] for of_rank in slots]
         if load is not torch.Tensor.copy_:
-            load(mine[rank], mine[rank])
-        summands[rank] = mine[rank]
-        reduce_in_rank_order(op, summands, mine[rank])
-        slots[rank][rank].copy_(mine[rank])  # no rank has read this share of this rank's slot
+            load(shares[rank], shares[rank])
+        summands[rank] = shares[rank]
+        reduce_in_rank_order(op, summands, shares[rank])
+        slots[rank][rank].copy_(shares[rank])  # no rank has read this share of this rank's slot
         self._handover()
-        for number, part in enumerate(mine):
+        for number, part in enumerate(shares):
             if number != rank:
                 part.copy_(slots[number][number])
 
@@ -223,7 +223,7 @@ class SharedMemory:
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
         """Fold a small tensor: each rank computes all of it, for one handover instead of two."""
-        halves = [one.halves[self._half] for one in views]
+        halves = [view.halves[self._half] for view in views]
         for row, piece in enumerate(pieces):
             halves[row][self._rank].copy_(piece)
         self._handover()
@@ -233,26 +233,26 @@ class SharedMemory:
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
         """Fold one piece of each part: each rank computes its share, and copies the results of the others."""
-        own, parts = self._rank, views[0].parts
-        slots = [one.by_part[self._half] for one in views]
+        this_rank, parts = self._rank, views[0].parts
+        slots = [view.by_part[self._half] for view in views]
         for row, piece in enumerate(pieces):
             for rank, part in enumerate(parts):
-                if rank != own:
-                    slots[row][own][rank].copy_(piece[part])
+                if rank != this_rank:
+                    slots[row][this_rank][rank].copy_(piece[part])
         self._handover(swap=False)
-        mine = [piece[parts[own]] for piece in pieces]
+        shares = [piece[parts[this_rank]] for piece in pieces]
         folding(
             [
-                mine[row] if rank == own else slots[row][rank][own]
+                shares[row] if rank == this_rank else slots[row][rank][this_rank]
                 for rank, count in enumerate(counts)
                 for row in range(count)
             ],
-            mine[0],
+            shares[0],
         )
-        slots[0][own][own].copy_(mine[0])  # no rank has read this share of this rank's slot
+        slots[0][this_rank][this_rank].copy_(shares[0])  # no rank has read this share of this rank's slot
         self._handover()
         for rank, part in enumerate(parts):
-            if rank != own:
+            if rank != this_rank:
                 pieces[0][part].copy_(slots[0][rank][rank])
 
     def _halves(self, piece: Tensor) -> list[Tensor]:
@@ -279,11 +279,11 @@ class SharedMemory:
 
     def _compare(self) -> None:
         """Compare the ranks' call signatures, and swap the signature halves."""
-        mine, self._signature = self._signature, b""
+        sent, self._signature = self._signature, b""
         signatures = [self._memory[where] for where in self._signatures[self._signature_half]]
         self._signature_half = 1 - self._signature_half
-        for other in signatures:
-            check_same_call(mine, other)
+        for received in signatures:
+            check_same_call(sent, received)
 
     def _handover(self, *, swap: bool = True) -> None:
         """Wait until all ranks are here; then swap the halves of the slots."""

@@ -41,7 +41,9 @@ def find_hang(
         quiet: the ranks that do not respond. Their statuses are old: they wait for no rank, and are missing
             if no other rank is.
     """
-    statuses = {rank: replace(one, wait=None) if rank in quiet else one for rank, one in statuses.items()}
+    statuses = {
+        rank: replace(status, wait=None) if rank in quiet else status for rank, status in statuses.items()
+    }
     for rank in sorted(statuses):
         wait = statuses[rank].wait
         if wait is None:
@@ -113,8 +115,8 @@ def _has_arrived(status: RankStatus | None, wait: Wait) -> bool:
 
 
 def _waits_in(status: RankStatus | None, wait: Wait) -> bool:
-    own = None if status is None else status.wait
-    return own is not None and (own.group, own.seq) == (wait.group, wait.seq)
+    current = None if status is None else status.wait
+    return current is not None and (current.group, current.seq) == (wait.group, wait.seq)
 
 
 def _first_causes(missing: Sequence[int], statuses: Mapping[int, RankStatus]) -> tuple[int, ...]:
@@ -126,8 +128,10 @@ def _first_causes(missing: Sequence[int], statuses: Mapping[int, RankStatus]) ->
 def _waits_differ(ranks: Sequence[int], statuses: Mapping[int, RankStatus], wait: Wait) -> bool:
     """Return whether all ranks wait in different calls: a call in which all ranks wait may only be slow."""
     waits = [statuses[rank].wait for rank in ranks if rank in statuses]
-    found = {(one.op, one.seq, one.group, one.root) for one in waits if one is not None}
-    return len(waits) == len(ranks) and None not in waits and (len(found) > 1 or _is_from_any(wait))
+    calls = {
+        (waiting.op, waiting.seq, waiting.group, waiting.root) for waiting in waits if waiting is not None
+    }
+    return len(waits) == len(ranks) and None not in waits and (len(calls) > 1 or _is_from_any(wait))
 
 
 def _sends_in_circle(rank: int, statuses: Mapping[int, RankStatus]) -> bool:
@@ -174,7 +178,7 @@ def _in_messages(waits: Mapping[int, Wait]) -> Difference | None:
 
 def _in_recent(waits: Mapping[int, Wait]) -> Difference | None:
     """Return the difference between the recorded collectives of one number."""
-    recorded = {rank: {one[0]: one[1:] for one in wait.recent} for rank, wait in waits.items()}
+    recorded = {rank: {call[0]: call[1:] for call in wait.recent} for rank, wait in waits.items()}
     for number in sorted({number for calls in recorded.values() for number in calls}):
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, calls in recorded.items():
@@ -363,8 +367,8 @@ def _may_be_slow(hang: Hang, statuses: Mapping[int, RankStatus]) -> bool:
 
 def place_of(line: str) -> str:
     """Return the ``file:line`` of a line as ``file:line: text``."""
-    found = re.match(r"(.*?:\d+)(?:: |$)", line)
-    return found[1] if found else ""
+    match = re.match(r"(.*?:\d+)(?:: |$)", line)
+    return match[1] if match else ""
 
 
 def describe_status(status: RankStatus | None, quiet: str = "") -> str:
@@ -378,7 +382,8 @@ def describe_status(status: RankStatus | None, quiet: str = "") -> str:
         part = f" ({status.wait.inside} of DistributedDataParallel)" if status.wait.inside else ""
         if status.state == "failed":
             data = next(
-                (f" of {one[2]}" for one in status.wait.recent if one[0] == status.wait.seq and one[2]), ""
+                (f" of {call[2]}" for call in status.wait.recent if call[0] == status.wait.seq and call[2]),
+                "",
             )
             return f"lost its connection in {status.wait}{data}{part} at {line}"
         return f"waiting in {status.wait}{part} at {line}"

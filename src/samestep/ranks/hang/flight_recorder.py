@@ -85,26 +85,26 @@ class Recorder:
 
     def counts(self) -> dict[str, CollectiveCount]:
         """Return the counts of each group that has had a collective."""
-        found = {}
+        counts = {}
         status = _dump(entries=False)["pg_status"]
         if status.keys() - self._names.keys():
             self._read_names()
         for number, last in status.items():
             name = self._names.get(str(number), str(number))
             before = self._messages.get(str(number), 0)
-            found[name] = CollectiveCount(
+            counts[name] = CollectiveCount(
                 last["last_enqueued_collective"] - before, last["last_completed_collective"] - before
             )
-        for group, one in list(PROGRESS.items()):  # a copy: the script's thread may add a group
-            if one.entered:
-                found[group] = CollectiveCount(one.entered, one.ended)
-        return found
+        for group, progress in list(PROGRESS.items()):  # a copy: the script's thread may add a group
+            if progress.entered:
+                counts[group] = CollectiveCount(progress.entered, progress.ended)
+        return counts
 
     def under_way(self, group: str) -> tuple[str, int] | None:
         """Return name and number of the first running collective of a group; None without one."""
         if group in PROGRESS:
-            one = PROGRESS[group]
-            return (one.op, one.entered) if one.entered != one.ended else None
+            progress = PROGRESS[group]
+            return (progress.op, progress.entered) if progress.entered != progress.ended else None
         for entry in _collectives(group):
             if not entry["retired"]:
                 return _name(entry), entry["collective_seq_id"]
@@ -141,9 +141,9 @@ def ranks_of(group: str) -> tuple[int, ...]:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return ()
-    for found, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
+    for process_group, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
         if name == group.partition(" ")[0]:
-            return tuple(c10d.get_process_group_ranks(found))
+            return tuple(c10d.get_process_group_ranks(process_group))
     return ()
 
 
@@ -179,12 +179,12 @@ def _group(entry: dict[str, Any]) -> str:
 def _dump(*, entries: bool) -> dict[str, Any]:
     """Return the merged dumps of the recorders of Gloo and NCCL groups."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    found: dict[str, Any] = {"pg_status": {}, "entries": []}
+    merged: dict[str, Any] = {"pg_status": {}, "entries": []}
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump = getattr(c10d, name, None)
         if dump is not None:
             # Without stack traces: symbolizing them can take seconds.
             content = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
-            found["pg_status"] |= content.get("pg_status", {})
-            found["entries"] += content.get("entries", [])
-    return found
+            merged["pg_status"] |= content.get("pg_status", {})
+            merged["entries"] += content.get("entries", [])
+    return merged

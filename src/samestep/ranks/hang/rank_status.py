@@ -162,14 +162,14 @@ class SharedMemoryStore:
 
     def read(self) -> dict[int, bytes]:
         """See `StatusStore.read`; a message that is being written is left out."""
-        found = {}
+        messages = {}
         for rank in range(self._size):
             slot = self._memory[rank * _SLOT : (rank + 1) * _SLOT]
             length, checksum = _HEAD.unpack_from(slot)
             message = slot[_HEAD.size : _HEAD.size + length]
             if length and zlib.crc32(message) == checksum:
-                found[rank] = message
-        return found
+                messages[rank] = message
+        return messages
 
     def refresh(self) -> bool:
         """See `StatusStore.refresh`."""

@@ -47,7 +47,7 @@ class StatusSampler:
         self._recorder = Recorder()
         self._ages: dict[Hashable, float] = {}
         """Seconds for which the counts of a group, or a call of the script, have not changed."""
-        self._found: dict[Hashable, Wait | None] = {}
+        self._running: dict[Hashable, Wait | None] = {}
         """The running collective that the recorder returned for these counts."""
         self._given_up: Call | None = None  # a call that has failed; it is posted until the rank waits again
         self.circle = ""
@@ -101,7 +101,7 @@ class StatusSampler:
         entered = {group: count.entered for group, count in self._recorder.counts().items()}
         if not any(entered.values()):
             return None
-        group, seq = max(entered.items(), key=lambda one: one[1])
+        group, seq = max(entered.items(), key=lambda item: item[1])
         return self._collective(self._recorder.name_of(group, seq), seq, group)
 
     def _collective(self, op: str, seq: int, group: str) -> Wait:
@@ -112,15 +112,15 @@ class StatusSampler:
         self, counts: dict[str, CollectiveCount], waiting: BlockedCall | Call | None, passed_s: float
     ) -> Wait | None:
         """Return the longest current wait, if it is at least `MIN_WAIT_S` long; a recorded call at once."""
-        running = [(group, one) for group, one in counts.items() if one.entered != one.last_ended]
+        running = [(group, count) for group, count in counts.items() if count.entered != count.last_ended]
         keys: list[Hashable] = [*running, *([] if waiting is None else [waiting])]
         if isinstance(waiting, BlockedCall) and waiting.is_new:
             self._ages.pop(waiting, None)
         self._ages = {key: self._ages.get(key, -passed_s) + passed_s for key in keys}
-        self._found = {key: found for key, found in self._found.items() if key in self._ages}
+        self._running = {key: collective for key, collective in self._running.items() if key in self._ages}
         for key in sorted(running, key=self._ages.__getitem__, reverse=True):
-            if self._ages[key] >= MIN_WAIT_S and (found := self._under_way(key)) is not None:
-                return replace(found, age_s=self._ages[key])
+            if self._ages[key] >= MIN_WAIT_S and (wait := self._under_way(key)) is not None:
+                return replace(wait, age_s=self._ages[key])
         if isinstance(waiting, Call):
             return _wait_of(waiting, age_s=self._ages[waiting]) if self._ages[waiting] else None
         if waiting is None or self._ages[waiting] < MIN_WAIT_S:
@@ -128,10 +128,10 @@ class StatusSampler:
         return Wait(op=waiting.op, seq=None, group="", ranks=(), age_s=self._ages[waiting])
 
     def _under_way(self, key: tuple[str, CollectiveCount]) -> Wait | None:
-        if key not in self._found:
-            found = self._recorder.under_way(key[0])
-            self._found[key] = None if found is None else self._collective(*found, key[0])
-        return self._found[key]
+        if key not in self._running:
+            running = self._recorder.under_way(key[0])
+            self._running[key] = None if running is None else self._collective(*running, key[0])
+        return self._running[key]
 
 
 def _wait_of(call: Call, *, age_s: float) -> Wait:
@@ -187,28 +187,28 @@ class StatusMonitor:
         """Return the state of the script."""
         return "running"
 
-    def is_posted(self, before: RankStatus, own: RankStatus) -> bool:  # noqa: ARG002 - for subclasses
+    def is_posted(self, before: RankStatus, status: RankStatus) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether a status is posted, given the previous one."""
         return True
 
-    def examine(self, own: RankStatus) -> None:
+    def examine(self, status: RankStatus) -> None:
         """Examine the statuses; called in every interval, from the thread."""
         raise NotImplementedError
 
     def post(self, passed_s: float = 0.0) -> RankStatus:
         """Sample the status of this rank and post it; see `StatusSampler.sample`."""
         with self._sampling:
-            before, own = self.sampler.last, self.sampler.sample(passed_s, self.state())
-            if self.is_posted(before, own):
-                self.store.post(own.to_bytes())
-        return own
+            before, status = self.sampler.last, self.sampler.sample(passed_s, self.state())
+            if self.is_posted(before, status):
+                self.store.post(status.to_bytes())
+        return status
 
     def statuses(self) -> dict[int, RankStatus]:
         """Return the known statuses of this generation, by rank."""
-        own = self.sampler.last
+        last = self.sampler.last
         statuses = parse_statuses(self.store.read())
-        current = {rank: one for rank, one in statuses.items() if one.generation == own.generation}
-        return {**current, self.place.rank: own}
+        current = {rank: status for rank, status in statuses.items() if status.generation == last.generation}
+        return {**current, self.place.rank: last}
 
     def _watch(self) -> None:
         try:
@@ -316,14 +316,14 @@ class Watchdog(StatusMonitor):
         statuses[rank] = replace(self.sampler.last, state="running", line=with_text(line), wait=last)
         return self._describe(Hang(wait=last, waiting=(rank,), missing=gone), statuses)
 
-    def examine(self, own: RankStatus) -> None:
+    def examine(self, status: RankStatus) -> None:
         """Detect a hang while this rank waits; if it is the one to do so, report it and end the run."""
         if self.store.is_aborted:
             self._response.on_abort()
-        if own.wait is None:
+        if status.wait is None:
             self._beats.clear()
             return
-        if own.wait.age_s >= _WAITING_S / 2:
+        if status.wait.age_s >= _WAITING_S / 2:
             with suppress(Exception):  # the script may have closed it
                 sys.stdout.flush()  # a rank that is terminated inside a collective cannot flush
         statuses, limit_s = self.statuses(), self._response.limit_s
@@ -335,7 +335,7 @@ class Watchdog(StatusMonitor):
             gone_s=min(_GONE_S, limit_s),
             quiet=self._quiet(statuses),
         )
-        if hang is not None and self._is_reporter(hang, own.wait):
+        if hang is not None and self._is_reporter(hang, status.wait):
             report = self._describe(hang, statuses)
             self.store.abort()
             self._response.on_hang(report)
@@ -371,8 +371,8 @@ class Watchdog(StatusMonitor):
 
     def _is_any_running(self, statuses: dict[int, RankStatus]) -> bool:
         """Return whether another rank's script may still run."""
-        others = [one for rank, one in statuses.items() if rank != self.place.rank]
-        return len(others) < self.place.size - 1 or any(one.state == "running" for one in others)
+        known = [status for rank, status in statuses.items() if rank != self.place.rank]
+        return len(known) < self.place.size - 1 or any(status.state == "running" for status in known)
 
     def _all_ended(self) -> bool:
         """Return whether every other rank's script has ended, or has not responded for a long time."""
@@ -380,8 +380,8 @@ class Watchdog(StatusMonitor):
         statuses = {**dict.fromkeys(range(self.place.size), silent), **self.statuses()}
         self._count_silence(statuses)
         return not any(
-            one.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_SAMPLES
-            for rank, one in statuses.items()
+            status.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_SAMPLES
+            for rank, status in statuses.items()
             if rank != self.place.rank
         )
 

@@ -451,15 +451,15 @@ class Callers:
     """Service that keeps authenticated connections until each is taken by its first message."""
 
     def __init__(self) -> None:
-        self._found: dict[bytes, tuple[socket.socket, Channel]] = {}
+        self._connections: dict[bytes, tuple[socket.socket, Channel]] = {}
         self._changed = threading.Condition()
 
     def received(self, peer: Peer, message: bytes) -> None:
         """See `Service.received`; the server closes its own descriptor of the connection."""
         assert peer.channel is not None
         with self._changed:
-            if message not in self._found:
-                self._found[message] = peer.connection.dup(), peer.channel
+            if message not in self._connections:
+                self._connections[message] = peer.connection.dup(), peer.channel
                 self._changed.notify_all()
         raise ConnectionError("handed over")
 
@@ -476,18 +476,18 @@ class Callers:
             TimeoutError: no peer sent this message in time.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: message in self._found, limit_s):
+            if not self._changed.wait_for(lambda: message in self._connections, limit_s):
                 raise TimeoutError("timed out")
-            connection, channel = self._found.pop(message)
+            connection, channel = self._connections.pop(message)
         connection.settimeout(limit_s)
         connection.sendall(channel.sealed(b""))
         return connection
 
     def close(self) -> None:
         """Close the connections that were not taken."""
-        for connection, _ in self._found.values():
+        for connection, _ in self._connections.values():
             connection.close()
-        self._found.clear()
+        self._connections.clear()
 
 
 def _forget_in_child() -> None:

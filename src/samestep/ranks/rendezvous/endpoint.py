@@ -105,8 +105,8 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
         reason = str(error)
     except (OSError, UnicodeError) as error:
         reason = str(error)
-        if (other := address_of(address)) is not None:
-            return resolve(other, timeout_s=timeout_s)
+        if (slurm_address := address_of(address)) is not None:
+            return resolve(slurm_address, timeout_s=timeout_s)
     raise DetectionError(
         f"{address}, the host of rank 0, cannot be resolved on {socket.gethostname()} ({reason}). Set "
         "MASTER_ADDR to a name or an IP address that every node knows."
@@ -165,8 +165,8 @@ def address_of(node: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _ADDRESS.search(answer.stdout)
-    return found[1] if found and found[1] != node else None
+    match = _ADDRESS.search(answer.stdout)
+    return match[1] if match and match[1] != node else None
 
 
 START_S = 120.0
@@ -337,11 +337,11 @@ def _port_of_rank_0(job: _Job, timeout_s: float) -> int:
             if isinstance(answer, int):
                 return answer
             foreign |= isinstance(answer, AuthenticationError)
-    others = (
+    hint = (
         " A program without this job's secret has one of the ports: nodes that share no home "
         "directory need --secret-file FILE, the same on each."
     )
-    raise no_answer(f"on {job.address}", timeout_s, more=others if foreign else "")
+    raise no_answer(f"on {job.address}", timeout_s, more=hint if foreign else "")
 
 
 def _ask(job: _Job, port: int) -> int | Exception:
@@ -367,7 +367,7 @@ def _check_own(ip: str, address: str) -> None:
 def _all_addresses(address: str) -> list[tuple[str | int, ...]]:
     """Return all addresses of a name, with the scopes that link-local addresses need."""
     with suppress(OSError, UnicodeError):
-        return [(found[4][0], 0, *found[4][2:]) for found in socket.getaddrinfo(address, None)]
+        return [(entry[4][0], 0, *entry[4][2:]) for entry in socket.getaddrinfo(address, None)]
     return []
 
 

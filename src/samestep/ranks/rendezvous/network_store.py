@@ -184,8 +184,10 @@ class ReadAhead:
         >>> ahead.missing(["address/0", "other"])
         ['address/0', 'address/1', 'address/2', 'other']
         """
-        found = [other for key in keys if key not in self._values for other in (key, *self._others(key))]
-        return list(dict.fromkeys(found))
+        unfetched = [
+            wanted for key in keys if key not in self._values for wanted in (key, *self._of_series(key))
+        ]
+        return list(dict.fromkeys(unfetched))
 
     def fetched(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """Keep the values of these keys."""
@@ -195,7 +197,7 @@ class ReadAhead:
         """Return a fetched value, once; None if there is none."""
         return self._values.pop(key, None)
 
-    def _others(self, key: str) -> list[str]:
+    def _of_series(self, key: str) -> list[str]:
         """Return the keys of the same series that are fetched with `key`."""
         series, _, number = key.rpartition("/")
         if series not in self._series or not number.isdecimal():
@@ -270,8 +272,8 @@ class NetworkStore(Store):
     def get(self, key: str) -> bytes:
         """Return a value, once it is posted."""
         ahead = self._ahead.get(threading.get_ident())
-        found = None if ahead is None else ahead.taken(key)
-        return self.multi_get([key])[0] if found is None else found
+        value = None if ahead is None else ahead.taken(key)
+        return self.multi_get([key])[0] if value is None else value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return values, once all are posted."""
@@ -279,7 +281,7 @@ class NetworkStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Post values."""
-        self._ask(SET, [_bytes(one) for pair in zip(keys, values, strict=True) for one in pair])
+        self._ask(SET, [_bytes(part) for pair in zip(keys, values, strict=True) for part in pair])
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum."""
@@ -345,7 +347,7 @@ class NetworkStore(Store):
         if self in _kept:
             _kept.remove(self)
         server, self._server = self._server, None
-        if server is None or server in _lasting or any(other.serves_with(server) for other in _kept):
+        if server is None or server in _lasting or any(store.serves_with(server) for store in _kept):
             return
         server.close()
 
@@ -394,10 +396,10 @@ class NetworkStore(Store):
                 raise ConnectionError("closed")
             inherited = [connection for connection in self._idle if not connection.is_own]
             self._idle = [connection for connection in self._idle if connection.is_own]
-            found = self._idle.pop() if self._idle else None
+            unused = self._idle.pop() if self._idle else None
         for connection in inherited:  # by a fork
             connection.close()
-        return found or connect(self._address, self._port, self._key, timeout_s=_TRY_S)
+        return unused or connect(self._address, self._port, self._key, timeout_s=_TRY_S)
 
     def reach(self, timeout_s: float) -> None:
         """Return once the server answers; it may not have started yet.

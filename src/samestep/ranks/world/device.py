@@ -223,12 +223,12 @@ def toolkit_versions(device_type: str) -> dict[str, str]:
         return {}
     import torch
 
-    found = {"cuda": torch.version.cuda or "", "hip": torch.version.hip or ""}
-    if device_type == "cuda" and found["cuda"] and torch.distributed.is_nccl_available():
+    versions = {"cuda": torch.version.cuda or "", "hip": torch.version.hip or ""}
+    if device_type == "cuda" and versions["cuda"] and torch.distributed.is_nccl_available():
         from torch.cuda import nccl
 
-        found["nccl"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
-    return {name: version for name, version in found.items() if version}
+        versions["nccl"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
+    return {name: version for name, version in versions.items() if version}
 
 
 def driver_version(device_type: str, file: Path = _DRIVER) -> str:

@@ -20,7 +20,7 @@ from samestep.base.errors import Error, PeerLost, WorldError
 from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.machine.description import CpuShare, cpu_share
 from samestep.base.place import Place
-from samestep.launchers.detect import Detected, given
+from samestep.launchers.detect import Detected, from_arguments
 from samestep.launchers.detect_task import detect_task
 from samestep.launchers.processors import (
     Threads,
@@ -151,22 +151,22 @@ def _joining(options: _Options) -> Iterator[World]:
 
 def _joined(options: _Options, environment: Environment) -> World:
     place = options.place
-    detected = detect_task(environment) if place is None else given(place, environment)
+    detected = detect_task(environment) if place is None else from_arguments(place, environment)
     undo_default_binding(environment, detected.launcher)
     task = _Task(options, environment, detected)
     if detected.place.size == 1:
         return task.alone()
     store = open_store(environment, detected, master=options.master, timeout_s=options.timeout_s)
-    own = base_of(store)  # None for the store of torchrun's agents
+    network_store = base_of(store)  # None for the store of torchrun's agents
     try:
         world = task.connected(store)
     except BaseException:
-        if own is not None:
-            own.close()
+        if network_store is not None:
+            network_store.close()
         raise
-    if own is not None:
-        own.keep_for(dist.group.WORLD)
-        own.keep_server()
+    if network_store is not None:
+        network_store.keep_for(dist.group.WORLD)
+        network_store.keep_server()
     return world
 
 
@@ -267,8 +267,8 @@ class _Task:
         if not detected.place.is_main or self.environment.get("SAMESTEP_BANNER") == "0":
             return
         if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
-            other = None if threads == passed_threads(self.environment) else threads
-            line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
+            unprinted = None if threads == passed_threads(self.environment) else threads
+            line = describe_rest(device=choice.kind, backend=backend, threads=unprinted, interface=interface)
         else:
             line = describe(
                 detected, device=choice.kind, backend=backend, threads=threads, interface=interface

@@ -96,7 +96,7 @@ class Group:
     size: int  # number of ranks
     timeout: timedelta  # time that a rank waits for the others
 
-    def others(self) -> list[int]:
+    def peers(self) -> list[int]:
         """Return the other ranks."""
         return [rank for rank in range(self.size) if rank != self.rank]
 
@@ -167,8 +167,8 @@ def _awaited(group: Group, store: Any, key: str) -> bytes:
     """Return a value, once it is posted: in one request if the store's timeout is the group's."""
     if group.timeout != group.base.timeout:
         store.wait([key], group.timeout)
-    found: bytes = store.get(key)
-    return found
+    value: bytes = store.get(key)
+    return value
 
 
 def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
@@ -176,20 +176,20 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
     deadline = monotonic() + limit_s
     works, expected = [], []
     interfaces = env.snapshot().get(IFNAME, "").split(",")  # each has its connections
-    for rank in group.others():
+    for rank in group.peers():
         for tag in range(len(interfaces)):
             labels = str(group.rank), str(rank), str(tag)
-            proof, found = (
+            proof, received = (
                 bytearray(derived(key, *labels)),
                 torch.zeros(_PROOF, dtype=torch.uint8, device="cpu"),
             )
-            works.append(made.recv([found], rank, tag))
+            works.append(made.recv([received], rank, tag))
             works.append(made.send([torch.frombuffer(proof, dtype=torch.uint8)], rank, tag))
-            expected.append((rank, found, derived(key, str(rank), str(group.rank), str(tag))))
+            expected.append((rank, received, derived(key, str(rank), str(group.rank), str(tag))))
     for work in works:
         work.wait(timedelta(seconds=max(deadline - monotonic(), 0.001)))
-    for rank, found, right in expected:
-        if not hmac.compare_digest(bytes(found.tolist()), right):
+    for rank, received, right in expected:
+        if not hmac.compare_digest(bytes(received.tolist()), right):
             raise DistNetworkError(f"the proof of rank {rank} is wrong")
 
 
@@ -209,7 +209,7 @@ class _Listening:
 
     def __init__(self, group: Group, store: Any, *, guarded: bool) -> None:
         self._group, self._store, self._guarded = group, store, guarded
-        self._found: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._made = threading.Event()
         self.has_posted = False  # whether Gloo has posted the address of its socket
@@ -217,7 +217,7 @@ class _Listening:
     def close_to_all(self) -> None:
         """Make Gloo's sockets accept no more connections: the needed ones exist."""
         with self._lock, suppress(OSError):
-            for listener in self._found:
+            for listener in self._sockets:
                 admit(listener, ())
 
     @contextmanager
@@ -233,7 +233,7 @@ class _Listening:
             self._made.set()
             if self._guarded:
                 guard.join()
-            for listener in self._found:
+            for listener in self._sockets:
                 listener.close()
 
     def _posted(self, value: bytes) -> None:
@@ -244,31 +244,31 @@ class _Listening:
                 listener.close()
                 continue
             with self._lock, suppress(OSError):
-                self._found.append(listener)
+                self._sockets.append(listener)
                 if self._guarded:
                     admit(listener, ())
 
     def _guard(self) -> None:
         """Post the sources of this rank's connections, and admit the other ranks' posted sources."""
-        own: set[Source] = set()
+        sources: set[Source] = set()
         of_others: dict[int, bytes] = {}
         with suppress(RuntimeError):  # the store is lost: so is the group
             while not self._made.wait(_LOOK_S):
-                if more := own_attempts() - own:
-                    own |= more
-                    posted = b"".join(_SOURCE.pack(source.host, source.port) for source in own)
+                if more := own_attempts() - sources:
+                    sources |= more
+                    posted = b"".join(_SOURCE.pack(source.host, source.port) for source in sources)
                     self._store.set(f"from/{self._group.rank}", posted)
                 before = dict(of_others)
-                for rank in self._group.others():
+                for rank in self._group.peers():
                     if self._store.check([f"from/{rank}"]):
                         of_others[rank] = self._store.get(f"from/{rank}")
                 if of_others != before:
                     self._admit(b"".join(of_others.values()))
 
     def _admit(self, posted: bytes) -> None:
-        sources = [Source(*found) for found in _SOURCE.iter_unpack(posted)]
+        sources = [Source(*fields) for fields in _SOURCE.iter_unpack(posted)]
         with self._lock, suppress(OSError):
-            for listener in self._found:
+            for listener in self._sockets:
                 admit(listener, sources)
 
 
@@ -324,35 +324,35 @@ def own_listeners() -> Iterator[socket.socket]:
         if not _listens(file):
             continue
         with suppress(OSError):  # it has been closed
-            found = socket.socket(fileno=os.dup(file))
-            if found.family in _END_OF_SOURCE:
-                yield found
+            listener = socket.socket(fileno=os.dup(file))
+            if listener.family in _END_OF_SOURCE:
+                yield listener
             else:
-                found.close()
+                listener.close()
 
 
 def own_attempts() -> set[Source]:
     """Return the sources of this process's unanswered connection attempts."""
-    own = _own_sockets()
-    found = set()
+    sockets = _own_sockets()
+    sources = set()
     for table in ("tcp", "tcp6"):
         for line in text_of(Path(f"/proc/self/net/{table}")).splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _SYN_SENT and f"socket:[{fields[9]}]" in own:
+            if fields[3] == _SYN_SENT and f"socket:[{fields[9]}]" in sockets:
                 host, _, port = fields[1].partition(":")
-                found.add(Source(struct.pack("=I", int(host[-8:], 16)), int(port, 16)))
-    return found
+                sources.add(Source(struct.pack("=I", int(host[-8:], 16)), int(port, 16)))
+    return sources
 
 
 def _own_sockets() -> dict[str, int]:
     """Return the descriptors of this process's sockets, by their names."""
-    found = {}
+    descriptors = {}
     for file in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             target = str(file.readlink())
             if target.startswith("socket:"):
-                found[target] = int(file.name)
-    return found
+                descriptors[target] = int(file.name)
+    return descriptors
 
 
 def _listens(file: int) -> bool:
@@ -408,8 +408,8 @@ def _sealing(packs: Any) -> Any:
     def pack(obj: object, device: torch.device, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
         data, _ = packs(obj, torch.device("cpu"), *options, **named)
         whole = torch.frombuffer(bytearray(sealed(data.numpy().tobytes(), _keys[0])), dtype=torch.uint8)
-        own = torch.empty_like(whole, device=device).copy_(whole)  # memory that torch can resize
-        return own, torch.tensor([own.numel()], dtype=torch.long, device=device)
+        message = torch.empty_like(whole, device=device).copy_(whole)  # memory that torch can resize
+        return message, torch.tensor([message.numel()], dtype=torch.long, device=device)
 
     return pack
 

@@ -178,9 +178,9 @@ class ThreadWorld(DerivedWorld):
         room = headroom(op, tensor.dtype, self.place.size)
         tensors = self._exchange(tensor.detach() / room if room > 1 else tensor.detach().clone())
         total = tensors[0].clone()
-        for rank, other in enumerate(tensors[1:], start=1):
-            self._same_form(total, other, rank)
-            total = COMBINE[op](total, other)
+        for rank, summand in enumerate(tensors[1:], start=1):
+            self._same_form(total, summand, rank)
+            total = COMBINE[op](total, summand)
         if op == "mean":
             total = total / (self.place.size / room)
         _overwrite(tensor, total)
@@ -206,9 +206,9 @@ class ThreadWorld(DerivedWorld):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
         tensors: list[Tensor] = self._exchange(tensor.detach().clone())
-        for rank, other in enumerate(tensors):
-            self._same_form(tensor, other, rank)
-        return [other.clone() for other in tensors]
+        for rank, gathered in enumerate(tensors):
+            self._same_form(tensor, gathered, rank)
+        return [gathered.clone() for gathered in tensors]
 
     def barrier(self) -> None:
         """See `World.barrier`."""
@@ -248,13 +248,17 @@ class ThreadWorld(DerivedWorld):
                 hub.put(me, rank, "collective", value)
         return value
 
-    def _same_form(self, mine: Tensor, theirs: object, rank: int) -> None:
+    def _same_form(self, expected: Tensor, received: object, rank: int) -> None:
         """Refuse tensors that cannot belong to one collective."""
-        found = (tuple(theirs.shape), theirs.dtype) if isinstance(theirs, Tensor) else type(theirs).__name__
-        wanted = (tuple(mine.shape), mine.dtype)
-        if found != wanted:
+        form = (
+            (tuple(received.shape), received.dtype)
+            if isinstance(received, Tensor)
+            else type(received).__name__
+        )
+        wanted = (tuple(expected.shape), expected.dtype)
+        if form != wanted:
             raise OutOfStep(
-                f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {found}: "
+                f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {form}: "
                 "the ranks are not in the same collective"
             )
 

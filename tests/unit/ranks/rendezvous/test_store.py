@@ -6,7 +6,7 @@ import pytest
 
 from samestep.base.errors import PeerLost, WorldError
 from samestep.base.place import Place
-from samestep.launchers.detect import given
+from samestep.launchers.detect import from_arguments
 from samestep.ranks.rendezvous import store
 from samestep.ranks.rendezvous.job_secret import shared_secret
 
@@ -32,7 +32,7 @@ def test_a_torch_without_libuv_connects_to_the_store_of_the_agent(monkeypatch):
     }
     monkeypatch.setattr(store, "TCPStore", tcp_store)
     monkeypatch.setattr(store, "_await_listener", lambda *_, **__: None)
-    store.open_store(environment, given(OTHER, environment), master=None, timeout_s=5)
+    store.open_store(environment, from_arguments(OTHER, environment), master=None, timeout_s=5)
 
     assert attempts == [True, False]
 
@@ -41,21 +41,27 @@ def test_a_port_in_use_is_reported_with_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as other, shared_secret() as secret:
         port = other.getsockname()[1]
         with pytest.raises(WorldError, match=rf"port {port} is taken on .* Set MASTER_PORT to a free one"):
-            store.open_store(secret.variables, given(MAIN, {}), master=("127.0.0.1", port), timeout_s=5)
+            store.open_store(
+                secret.variables, from_arguments(MAIN, {}), master=("127.0.0.1", port), timeout_s=5
+            )
 
 
 def test_ranks_with_one_secret_share_a_store_and_one_without_it_is_refused(monkeypatch):
     monkeypatch.setattr("samestep.ranks.rendezvous.network_store._FOREIGN_S", 0.05)
     with shared_secret() as ours, shared_secret() as theirs:
-        main = store.open_store(ours.variables, given(MAIN, {}), master=("127.0.0.1", 0), timeout_s=5)
+        main = store.open_store(
+            ours.variables, from_arguments(MAIN, {}), master=("127.0.0.1", 0), timeout_s=5
+        )
         base = store.base_of(main)
         main.set("key", "value")
         at = ("127.0.0.1", base.port)
 
         with pytest.raises(PeerLost, match="--secret-file"):
-            store.open_store(theirs.variables, given(OTHER, {}), master=at, timeout_s=5)
+            store.open_store(theirs.variables, from_arguments(OTHER, {}), master=at, timeout_s=5)
         # Each join of a process has keys of its own: this one is the third.
-        reader = store.base_of(store.open_store(ours.variables, given(OTHER, {}), master=at, timeout_s=5))
+        reader = store.base_of(
+            store.open_store(ours.variables, from_arguments(OTHER, {}), master=at, timeout_s=5)
+        )
         assert reader.num_keys() == 1
 
 
