@@ -61,7 +61,7 @@ PIECE = 1 << 20
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
 _NOTHING = torch.empty(0, device="cpu")
-_MOST_VIEWS = 512
+_MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
 
@@ -311,7 +311,7 @@ def bounds(elements: int, chunks: int) -> list[int]:
 
 
 FILE_SYSTEM = Path("/dev/shm")  # noqa: S108 - shared memory is what is wanted
-_MARK = 32
+_MARK = 32  # bytes of the random content, by which a rank recognizes the memory
 _printed: set[str] = set()  # reasons against shared memory that this process has printed
 
 

@@ -104,7 +104,7 @@ GRACE_S = 2.0
 """Seconds that a rank that gives up waits for the statuses of live ranks."""
 _ABOUT_OTHERS = ("timed out", "timeout", "connection", "broken pipe", "socket", "closed")
 """Parts of Gloo's errors that another rank causes, not the call itself."""
-_UNUSED_TAG = 0x5A3E
+_UNUSED_TAG = 0x5A3E  # arbitrary: no message of samestep or torch has it
 
 
 class PeerMonitor(StatusMonitor):

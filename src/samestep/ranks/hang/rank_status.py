@@ -103,11 +103,11 @@ def parse_status(message: bytes) -> RankStatus:
     return RankStatus(**values, wait=wait)
 
 
-_SLOT = 4096
+_SLOT = 4096  # bytes for the status of a rank: a page
 _HEAD = struct.Struct("<II")  # length and checksum of what follows
-_TIMEOUT = timedelta(seconds=30)
-_ABORTED = "over"
-_FLUSH_S, _POLL_S = 2.0, 0.1
+_TIMEOUT = timedelta(seconds=30)  # of a request to the store
+_ABORTED = "over"  # key that is set when the run is over
+_FLUSH_S, _POLL_S = 2.0, 0.1  # seconds to wait for a round of requests, and between two while lingering
 
 
 class StatusStore(Protocol):

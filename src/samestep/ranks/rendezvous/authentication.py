@@ -30,11 +30,11 @@ from time import monotonic
 from typing import Protocol
 
 GREETING = b"samestep1\n"
-_NONCE = 32
-_PROOF = 32
+_NONCE = 32  # bytes
+_PROOF = 32  # bytes of an HMAC-SHA256
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
-_CHUNK = 1 << 16
+_CHUNK = 1 << 16  # maximum bytes of one call of send or recv
 LONGEST = 64 * 1024 * 1024
 """Maximum bytes of one message."""
 

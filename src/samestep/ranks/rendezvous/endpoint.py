@@ -45,7 +45,7 @@ from samestep.ranks.rendezvous.job_secret import job_key
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) use.
 PORTS = range(15000, 29000)
-_TRIES = 8
+_TRIES = 8  # ports of a job, of which other programs may have some
 _STRIDE = 1009  # prime: jobs whose first ports are adjacent have other ports far apart
 
 
@@ -150,7 +150,7 @@ def _hint(detected: Detected) -> str:
 
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0  # of scontrol, whose server may not answer
 
 
 def address_of(node: str) -> str | None:
@@ -176,7 +176,7 @@ _ON_A_TERMINAL = (
     " Is this a shell that `srun --pty` has started? It is task 0, and those of the other tasks end at once: "
     "use salloc, or srun --ntasks=1 --pty."
 )
-_ANSWER_S = 1.0
+_ANSWER_S = 1.0  # seconds that a server at one of the ports has to prove the secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,9 @@ from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
 
 PROOFS_S = (2.0, 5.0, 30.0)
 """Timeouts of the proofs in seconds, by attempt; with guarded sockets there is time for slow ranks."""
-_PROOF = 32
+_PROOF = 32  # bytes of an HMAC-SHA256
 _BAD = 1 << 32  # number that a rank adds if it is connected to a foreign process; the lower half counts ranks
-_LOOK_S = 0.005
+_LOOK_S = 0.005  # seconds between two searches for new connections
 _MOST_OF = 0.9  # fraction of the timeout; a rank that has waited longer has waited for another rank
 _SOURCE = struct.Struct("!4sH")
 
@@ -277,14 +277,14 @@ def _address(listener: socket.socket) -> bytes:
     return struct.pack("=H", listener.family) + struct.pack("!H", listener.getsockname()[1])
 
 
-_SO_ATTACH_FILTER = 26
+_SO_ATTACH_FILTER = 26  # Linux's number; Python's socket module lacks it
 _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _RETURN = 0x28, 0x20, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000
 _END_OF_SOURCE = {socket.AF_INET: 12, socket.AF_INET6: 20}
 """Offset of the last four bytes of a packet's source address."""
 _WHOLE, _NOTHING = 0xFFFFFFFF, 0
-_SYN_SENT = "02"
+_SYN_SENT = "02"  # state in /proc/net/tcp
 _LIBRARY = ctypes.CDLL(None)
 
 
