@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from samestep.ranks.rendezvous.job_secret import job_key, shared_secret
 from samestep.ranks.rendezvous.network_store import NetworkStore, close_all, serve
-from samestep.ranks.world.gloo_groups import protect_groups
+from samestep.ranks.world.protected_groups import protect_groups
 
 HOST, LIMIT_S = "127.0.0.1", 30.0
 

@@ -25,8 +25,7 @@ from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import BatchNormMode, replicate
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.ranks.world.protocol import World
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld, World
 from samestep.training.networks import build
 
 SHARDS, RANKS = 8, 2

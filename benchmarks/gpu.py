@@ -38,7 +38,7 @@ from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.base.step_phases import DATA, OF_LOOP
 from samestep.bench.measurement import finisher
 from samestep.ranks.world.device import BACKENDS
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.synthetic import load_synthetic
 from samestep.training.loop.precision import machine_has_bf16

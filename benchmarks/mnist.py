@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from samestep.base.folders import absolute
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.training_loop import Callbacks, Training

@@ -20,7 +20,7 @@ import torch
 from samestep.base.errors import UsageError
 from samestep.observe.clock.step_reader import loop_clock
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.loader import Batch, ImageLoader, LoaderOptions
 from samestep.training.loop.learner import Learner

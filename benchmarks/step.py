@@ -19,7 +19,7 @@ from torch import nn
 
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.parallel.sharding import epoch_order
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import ConvNet

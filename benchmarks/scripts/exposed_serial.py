@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from windows import Windows, exchange_of_worlds
 
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.training.networks import build
 
 parser = argparse.ArgumentParser()

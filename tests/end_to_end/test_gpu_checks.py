@@ -11,11 +11,11 @@ from gpu_checks import shared_gpu
 from gpu_checks.context import Context, command, environment, succeeded
 from gpu_checks.scripts_table import SCRIPTS
 
-from samestep.ranks.world.device import shared_device
+from samestep.ranks.rendezvous.handshake import shared_device
 
 SHARING = """
 import json, os, samestep
-from samestep.ranks.world.device import shared_device
+from samestep.ranks.rendezvous.handshake import shared_device
 with samestep.join(device="cpu") as world:
     found = {name: os.environ.get(name) for name in ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_SHM_DISABLE")}
     found["refusal"] = shared_device("nccl", ["GPU-1", "GPU-1"])

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.communication import MIN_ELEMENTS
 from samestep.observe.clock.cpu_contention import thread_cpu_clock
-from samestep.observe.clock.model_gradients import MIN_ELEMENTS
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_reader import StepReader
 from samestep.parallel.gradients.replicate import replicate

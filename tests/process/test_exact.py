@@ -11,8 +11,8 @@ import torch
 from samestep.base.errors import OutOfStep
 from samestep.parallel.exact import logical_shards as exact_shards
 from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.networks import build
 from support.hand_made_shards import LARGE, LARGE_DIGESTS, digest_of
 from support.tiers import mostly_long

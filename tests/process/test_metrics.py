@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchmetrics
 
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from samestep.training.loop.evaluate import evaluate

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from samestep.parallel.sharding import Position
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load
 from samestep.training.networks import ConvNet

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from samestep.parallel.gradients.bucketed import Bucketed
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS, replicate
-from samestep.ranks.collectives import direct_world
-from samestep.ranks.collectives.direct_world import by_connections
+from samestep.ranks.collectives import direct
+from samestep.ranks.collectives.direct import by_connections
 from support.backward_cases import (
     assert_equal_gradients,
     gradients,
@@ -79,7 +79,7 @@ def train_directly(world):
     """Train with small and large buckets; return the states, and how many buckets were sent early."""
     model, early = conv_net(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_world, "MOST_LATER", 1000)  # bytes: Gloo carries some of the buckets
+        patch.setattr(direct, "MOST_LATER", 1000)  # bytes: Gloo carries some of the buckets
         patch.setattr(Bucketed, "_average", lambda own: (early.append(own._num_sent), average(own)))
         options = {"sync": "bucketed", "batch_norm": "global", "bucket_bytes": 2000, "check_every": 7}
         with replicate(model, by_connections(world), **options) as replicas:

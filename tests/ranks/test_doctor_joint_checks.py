@@ -14,7 +14,7 @@ from samestep.base.errors import WorldError
 from samestep.doctor import joining, run_folder
 from samestep.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
 from samestep.doctor.results import ResultStore
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from support.stores import Memory
 
 SHARED, JOINING = (check for check in CHECKS if check.joint)

@@ -13,7 +13,7 @@ from torch import nn
 import samestep
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from support.backward_cases import network, plain, samples
 

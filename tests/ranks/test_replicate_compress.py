@@ -8,7 +8,7 @@ from torch import nn
 
 from samestep.base.errors import UsageError
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from support.backward_cases import gradients, network, plain, samples, share_of
 

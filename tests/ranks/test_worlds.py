@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from samestep.base.errors import DetectionError, OutOfStep, PeerLost, UsageError, WorldError
-from samestep.ranks.world.current import current
 from samestep.ranks.world.operation import OPS
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.process_group import current
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks, thread_places
 from samestep_lab.testing.checks import CountingWorld
 

@@ -100,10 +100,9 @@ def _read_environment(content):
 
 def _detect(env):
     from samestep.base.machine.description import cpu_share
-    from samestep.launchers.compute_threads import guess_sharing, passed_threads, threads_per_rank
     from samestep.launchers.detect import detect, refuse_incomplete
-    from samestep.launchers.lost_environment import refuse_pods
-    from samestep.launchers.mpi_hosts import open_mpi_first
+    from samestep.launchers.detect_task import open_mpi_first, refuse_pods
+    from samestep.launchers.processors import guess_sharing, passed_threads, threads_per_rank
     from samestep.launchers.slurm_capacity import slurm_capacity
     from samestep.ranks.rendezvous.endpoint import choose
     from samestep.run.rerun import allocation

@@ -108,7 +108,7 @@ def try_one(whole: Path, folder: Path, seed: int) -> bool:
         Exception: anything but an error of samestep.
     """
     import samestep
-    from samestep.ranks.world.solo import SoloWorld
+    from samestep.ranks.world.protocol import SoloWorld
 
     shutil.copytree(whole, folder)
     kind = make_odd(folder, random.Random(seed))

@@ -24,7 +24,7 @@ from samestep.observe.clock.cpu_contention import ContentionEstimator
 from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.scaling.analysis.rank_files import MACHINE
 from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.run_folder import Result

@@ -12,8 +12,8 @@ from samestep.bench.cases import COLLECTIVES, Algorithm, Collective
 from samestep.bench.figures import Row, figures
 from samestep.bench.interleaving import Call, timed_interleaved
 from samestep.bench.request import Request
-from samestep.ranks.collectives.direct_world import DirectWorld, by_connections
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.direct import DirectWorld, by_connections
+from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
 
 

@@ -12,7 +12,7 @@ from samestep.bench.interleaving import in_rounds, rounds_within
 from samestep.bench.measurement import finisher
 from samestep.bench.request import ALONE
 from samestep.bench.synchronizers import WAYS, Problem, Trainee
-from samestep.ranks.collectives.shared_memory_world import on_one_host
+from samestep.ranks.collectives.shared_memory import on_one_host
 from samestep.ranks.world.protocol import World
 
 WARM_UP = 2

@@ -15,7 +15,7 @@ from samestep.base.units import bytes_text
 from samestep.bench.request import ALONE
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
 from samestep.training.networks import build

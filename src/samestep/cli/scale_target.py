@@ -16,7 +16,7 @@ from samestep.cli.options.serial import OF_ALL, SPLIT, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
-from samestep.launchers.binding import checked as checked_binding
+from samestep.launchers.processors import checked as checked_binding
 from samestep.run.decision import recognize_script, source_file
 from samestep.run.own_workers import refuse_own_workers
 from samestep.scaling.sweep.plan import Kind

@@ -31,7 +31,7 @@ from samestep.cli.options.declare import (
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
-from samestep.launchers.compute_threads import asked_threads
+from samestep.launchers.processors import asked_threads
 from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.report.read_run import read_run

@@ -27,9 +27,9 @@ from samestep.launch.job import Program
 from samestep.launch.local.child import Watch, unwatched
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.source.launcher_variables import is_of_launcher
-from samestep.launchers.compute_threads import thread_variables, threads_per_rank
 from samestep.launchers.detect import Detected
-from samestep.launchers.lost_environment import detect_task
+from samestep.launchers.detect_task import detect_task
+from samestep.launchers.processors import thread_variables, threads_per_rank
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation

@@ -17,11 +17,9 @@ from samestep.doctor.report import Report
 from samestep.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
 from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import problems
-from samestep.launchers.binding import undo_default_binding
-from samestep.launchers.compute_threads import without_default_threads
 from samestep.launchers.detect import detect
-from samestep.launchers.lost_environment import refuse_pods
-from samestep.launchers.mpi_hosts import with_main_host
+from samestep.launchers.detect_task import refuse_pods, with_main_host
+from samestep.launchers.processors import undo_default_binding, without_default_threads
 from samestep.ranks.world.banner import describe
 from samestep.ranks.world.device import BACKENDS, DeviceFacts, available_here, facts_here, toolkit_versions
 

@@ -12,8 +12,8 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import Machine
 from samestep.base.place import Place
 from samestep.doctor.results import Finding, ResultStore, note, problem
-from samestep.launchers.compute_threads import Threads, guess_sharing, threads_per_rank
 from samestep.launchers.detect import Detected
+from samestep.launchers.processors import Threads, guess_sharing, threads_per_rank
 from samestep.launchers.registry import OPEN_MPI, TORCHELASTIC
 from samestep.ranks.rendezvous import endpoint
 from samestep.ranks.rendezvous.gloo_interface import IFNAME

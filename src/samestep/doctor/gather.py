@@ -18,7 +18,7 @@ from typing import Any
 from samestep.base.units import format_ranks
 from samestep.doctor.report import Owned, Report
 from samestep.doctor.results import Finding, RankResult, Result, ResultStore, grouped, note, problem
-from samestep.ranks.world.device import shared_device
+from samestep.ranks.rendezvous.handshake import shared_device
 
 _GRACE_S = 10.0
 _JOINT_S = 25.0  # how much later than another rank rank 0 can end the joint checks

@@ -20,8 +20,7 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.job import Job, Nodes
 from samestep.launchers.detect import UNLAUNCHED, Detected
-from samestep.ranks.rendezvous.endpoint import choose
-from samestep.ranks.rendezvous.free_port import rendezvous_endpoint, reserved_port
+from samestep.ranks.rendezvous.endpoint import choose, rendezvous_endpoint, reserved_port
 from samestep.ranks.rendezvous.gloo_interface import GlooInterface, use_interface_to
 
 

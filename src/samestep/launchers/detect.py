@@ -1,17 +1,23 @@
 """Detects which launcher started this process, and its rank and the number of ranks, from variables.
 
-Launchers nest (torchrun inside srun, mpirun inside sbatch). The rows of `launchers` are ordered
-innermost first, and the first one found decides. Values that contradict each other are an error only
-within one launcher: the variables of an outer one describe its own tasks, not this rank.
+Launchers nest (torchrun inside srun, mpirun inside sbatch). The rows of `registry` are ordered innermost
+first, and the first one that is set decides. Values that contradict each other are an error only within one
+launcher: the variables of an outer one describe its own tasks, not this rank.
+
+::
+
+    variables  ->  Claim: the fields that they give  ->  Place, and the fields that were inferred
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.base.units import whole
-from samestep.launchers.read_variables import Claim, claim_of, place_of
+from samestep.launchers.hostlist import tasks_per_node
 from samestep.launchers.registry import (
     BY_NAME,
     ENVIRONMENT,
@@ -22,6 +28,144 @@ from samestep.launchers.registry import (
     Launcher,
     is_task_step,
 )
+
+FIELDS = ("rank", "size", "local_rank", "local_size", "node", "nodes")
+_PAIRS = (("rank", "size"), ("local_rank", "local_size"), ("node", "nodes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Variables of one launcher, as read."""
+
+    launcher: Launcher
+    values: Mapping[str, int]  # the fields of a Place that the variables give, by name
+    named: Mapping[str, str]  # the variable each field was read from
+    layout: tuple[int, ...]  # ranks on each node; empty if the launcher does not give it
+    evidence: tuple[tuple[str, str], ...]  # all variables that were set, with their values
+
+    def shown(self) -> str:
+        """Return the evidence on one line, for messages."""
+        return " ".join(f"{name}={value}" for name, value in self.evidence)
+
+
+def claim_of(launcher: Launcher, env: Environment) -> Claim:
+    """Return the variables of `launcher` in `env`.
+
+    Raises:
+        DetectionError: a variable has a malformed value.
+    """
+    values: dict[str, int] = {}
+    named: dict[str, str] = {}
+    for field in FIELDS:
+        for name in getattr(launcher, field):
+            value = integer(env, name)
+            if value is not None:
+                values[field], named[field] = value, name
+                break
+    layout = env.get(launcher.layout, "")
+    proof = next((group for group in launcher.proof if all(env.get(name) for name in group)), ())
+    more = [name for name in (launcher.layout, launcher.hosts, *launcher.job, *proof) if env.get(name)]
+    names = dict.fromkeys([*named.values(), *more])
+    return Claim(
+        launcher=launcher,
+        values=values,
+        named=named,
+        layout=tuple(tasks_per_node(layout)) if layout else (),
+        evidence=tuple((name, env[name]) for name in names),
+    )
+
+
+def place_of(claim: Claim, *, one_host: bool) -> tuple[Place, tuple[str, ...]]:
+    """Return the place that a claim gives, and those of its fields that were inferred.
+
+    With `one_host`, the rendezvous is on loopback, so that all ranks are on this host.
+
+    Raises:
+        DetectionError: the claim contradicts itself, or lacks a value that cannot be inferred.
+    """
+    for field in ("rank", "size"):
+        if field not in claim.values:
+            raise _half_set(claim, field)
+    _check_pairs(claim, claim.values)
+    known = {**claim.values, **_from_layout(claim)}
+    full = dict(known)
+    full["local_rank"], full["local_size"] = _locals(claim, known, one_host=one_host)
+    size, local_size = full["size"], full["local_size"]
+    full.setdefault("nodes", ceil(size / local_size))
+    # Launchers fill node after node by default; join() corrects this from the host names.
+    full.setdefault("node", min(full["rank"] // local_size, full["nodes"] - 1))
+    _check_pairs(claim, full)
+    if (full["nodes"] == 1) != (local_size == size) or local_size > size or full["nodes"] > size:
+        raise _contradiction(
+            claim, f"{size} ranks cannot be {local_size} on this node and spread over {full['nodes']} node(s)"
+        )
+    assumed = tuple(field for field in FIELDS if field not in known and size > 1)
+    if local_size == size:
+        assumed = tuple(field for field in assumed if field not in {"node", "nodes"})  # one node: no guess
+    return Place(**full, launcher=claim.launcher.name), assumed
+
+
+def _check_pairs(claim: Claim, values: Mapping[str, int]) -> None:
+    for index, count in _PAIRS:
+        if index in values and count in values and not 0 <= values[index] < values[count]:
+            left, right = (f"{claim.named.get(field, field)}={values[field]}" for field in (index, count))
+            raise _contradiction(claim, f"{left} does not go with {right} (counted from 0)")
+
+
+def _from_layout(claim: Claim) -> dict[str, int]:
+    """Return the fields that the list of ranks per node gives, after checking it against the others."""
+    if not claim.layout:
+        return {}
+    values, counts = claim.values, claim.layout
+    name = claim.launcher.layout
+    if sum(counts) != values["size"]:
+        raise _contradiction(
+            claim, f"{name} adds up to {sum(counts)} ranks, but {claim.named['size']}={values['size']}"
+        )
+    if values.get("nodes", len(counts)) != len(counts):
+        raise _contradiction(
+            claim, f"{name} lists {len(counts)} node(s), but {claim.named['nodes']}={values['nodes']}"
+        )
+    node = values.get("node", 0 if len(counts) == 1 else len(counts))
+    if node >= len(counts):
+        raise _contradiction(claim, f"{name} lists {len(counts)} node(s), which one is this one?")
+    local_size = counts[node]
+    if values.get("local_rank", 0) >= local_size:
+        raise _contradiction(
+            claim,
+            f"{claim.named['local_rank']}={values['local_rank']}, but {name} puts {local_size} "
+            f"rank(s) on node {node}",
+        )
+    return {"nodes": len(counts), "node": node, "local_size": local_size}
+
+
+def _locals(claim: Claim, known: Mapping[str, int], *, one_host: bool) -> tuple[int, int]:
+    """Return local rank and local size, given or inferred."""
+    rank, size = known["rank"], known["size"]
+    local_rank, local_size = known.get("local_rank"), known.get("local_size")
+    if local_rank is not None and local_size is not None:
+        return local_rank, local_size
+    if size == 1 or known.get("nodes") == 1 or one_host:
+        return (rank if local_rank is None else local_rank, local_size or size)
+    if claim.launcher.silent_means_alone and local_rank is None and local_size is None:
+        return 0, 1
+    raise _half_set(claim, "local_rank" if local_rank is None else "local_size")
+
+
+def _half_set(claim: Claim, field: str) -> DetectionError:
+    missing = " or ".join(getattr(claim.launcher, field)) or claim.launcher.layout or field
+    return DetectionError(
+        f"{missing} is not set, but {claim.shown()} is (launcher: {claim.launcher.name}). Set it on every "
+        "rank, or unset the others to run as a single process."
+    )
+
+
+def _contradiction(claim: Claim, problem: str) -> DetectionError:
+    return DetectionError(
+        f"{problem}; found {claim.shown()} (launcher: {claim.launcher.name}). Correct the values, or "
+        "unset them and start the ranks with samestep run, torchrun, srun or mpirun."
+    )
+
 
 UNLAUNCHED = "single"
 """Launcher's name if none was found."""
@@ -59,11 +203,11 @@ def detect(env: Environment) -> Detected:
     Raises:
         DetectionError: the deciding launcher's variables contradict each other or lack something.
     """
-    found = [launcher for launcher in LAUNCHERS if _found(launcher, env)]
-    if not found:
+    launchers = [launcher for launcher in LAUNCHERS if _is_set(launcher, env)]
+    if not launchers:
         refuse_incomplete(env)
         return Detected(place=Place(), notes=_notes_when_single(env))
-    claim = _innermost(found, env)
+    claim = _innermost(launchers, env)
     launcher = claim.launcher
     address, port = _master(env)
     one_host = address in LOOPBACK
@@ -73,7 +217,7 @@ def detect(env: Environment) -> Detected:
         place=place,
         launcher=launcher.name,
         evidence=(*claim.evidence, *master),
-        outer=tuple(other.name for other in found if _is_outer(other, claim, env)),
+        outer=tuple(outer.name for outer in launchers if _is_outer(outer, claim, env)),
         assumed=assumed,
         master_addr=address,
         master_port=port,
@@ -83,7 +227,7 @@ def detect(env: Environment) -> Detected:
     )
 
 
-def given(place: Place, env: Environment) -> Detected:
+def from_arguments(place: Place, env: Environment) -> Detected:
     """Return the caller's `place`, which overrides every variable, with the environment's master."""
     address, port = _master(env)
     return Detected(place=place, launcher="arguments", master_addr=address, master_port=port)
@@ -115,7 +259,7 @@ def refuse_incomplete(env: Environment) -> None:
             )
 
 
-def _found(launcher: Launcher, env: Environment) -> bool:
+def _is_set(launcher: Launcher, env: Environment) -> bool:
     if not any(all(env.get(name) for name in names) for names in launcher.proof):
         return False
     if len({env.get(name) for name in launcher.equal}) > 1:
@@ -123,15 +267,15 @@ def _found(launcher: Launcher, env: Environment) -> bool:
     return launcher is not SLURM or is_task_step(env["SLURM_STEP_ID"])
 
 
-def _innermost(found: list[Launcher], env: Environment) -> Claim:
+def _innermost(launchers: list[Launcher], env: Environment) -> Claim:
     """Return the claim of the first launcher found, or of another one that sets its variables.
 
     srun can set PMI's or PMIx's variables next to its own. The same rank and number of ranks
     mean that it is srun itself; if they differ, an mpirun runs inside the step.
     """
-    first = claim_of(found[0], env)
+    first = claim_of(launchers[0], env)
     for name in first.launcher.also_set_by:
-        if BY_NAME[name] not in found:
+        if BY_NAME[name] not in launchers:
             continue
         setter = claim_of(BY_NAME[name], env)
         if first.values.get("rank") == setter.values.get("rank") and (
@@ -141,14 +285,14 @@ def _innermost(found: list[Launcher], env: Environment) -> Claim:
     return first
 
 
-def _is_outer(other: Launcher, deciding: Claim, env: Environment) -> bool:
+def _is_outer(outer: Launcher, deciding: Claim, env: Environment) -> bool:
     winner = deciding.launcher
-    if other is winner or other.name in winner.also_sets or winner.name in other.also_set_by:
+    if outer is winner or outer.name in winner.also_sets or winner.name in outer.also_set_by:
         return False
-    if LAUNCHERS.index(other) < LAUNCHERS.index(winner):
+    if LAUNCHERS.index(outer) < LAUNCHERS.index(winner):
         return False
-    texts = [next(filter(None, map(env.get, getattr(other, field))), None) for field in ("rank", "size")]
-    if other is ENVIRONMENT and texts == [str(deciding.values.get(field)) for field in ("rank", "size")]:
+    texts = [next(filter(None, map(env.get, getattr(outer, field))), None) for field in ("rank", "size")]
+    if outer is ENVIRONMENT and texts == [str(deciding.values.get(field)) for field in ("rank", "size")]:
         return False  # a script or `samestep run` has set torchrun's variables to the same values
     return all(texts)
 

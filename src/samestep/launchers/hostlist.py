@@ -28,10 +28,10 @@ def hosts(text: str) -> list[str]:
     parts = [_pieces(part, text) for part in _outer_parts(text) if part]
     if sum(prod(map(_length, pieces)) for pieces in parts) > MOST:
         raise DetectionError(f"the host list {_quoted(text)} stands for more than {MOST:,} hosts.")
-    found = ["".join(names) for pieces in parts for names in product(*map(_names, pieces))]
-    if text and not found:
+    names = ["".join(words) for pieces in parts for words in product(*map(_names, pieces))]
+    if text and not names:
         raise _unreadable(text)
-    return found
+    return names
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -75,8 +75,8 @@ def _pieces(part: str, whole: str) -> list[str]:
 
 def _ranges(piece: str) -> Iterator[tuple[str, str]]:
     """Yield the first and the last number of each range in ``[0-1,3]``, as they are written."""
-    for one in piece[1:-1].split(","):
-        first, dash, last = one.partition("-")
+    for part in piece[1:-1].split(","):
+        first, dash, last = part.partition("-")
         yield first, last if dash else first
 
 

@@ -62,38 +62,38 @@ def check(points: Sequence[SyncPoint]) -> None:
 
 def suspicions(points: Sequence[SyncPoint]) -> list[Suspicion]:
     """Return the probable mistakes that the values of all ranks show."""
-    found = []
+    mistakes = []
     first = points[0]
-    equal = _equal_ranks(points, lambda one: tuple(sorted(one.samples)))
+    equal = _equal_ranks(points, lambda compared: tuple(sorted(compared.samples)))
     if equal:
-        own = points[equal[0]]
+        point = points[equal[0]]
         text = (
-            f"{format_ranks(equal)} train on the same {len(own.samples)} samples in {first.name} "
-            f"({own.model}). Give each rank its shard (DistributedSampler, samestep.shard)."
+            f"{format_ranks(equal)} train on the same {len(point.samples)} samples in {first.name} "
+            f"({point.model}). Give each rank its shard (DistributedSampler, samestep.shard)."
         )
-        found.append(Suspicion("same-samples", text))
-    same = [rank for rank in _equal_ranks(points, lambda one: one.stream) if rank not in equal]
+        mistakes.append(Suspicion("same-samples", text))
+    same = [rank for rank in _equal_ranks(points, lambda compared: compared.stream) if rank not in equal]
     if len(same) > 1:
         text = (
             f"{format_ranks(same)} draw the same random numbers for different samples in {first.name} "
             f"({points[same[0]].model}), so dropout masks repeat. Seed with seed + rank after creating the "
             "model."
         )
-        found.append(Suspicion("same-random-stream", text))
-    if len({one.line for one in points}) > 1:
-        where = ", ".join(f"rank {rank} at {one.line}" for rank, one in enumerate(points))
+        mistakes.append(Suspicion("same-random-stream", text))
+    if len({compared.line for compared in points}) > 1:
+        where = ", ".join(f"rank {rank} at {point.line}" for rank, point in enumerate(points))
         text = f"the ranks run {first.name} in different lines of the script: {where}."
-        found.append(Suspicion("different-lines", text))
-    return found
+        mistakes.append(Suspicion("different-lines", text))
+    return mistakes
 
 
 def _check_place(points: Sequence[SyncPoint]) -> None:
-    places = [(one.kind, one.number) for one in points]
+    places = [(point.kind, point.number) for point in points]
     if len(set(places)) > 1:
-        other = next(rank for rank, place in enumerate(places) if place != places[0])
+        differing = next(rank for rank, place in enumerate(places) if place != places[0])
         raise OutOfStep(
-            f"the ranks are out of step: rank 0 is at {_position(points[0])}, rank {other} at "
-            f"{_position(points[other])}. All ranks must run the same steps in the same order."
+            f"the ranks are out of step: rank 0 is at {_position(points[0])}, rank {differing} at "
+            f"{_position(points[differing])}. All ranks must run the same steps in the same order."
         )
 
 
@@ -102,31 +102,30 @@ def _position(point: SyncPoint) -> str:
 
 
 def _check_finite(points: Sequence[SyncPoint]) -> None:
-    bad = [rank for rank, one in enumerate(points) if one.not_finite]
+    bad = [rank for rank, point in enumerate(points) if point.not_finite]
     if bad and len(bad) < len(points):
-        what = "the loss is" if points[0].kind == "backward" else "a gradient is"
+        subject = "the loss is" if points[0].kind == "backward" else "a gradient is"
         raise OutOfStep(
-            f"{what} NaN or infinite on {format_ranks(bad)} of {len(points)} only, in {points[0].name}. "
+            f"{subject} NaN or infinite on {format_ranks(bad)} of {len(points)} only, in {points[0].name}. "
             "Check the samples of that rank: the average makes the step of all ranks invalid."
         )
 
 
 def _check_weights(points: Sequence[SyncPoint]) -> None:
-    if len({one.shapes for one in points}) > 1:  # sharded parameters
+    if len({point.shapes for point in points}) > 1:  # sharded parameters
         return
     for index, shape in enumerate(points[0].shapes):
-        found = [one.weights[index] for one in points]
-        if len(set(found)) > 1:
-            raise OutOfStep(
-                f"{drift_message(f'parameter {index} {list(shape)}', found)} Detected after {points[0].name}."
-            )
+        checksums = [point.weights[index] for point in points]
+        if len(set(checksums)) > 1:
+            drift = drift_message(f"parameter {index} {list(shape)}", checksums)
+            raise OutOfStep(f"{drift} Detected after {points[0].name}.")
 
 
 def _equal_ranks(points: Sequence[SyncPoint], key: Callable[[SyncPoint], object]) -> list[int]:
     """Return the first ranks with an equal value that is not empty; empty if fewer than two."""
-    values = [key(one) for one in points]
+    values = [key(point) for point in points]
     for value in values:
-        ranks = [rank for rank, other in enumerate(values) if other == value]
+        ranks = [rank for rank, compared in enumerate(values) if compared == value]
         if value and len(ranks) > 1:
             return ranks
     return []
@@ -220,7 +219,7 @@ class Sanitizer(Listener):
         """Compare the ranks before a backward."""
         self._compare(
             BACKWARD,
-            not_finite=any(_is_not_finite(one) for one in losses),
+            not_finite=any(_is_not_finite(loss) for loss in losses),
             samples=self._samples,
             stream=self._stream,
             model=self._model,
@@ -231,20 +230,22 @@ class Sanitizer(Listener):
     def before_step(self, optimizer: Optimizer) -> None:
         """Check the gradients that an optimizer is about to use."""
         self._bad_gradient = any(
-            one.grad is not None and not one.grad.is_sparse and _is_not_finite(one.grad)
-            for one in parameters_of(optimizer)
+            parameter.grad is not None and not parameter.grad.is_sparse and _is_not_finite(parameter.grad)
+            for parameter in parameters_of(optimizer)
         )
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Compare the ranks after the step of an optimizer."""
         if self._side.size == 1:
             return
-        plain = [one for one in parameters_of(optimizer) if type(one) in (nn.Parameter, Tensor)]
+        plain = [
+            parameter for parameter in parameters_of(optimizer) if type(parameter) in (nn.Parameter, Tensor)
+        ]
         self._compare(
             STEP,
             not_finite=self._bad_gradient,
-            weights=tuple(int(checksum(one)) for one in plain),
-            shapes=tuple(tuple(one.shape) for one in plain),
+            weights=tuple(int(checksum(parameter)) for parameter in plain),
+            shapes=tuple(tuple(parameter.shape) for parameter in plain),
         )
 
     @contextmanager

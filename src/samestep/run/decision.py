@@ -19,16 +19,18 @@ from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
 from samestep.launch.source.classify import ScriptKind, classify
 from samestep.launch.source.modules import is_safe_path, source_of, user_folders
-from samestep.launchers.binding import checked, share_of, undo_default_binding
-from samestep.launchers.binding import in_words as binding_text
-from samestep.launchers.compute_threads import (
+from samestep.launchers.detect import UNLAUNCHED, Detected
+from samestep.launchers.detect_task import detect_task
+from samestep.launchers.processors import (
     Threads,
+    checked,
     guess_sharing,
+    share_of,
     threads_per_rank,
+    undo_default_binding,
     without_default_threads,
 )
-from samestep.launchers.detect import UNLAUNCHED, Detected
-from samestep.launchers.lost_environment import detect_task
+from samestep.launchers.processors import in_words as binding_text
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
 from samestep.run.own_workers import refuse_several_starts
@@ -56,7 +58,7 @@ class Decision:
     sanitize: bool = False  # whether the ranks are compared in every step
     count: bool = False  # whether steps and samples are counted and timed
     clocking: ClockOptions | None = None  # which steps are recorded, and where; None for none
-    bind: str = "none"  # which cores each worker computes on; see `samestep.launchers.binding`
+    bind: str = "none"  # which cores each worker computes on; see `samestep.launchers.processors`
     explains_exit_1: bool = False  # whether the program itself prints why it ends with exit code 1
 
     @property

@@ -26,8 +26,7 @@ from samestep.launch.local.local_backend import Outcome, Restarts, place_variabl
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
 from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at, values_beside
-from samestep.launchers.binding import bind
-from samestep.launchers.compute_threads import guess_sharing, thread_variables
+from samestep.launchers.processors import bind, guess_sharing, thread_variables
 from samestep.run.decision import (
     TRAINS_ALONE,
     Decision,

@@ -24,14 +24,14 @@ from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.source.launcher_variables import VariableRead
 from samestep.launchers.detect import detect
+from samestep.observe.clock.sample_count import COUNTING, StepCounts
 from samestep.observe.clock.step_clock import ScriptClock
-from samestep.observe.clock.step_counter import COUNTING, StepCounts
 from samestep.observe.sanitizer import sanitizing
 from samestep.ranks.hang.current_call import recorded_messages
-from samestep.ranks.hang.rank_status import State, Wait
-from samestep.ranks.hang.report import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
-from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore, inherited_store
+from samestep.ranks.hang.detection import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
+from samestep.ranks.hang.rank_status import ProcessGroupStore, State, StatusStore, Wait, inherited_store
 from samestep.ranks.hang.watchdog import IdleWatch, Response, Watchdog, interval_of
+from samestep.ranks.rendezvous.network_store import keep_open
 
 Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
@@ -128,7 +128,7 @@ def _status_store(place: Place, environment: env.Environment, *, forked: bool, l
     if forked and (memory := inherited_store()) is not None:
         return memory
     serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
+    return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves, keep=keep_open)
 
 
 def _run_unless_idle(run: Callable[[], Ending], report: Report, *, limit_s: float) -> Ending:

@@ -27,8 +27,8 @@ from samestep.base import env
 from samestep.launch.local.child import Around, Watch, as_it_is, unwatched
 from samestep.launch.local.hosting import Ending
 from samestep.launch.plan import Spawn
-from samestep.launchers.binding import bind
 from samestep.launchers.detect import detect
+from samestep.launchers.processors import bind
 from samestep.launchers.registry import RANK_VARIABLES
 from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
 from samestep.run.decision import Decision

@@ -8,7 +8,7 @@ from support.launches import RUN
 CALL = "import socket; socket.create_connection(('node3', 7001), timeout=0.3)"
 KIND = """
 import samestep
-from samestep.ranks.collectives.direct_world import low_latency
+from samestep.ranks.collectives.direct import low_latency
 with samestep.join() as world:
     print(type(low_latency(world)).__name__)
 """

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import samestep
 from gpu_checks.context import Figures, require
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 
 _BATCH, _CLASSES = 16, 4
 SYNCHRONIZERS = ("bucketed", "reference", "ddp")

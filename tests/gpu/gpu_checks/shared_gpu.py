@@ -7,7 +7,7 @@ and NCCL then connects the ranks by sockets. That is slow, and its results are r
 import os
 
 from samestep.base import env
-from samestep.ranks.world import device
+from samestep.ranks.rendezvous import handshake
 
 VARIABLES = {
     "NCCL_P2P_DISABLE": "1",
@@ -22,7 +22,7 @@ HOST = "NCCL_HOSTID"
 def allow() -> None:
     """Let the processes that are forked from this one, such as the workers of a run, share a GPU."""
     env.export(VARIABLES)
-    device._ONE_RANK_PER_DEVICE = frozenset()
+    handshake._ONE_RANK_PER_DEVICE = frozenset()
     os.register_at_fork(after_in_child=_name_host)
 
 

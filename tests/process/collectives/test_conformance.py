@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.ranks.collectives.shared_memory import PIECE
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_memory import PIECE, OneHostWorld, on_one_host
 from samestep.ranks.world.operation import OPS
 from samestep_lab.collectives.algorithms import (
     ALL_GATHER,

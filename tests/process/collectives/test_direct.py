@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep, PeerLost
-from samestep.ranks.collectives.call_counter import DIRECT, PROGRESS
-from samestep.ranks.collectives.direct import SMALL
-from samestep.ranks.collectives.direct_world import MOST, by_connections, low_latency
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
-from samestep.ranks.rendezvous import peer_connections
+from samestep.ranks.collectives import peer_connections
+from samestep.ranks.collectives.direct import MOST, SMALL, by_connections, low_latency
+from samestep.ranks.collectives.shared_memory import OneHostWorld
+from samestep.ranks.hang.flight_recorder import DIRECT, PROGRESS
 from samestep.ranks.rendezvous.authentication import AuthenticationError, connect
 from samestep.ranks.world.operation import OPS
 from samestep_lab.testing.ranks import on_processes

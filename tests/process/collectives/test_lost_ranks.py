@@ -16,10 +16,10 @@ import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base.errors import PeerLost
-from samestep.ranks.collectives import shared_memory_world
+from samestep.ranks.collectives import shared_memory
 from samestep.ranks.collectives.direct import Connections
 from samestep.ranks.collectives.semaphores import Semaphores
-from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_memory import FILE_SYSTEM, OneHostWorld, on_one_host
 from samestep.ranks.hang import peer_waits
 from samestep_lab.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
 from samestep_lab.testing.checks import CountingWorld
@@ -111,7 +111,7 @@ def short_timeouts(monkeypatch):
 def memory(monkeypatch):
     """A folder in the shared-memory file system, in which the memory of this test is allocated."""
     with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
-        monkeypatch.setattr(shared_memory_world, "FILE_SYSTEM", Path(folder))
+        monkeypatch.setattr(shared_memory, "FILE_SYSTEM", Path(folder))
         yield Path(folder)
 
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
-from samestep.ranks.collectives.call_counter import PROGRESS
-from samestep.ranks.collectives.call_counter import SHARED_MEMORY as GROUP
-from samestep.ranks.collectives.shared_memory_world import on_one_host
-from samestep.ranks.hang.flight_recorder import CollectiveCount, Recorder, ranks_of
+from samestep.ranks.collectives.shared_memory import on_one_host
+from samestep.ranks.hang.flight_recorder import PROGRESS, CollectiveCount, Recorder, ranks_of
+from samestep.ranks.hang.flight_recorder import SHARED_MEMORY as GROUP
 from support.subgroup import Subgroup
 
 NAMES = f"{GROUP} of ranks 0, 1", f"{GROUP} of ranks 1, 2"

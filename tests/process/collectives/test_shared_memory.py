@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep, PeerLost, UsageError
-from samestep.ranks.collectives import semaphores, shared_memory_world
+from samestep.ranks.collectives import semaphores, shared_memory
 from samestep.ranks.collectives.semaphores import Semaphores, own_process
-from samestep.ranks.collectives.shared_memory import PIECE, SMALL
-from samestep.ranks.collectives.shared_memory_world import FILE_SYSTEM, OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_memory import FILE_SYSTEM, PIECE, SMALL, OneHostWorld, on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep_lab.testing.checks import CountingWorld
 from support.subgroup import Subgroup
@@ -112,7 +111,7 @@ def names(world, folder):
         seen.append([path.name for path in Path(folder).iterdir()])
 
     with (
-        patch.object(shared_memory_world, "FILE_SYSTEM", Path(folder)),
+        patch.object(shared_memory, "FILE_SYSTEM", Path(folder)),
         patch.object(Semaphores, "__init__", lambda *given, **more: (listed(), made(*given, **more))[1]),
     ):
         fast = on_one_host(world)
@@ -217,7 +216,7 @@ def test_a_rank_that_stops_within_a_collective_is_named(processes):
 def wait_for_dead_rank(world):
     """Wait for a slow rank, and for the last one, whose process seems to have ended."""
     rank, size = world.place.rank, world.place.size
-    with patch.object(shared_memory_world, "own_process", ended if rank == size - 1 else own_process):
+    with patch.object(shared_memory, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
     if rank == 0:
         with pytest.raises(PeerLost, match=f"rank {size - 1} has died"):
@@ -239,7 +238,7 @@ def test_a_dead_rank_is_named_before_the_timeout(processes, size):
 def wait_for_arrived_rank(world):
     """Wait for a rank that ended after it had arrived, and for one that arrives late."""
     rank, size = world.place.rank, world.place.size
-    with patch.object(shared_memory_world, "own_process", ended if rank == size - 1 else own_process):
+    with patch.object(shared_memory, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
     if rank == size - 1:
         fast._memory._semaphores.post()

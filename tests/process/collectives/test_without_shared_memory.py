@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.place import Place
-from samestep.ranks.collectives import shared_memory_world
-from samestep.ranks.collectives.shared_memory_world import on_one_host
+from samestep.ranks.collectives import shared_memory
+from samestep.ranks.collectives.shared_memory import on_one_host
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from support.systems import missing, small_file_system
 
@@ -24,7 +24,7 @@ CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1
 def with_file_system(world, folder):
     """Return the kinds of worlds with another shared-memory file system, the reports, and a sum."""
     reported = io.StringIO()
-    with patch.object(shared_memory_world, "FILE_SYSTEM", Path(folder)), redirect_stderr(reported):
+    with patch.object(shared_memory, "FILE_SYSTEM", Path(folder)), redirect_stderr(reported):
         worlds = [on_one_host(world) for _ in range(2)]
     tensor = torch.ones(3)
     worlds[0].all_reduce(tensor)

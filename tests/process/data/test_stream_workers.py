@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import samestep
 from samestep.base.errors import DataError, UsageError
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from support.iterable_data_sets import Broken, Counting, Shuffled, Sliced, Split, Unseeded
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samestep.parallel.gradients.replicate import replicate
-from samestep.ranks.collectives.shared_memory_world import on_one_host
+from samestep.ranks.collectives.shared_memory import on_one_host
 from samestep_lab.collectives.algorithms import ALL_REDUCE, ByAlgorithm
 from support.backward_cases import assert_equal_gradients, gradients, network, plain, samples, share_of
 

@@ -7,7 +7,7 @@ import torch
 
 from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.consistency_check import steps
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
 from samestep.ranks.world.operation import OPS
 from samestep_lab.collectives import executor
 from samestep_lab.collectives.algorithms import (

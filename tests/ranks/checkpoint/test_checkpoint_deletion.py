@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.settings import RunOptions

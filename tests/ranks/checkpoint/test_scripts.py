@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import samestep
 from samestep.base.errors import CheckpointError, OutOfStep, UsageError
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.newest import steps_in
 from samestep.training.checkpoint.read import read

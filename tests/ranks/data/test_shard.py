@@ -18,7 +18,7 @@ from torch.utils.data import (
 import samestep
 from samestep.base.errors import UsageError
 from samestep.parallel.sharding import Plan, Position
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.sharded_loader import ShareBatchSampler
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import samestep
 from samestep.base.errors import DataError, PeerLost, UsageError
 from samestep.parallel.sharding import Plan, Position
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.stream import sample_digest
 from support.iterable_data_sets import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized

@@ -7,7 +7,7 @@ from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
 from samestep.parallel.sharding import share
 from samestep.ranks.collectives.consistency_check import MESSAGE, steps
 from samestep.ranks.collectives.custom_reduction import fold
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep_lab.testing.checks import CountingWorld
 from support.hand_made_shards import DIGESTS, digest_of

@@ -12,7 +12,7 @@ from torch import nn
 
 from samestep.base.errors import UsageError
 from samestep.parallel.exact.logical_shards import Exact
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from samestep.base.errors import CheckpointError, OutOfStep, UsageError
 from samestep.parallel.exact import identity
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read

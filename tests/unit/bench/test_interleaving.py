@@ -1,7 +1,7 @@
 """Calls are timed in interleaved rounds, with a simulated clock."""
 
 from samestep.bench.interleaving import in_rounds, timed_interleaved
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 
 
 class SimulatedClock:

@@ -1,7 +1,7 @@
 """The figures of a synchronizer are computed from the times of its blocks, and of those without any."""
 
 from samestep.bench.step_times import ALONE, Problem, _row
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 
 
 def test_efficiency_is_the_time_without_communication_divided_by_that_with_it():

@@ -8,8 +8,8 @@ from samestep.bench.synchronizers import Problem
 from samestep.cli.main import run_command
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launchers.detect import detect
+from samestep.launchers.detect_task import open_mpi_first
 from samestep.launchers.hostlist import MOST, hosts, tasks_per_node
-from samestep.launchers.mpi_hosts import open_mpi_first
 from samestep.scaling.sweep.plan import Request
 from samestep.training.settings import RunOptions
 

@@ -15,7 +15,7 @@ from samestep.cli import train as verb
 from samestep.cli.main import run_command
 from samestep.cli.options.launch import Clock
 from samestep.cli.options.results import Output
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.output.run_folder import Result
 from samestep.training.recipes.request import Request, after_failure
 from samestep.training.recipes.resolve import broadcast_resolved, own_folder, resolve

@@ -2,7 +2,7 @@
 
 from samestep.doctor.report import finding_lines, folded, row_lines
 from samestep.doctor.results import Finding
-from samestep.ranks.hang.report import format_ranks
+from samestep.ranks.hang.detection import format_ranks
 
 HOSTS = {0: "a", 1: "a", 2: "b"}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from samestep.hooks import training_events
 from samestep.hooks.training_events import Listener, subscribed
-from samestep.observe.clock import step_writer
+from samestep.observe.clock import step_clock
 from support.clocked_scripts import loader
 
 
@@ -116,7 +116,7 @@ def _afresh():
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_compiled_function_that_calls_a_model_is_compiled_once(clock, monkeypatch, whole):
-    monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)  # the log that is added to gets shorter, too
+    monkeypatch.setattr(step_clock, "INTERVAL_S", 0.001)  # the log that is added to gets shorter, too
 
     def script():
         model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))

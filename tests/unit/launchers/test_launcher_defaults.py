@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from samestep.launchers.binding import undo_default_binding
-from samestep.launchers.compute_threads import without_default_threads
+from samestep.launchers.processors import undo_default_binding, without_default_threads
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from samestep.parallel.sharding import share
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.loop.training_loop import Callbacks
 from samestep.training.settings import Settings
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

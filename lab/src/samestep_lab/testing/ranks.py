@@ -27,8 +27,7 @@ from samestep.base.place import Place
 from samestep.base.worker_records import frames_of
 from samestep.ranks.hang.script_position import is_script
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.ranks.world.protocol import World
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld, World
 from samestep.ranks.world.thread_world import run_ranks
 
 

@@ -31,10 +31,10 @@ from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, same_call, signature
-from samestep.ranks.collectives.direct_world import low_latency
+from samestep.ranks.collectives.direct import low_latency
+from samestep.ranks.collectives.peer_connections import connect_to_main
 from samestep.ranks.collectives.semaphores import own_process
 from samestep.ranks.rendezvous.authentication import Channel, derived
-from samestep.ranks.rendezvous.peer_connections import connect_to_main
 from samestep.ranks.world.operation import Op
 from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
 

@@ -18,9 +18,9 @@ from samestep.autopilot.helpers.shared_storage import MemoryFile, mapped_file
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import OutOfStep, WorldError
 from samestep.base.place import Place
-from samestep.ranks.collectives.call_counter import SHARED_MEMORY, progress_of
 from samestep.ranks.collectives.semaphores import Process, Semaphores, initialize, own_process
 from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
+from samestep.ranks.hang.flight_recorder import SHARED_MEMORY, progress_of
 from samestep.ranks.world.operation import Op, check_operation, check_root
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
 

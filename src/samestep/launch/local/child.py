@@ -25,7 +25,7 @@ from samestep.launch.local import forking
 from samestep.launch.local.hosting import Ending, ending_of, host, leave
 from samestep.launch.local.orphans import Lifeline, die_with_parent, file_identity
 from samestep.launch.local.output import OutputFlush, Stream, withdraw
-from samestep.ranks.hang.status_store import SharedMemoryStore
+from samestep.ranks.hang.rank_status import SharedMemoryStore
 
 _LENGTH_BYTES = 8  # size of the length before a report
 

@@ -13,8 +13,8 @@ from itertools import islice
 from samestep.base.errors import StepsDiffer
 from samestep.base.worker_records import Frame
 from samestep.launch.local.hosting import Ending
+from samestep.ranks.hang.detection import STEPS_ADVICE, describe_status, place_of
 from samestep.ranks.hang.rank_status import RankStatus
-from samestep.ranks.hang.report import STEPS_ADVICE, describe_status, place_of
 from samestep.ranks.hang.script_position import has_left_loop, is_script, name_of_blocking, with_text
 
 _CONSEQUENCES = (

@@ -23,7 +23,7 @@ from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.orphans import adopt_orphans
 from samestep.launch.local.workers import Workers
-from samestep.ranks.rendezvous.free_port import reserved_port
+from samestep.ranks.rendezvous.endpoint import reserved_port
 from samestep.ranks.rendezvous.gloo_interface import loopback_only
 from samestep.ranks.rendezvous.job_secret import shared_secret
 

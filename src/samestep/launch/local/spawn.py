@@ -35,9 +35,9 @@ from samestep.launch.local.local_backend import Round, places, worker_variables
 from samestep.launch.local.output import withdraw
 from samestep.launch.local.workers import Workers
 from samestep.launchers.detect import Detected
-from samestep.launchers.lost_environment import detect_task
+from samestep.launchers.detect_task import detect_task
 from samestep.launchers.registry import SAMESTEP
-from samestep.ranks.rendezvous.free_port import rendezvous_endpoint, reserved_port
+from samestep.ranks.rendezvous.endpoint import rendezvous_endpoint, reserved_port
 from samestep.ranks.rendezvous.job_secret import job_key, shared_secret
 from samestep.ranks.world.thread_world import run_ranks
 

@@ -36,8 +36,7 @@ from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
 from samestep.launch.local.output import OutputFlush, Stream
-from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
-from samestep.ranks.hang.status_store import SharedMemoryStore
+from samestep.ranks.hang.rank_status import RankStatus, SharedMemoryStore, parse_statuses
 
 _POLL_S = 0.05  # seconds between checks of workers whose end wakes nothing, and of statuses in memory
 _FLUSH_POLL_S = 0.01  # seconds between reads of the memory in which workers report that they have flushed

@@ -32,7 +32,7 @@ from samestep.ranks.world.device import (
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1
+FORMAT = 1  # version of the format
 ENDED = '{"ended": '
 """Beginning of the last line, and of no other line."""
 

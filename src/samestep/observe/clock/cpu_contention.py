@@ -46,14 +46,14 @@ Readings: TypeAlias = list[Any]
 
 def cpu_use(readings: Readings) -> dict[str, CpuUse]:
     """Return the CPU time of a thread in each phase of `COMPUTING`."""
-    found = dict.fromkeys(COMPUTING, CpuUse())
+    used = dict.fromkeys(COMPUTING, CpuUse())
     for phase, (before, after) in zip(readings[2::2], pairwise(readings[1::2]), strict=False):
         if phase in COMPUTING:
-            sofar = found[phase]
-            found[phase] = CpuUse(
+            sofar = used[phase]
+            used[phase] = CpuUse(
                 sofar.ran + after.ran - before.ran, sofar.delayed + after.delayed - before.delayed
             )
-    return found
+    return used
 
 
 def is_sampled(step: int) -> bool:
@@ -112,11 +112,11 @@ class ContentionEstimator:
         self._ran = _DECAY * self._ran + forward.ran
         self._delayed = _DECAY * self._delayed + forward.delayed
         by_others = self._delayed / self._ran * backward.ran if self._ran else 0.0
-        found = self._deficit + backward.delayed - by_others
-        self._deficit = min(0.0, found)
+        estimate = self._deficit + backward.delayed - by_others
+        self._deficit = min(0.0, estimate)
         # The delay includes that of DDP's copies, which backward's seconds do not: take its share at most.
         most = seconds[BACKWARD] * backward.delayed / (backward.ran + backward.delayed or 1.0)
-        overlapped = max(0.0, min(most, found))
+        overlapped = max(0.0, min(most, estimate))
         self._overlapped = _DECAY * self._overlapped + overlapped
         self._backward = _DECAY * self._backward + seconds[BACKWARD]
         return overlapped

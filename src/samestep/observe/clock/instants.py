@@ -176,10 +176,10 @@ class ClockedStep:
 
     def seconds(self, instants: Instants) -> dict[str, float]:
         """Return the seconds of each phase between the marks; the last instant must have passed."""
-        found, marks, between = dict.fromkeys(ALL, 0.0), self.marks, instants.between
+        seconds, marks, between = dict.fromkeys(ALL, 0.0), self.marks, instants.between
         for number in range(3, len(marks), 2):
-            found[marks[number - 1]] += between(marks[number - 2], marks[number])
-        return found
+            seconds[marks[number - 1]] += between(marks[number - 2], marks[number])
+        return seconds
 
     def line(self, instants: Instants, contention: ContentionEstimator) -> dict[str, Any]:
         """Return the step as one line of the clock file; its last instant must have passed."""

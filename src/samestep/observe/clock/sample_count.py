@@ -2,12 +2,15 @@
 
 The samples of a batch are counted where a loader draws its indices. The batch itself does not show them: its
 first dimension may be time, or all nodes of several graphs. Calls of models also show evaluations.
+
+`StepCounts` sums up steps, samples and times for ``--count``: a view of the step clock.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,10 +19,13 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER
+from samestep.base.units import counted, seconds_text
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, named, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
-from samestep.observe.clock.model_gradients import ModelInfo
+from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock.communication import ModelInfo
 
 
 class SampleCounter:
@@ -90,13 +96,15 @@ def size_of(inputs: Sequence[Any]) -> tuple[int, int]:
     first = inputs[0] if inputs else None
     if isinstance(first, Tensor) and first.dim() and not first.requires_grad:  # as in most scripts
         return first.size(0), first.numel()
-    found = data_in(tuple(inputs))
-    if len(found) > 1 and all(one.dim() == 3 for one in found):  # a list of images
-        return len(found), sum(one.numel() for one in found)
-    if found:
-        return len(found[0]), found[0].numel()
-    leafs = (one for _, one in leaves(tuple(inputs)) if isinstance(one, Tensor) and one.dim() and one.is_leaf)
-    return next(((len(one), one.numel()) for one in leafs), (0, 0))
+    tensors = data_in(tuple(inputs))
+    if len(tensors) > 1 and all(tensor.dim() == 3 for tensor in tensors):  # a list of images
+        return len(tensors), sum(tensor.numel() for tensor in tensors)
+    if tensors:
+        return len(tensors[0]), tensors[0].numel()
+    leafs = (
+        leaf for _, leaf in leaves(tuple(inputs)) if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_leaf
+    )
+    return next(((len(leaf), leaf.numel()) for leaf in leafs), (0, 0))
 
 
 MAX_BATCHES = 1 << 14
@@ -162,8 +170,8 @@ class LoadedSamples:
             return None
         try:
             if type(loader.batch_sampler) is BatchSampler:
-                own = len(loader.sampler)  # type: ignore[arg-type]
-                return own - own % (loader.batch_size or 1) if loader.drop_last else own
+                samples = len(loader.sampler)  # type: ignore[arg-type]
+                return samples - samples % (loader.batch_size or 1) if loader.drop_last else samples
             # A user-defined batch sampler may give each rank its shard, which `sampler` does not show.
             return round(len(loader) * self._samples_seen / batches) if batches else None
         except TypeError:  # no length, as with an iterable data set
@@ -253,7 +261,69 @@ def _size(iterator: Any, index: Any) -> int | None:
 
 def _samples_in(entry: _Pending, asked: int, batch: Any) -> int:
     """Return the samples of a batch of an iterable data set: the requested number, or fewer."""
-    rows = next((len(one) for _, one in leaves(batch) if one.dim()), 0)
+    rows = next((len(leaf) for _, leaf in leaves(batch) if leaf.dim()), 0)
     if entry.has_rows is None:
         entry.has_rows = rows == asked
     return rows if entry.has_rows else asked
+
+
+COUNTING = ClockOptions(folder=Path(), warm_up=1)
+"""Every step but the first, which includes one-time work, is timed."""
+
+_PARTS = {
+    DATA: "loading",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    EXCHANGE: "exposed communication",
+    OPTIMIZER: "optimizer",
+}
+
+
+class StepCounts:
+    """The steps of one rank, received from a `ScriptClock`; see `StepSink`."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # all steps, known after the end
+        self.forget_steps()
+
+    def forget_steps(self) -> None:
+        """Drop all steps so far."""
+        self._timed: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+        """Number of timed steps without and with an evaluation, and their seconds."""
+
+    def header(self, **run: Any) -> None:
+        """Ignore the properties of the run."""
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add steps to the sums."""
+        for line in lines:
+            sums = self._timed["evaluated" in line]
+            sums.update({name: line[name] for name in ("seconds", *_PARTS)}, steps=1)
+
+    def end(self, ended: str, message: str, *, made: int, **run: Any) -> None:
+        """Store the number of steps."""
+        del ended, message, run
+        self.steps = made
+
+    @property
+    def timed(self) -> Counter[str]:
+        """The sums over the steps without evaluation; over all, if most have one as part of the training."""
+        without, evaluated = self._timed.values()
+        return without if without["steps"] >= evaluated["steps"] else without + evaluated
+
+    def summary(self, samples: SampleCounter, *, is_sharded: bool) -> str:
+        """Return the counts as one line.
+
+        If they are sharded, these are the counts of worker 0's shard.
+        """
+        where = " on worker 0" if is_sharded else ""
+        trained, otherwise, timed = samples.all_trained, samples.all_otherwise, self.timed
+        trained_on = counted(trained, "sample")
+        totals = f"{counted(self.steps, 'step')}, {trained_on} in training, {otherwise:,} otherwise{where}"
+        if not timed["seconds"]:
+            return totals
+        shares = {name: timed[phase] / timed["seconds"] for phase, name in _PARTS.items()}
+        parts = [f"{name} {share:.0%}" for name, share in shares.items() if share or name != _PARTS[EXCHANGE]]
+        rest = max(0.0, 1 - sum(shares.values()))
+        each_step = seconds_text(timed["seconds"] / timed["steps"])
+        return f"{totals}; {each_step} a step: {', '.join(parts)}, the rest {rest:.0%}"

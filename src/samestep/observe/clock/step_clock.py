@@ -1,17 +1,21 @@
 """Measures how long each step of an unmodified script takes, and each phase of it: the step clock.
 
 The clock receives the events of the training loop (`samestep.hooks.training_events`) and of all communication
-(`communication_calls`), and logs each event with its time. `step_reader` computes the steps from that log
-later. The clock makes no rank wait for another, and waits for no device.
+(`communication`), and logs each event with its time. It makes no rank wait for another, and waits for no
+device: a thread computes the steps from the log (`step_reader`) and writes them.
+
+The instants of a device are read on the script's own thread, once they have passed: a query from another
+thread would invalidate a CUDA graph that is being captured.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from os import getpid
 from threading import get_ident
-from typing import Any
-from weakref import ref
+from typing import Any, Protocol
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +29,204 @@ from samestep.hooks.backward import GraphEnd
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import Listener, OnExit, subscribed, uncompiled
 from samestep.observe.clock.clock_file import ClockOptions
-from samestep.observe.clock.communication_calls import (
+from samestep.observe.clock.communication import (
     COLLECTIVES,
     INLINE,
+    DdpInfo,
+    ModelInfo,
+    ModelRegistry,
     communication_through,
     is_python_thread,
 )
-from samestep.observe.clock.cpu_contention import ThreadCpuClock, is_sampled, thread_cpu_clock
-from samestep.observe.clock.instants import DeviceInstants, HostInstants, Instants, is_captured
-from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo, ModelRegistry
-from samestep.observe.clock.optimizer_cycle import OptimizerCycle
+from samestep.observe.clock.cpu_contention import (
+    ContentionEstimator,
+    ThreadCpuClock,
+    is_sampled,
+    thread_cpu_clock,
+)
+from samestep.observe.clock.instants import ClockedStep, DeviceInstants, HostInstants, Instants, is_captured
 from samestep.observe.clock.sample_count import MAX_BATCHES, LoaderHook, size_of
 from samestep.observe.clock.step_reader import CpuInstant, Log, StepReader
-from samestep.observe.clock.step_writer import StepSink, StepWriter
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer
+
+MAX_CYCLE = 100
+"""Maximum steps of one optimizer in a cycle; another that steps later is in no cycle with it."""
+
+
+class OptimizerCycle:
+    """Infers the order in which optimizers step, and infers it again when that changes.
+
+    ::
+
+        A A A A          each step is a cycle
+        D G D G D G      G ends a cycle, once D has stepped again
+        D D D G D D D G  the same
+        A A A B B B A A  B replaces A, once it has stepped twice; then A replaces B
+        D G D G D D D D  D is alone, once it has stepped more than twice as often as in any cycle with G
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakSet[Optimizer] = WeakSet()  # the optimizers of the current cycle order
+        self._steps: Counter[int] = Counter()
+        """Steps of each optimizer in the current cycle, by id; of a single optimizer, since it is single."""
+        self._most: Counter[int] = Counter()  # maximum steps of each optimizer in any cycle of several
+        self._before: int | None = None
+        self._last: int | None = None  # id of the optimizer that ends a cycle; None while unknown
+        self._ended = 0
+        self._single: ref[Optimizer] | None = None
+        """The optimizer whose every step is a cycle, if the last step was its own."""
+        self.restarts = False  # whether the last step showed that all cycles so far were only parts of cycles
+
+    def ends_cycle(self, optimizer: Optimizer) -> bool:
+        """Record that an optimizer has stepped; return whether this ends a cycle."""
+        this = id(optimizer)
+        if self._single is not None and self._single() is optimizer:  # as in most scripts, in each step
+            self._steps[this] += 1
+            self._ended += 1
+            self.restarts = False
+            return True
+        self._single, self.restarts = None, False
+        if optimizer not in self._known:
+            self._last = None if self._known else this
+            self._known.add(optimizer)
+        elif self._last is None:
+            self._infer_last(optimizer)
+        elif this != self._last and self._steps[this] >= min(2 * self._most[this], MAX_CYCLE):
+            self._last = self._before
+            self._keep({*self._steps})
+        self._steps[this] += 1
+        self._before = this
+        if this != self._last:
+            return False
+        self._ended += 1
+        if len(self._known) > 1:
+            self._most |= self._steps
+            self._steps.clear()
+        else:
+            self._single = ref(optimizer)
+        return True
+
+    def _infer_last(self, optimizer: Optimizer) -> None:
+        """Set which optimizer ends a cycle: after a new one, a known one steps again."""
+        self._last = self._before
+        if self._before == id(optimizer):
+            self._keep({id(optimizer)})
+        else:
+            self._most |= self._steps
+            self._steps.clear()
+            self.restarts = self._ended <= MAX_CYCLE
+
+    def _keep(self, ids: set[int]) -> None:
+        """Remove all other optimizers from the order; they do not step again, or count as new."""
+        self._known = WeakSet(optimizer for optimizer in self._known if id(optimizer) in ids)
+        self._steps.clear()
+
+
+INTERVAL_S = 2.0
+"""Seconds between two passes over the event log; a pass can hold the script up for some ms."""
+
+
+class StepSink(Protocol):
+    """A destination of steps, see `ClockFile`."""
+
+    def header(self, *, device: torch.device, backend: str, sync: str) -> None:
+        """Receive the properties of the run, before the first step."""
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Receive steps."""
+
+    def forget_steps(self) -> None:
+        """Drop all steps so far."""
+
+    def end(
+        self, ended: str, message: str, *, device: torch.device, made: int, samples_per_epoch: int | None
+    ) -> None:
+        """Receive the end of the run."""
+
+
+class StepWriter:
+    """Writes the steps of `reader` to `sink`; `begin` writes the header before the first one."""
+
+    def __init__(self, sink: StepSink, reader: StepReader, begin: Callable[[], None]) -> None:
+        self._sink, self._reader, self._begin = sink, reader, begin
+        self._steps: deque[ClockedStep] = deque()
+        self._lines: deque[dict[str, Any]] = deque()  # lines of the steps whose instants have been read
+        self._contention = ContentionEstimator()
+        self._has_begun = False
+        self.of_device = False
+        """Whether the script's own thread calls `read`, because only it may read the device's instants."""
+        self._error: Exception | None = None  # the first error in the thread
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="samestep-clock", daemon=True)
+        self._thread.start()
+
+    def read(self) -> None:
+        """Compute new steps, and read the instants that have passed; never during a graph capture."""
+        with self._reading:
+            self._read_log()
+            self._read_instants()
+
+    def close(self, *, waits: bool) -> None:
+        """Write all remaining steps.
+
+        Args:
+            waits: whether to wait for the device to reach the end of the steps. After an error it may never
+                do so, or refuse every call; steps whose instants have not passed are then left out.
+
+        Raises:
+            Exception: the thread had this error.
+        """
+        self._over.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        self._read_log()
+        with suppress(RuntimeError):
+            if waits and self._steps:
+                self._reader.instants.wait(self._steps[-1].end)
+            self._read_instants()
+        self._write()
+
+    def _read_log(self) -> None:
+        for step in self._reader.read():
+            if step is not None:
+                self._steps.append(step)
+                continue
+            with self._writing:
+                self._steps.clear()
+                self._lines.clear()
+                self._sink.forget_steps()
+
+    def _read_instants(self) -> None:
+        instants = self._reader.instants
+        while self._steps and instants.has_passed(self._steps[0].end):
+            self._lines.append(self._steps.popleft().line(instants, self._contention))
+
+    def _run(self) -> None:
+        while not self._over.wait(INTERVAL_S):
+            self._process_log()
+
+    def _process_log(self) -> None:
+        try:
+            with self._reading:
+                self._read_log()
+                if not self.of_device:
+                    self._read_instants()
+            if self._lines:
+                self._write()
+        except Exception as error:  # noqa: BLE001 - raised by `close`: until then the log must not grow
+            self._error = self._error or error
+
+    def _write(self) -> None:
+        with self._writing:
+            if not self._has_begun:
+                self._begin()
+                self._has_begun = True
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if lines:
+                self._sink.write(lines)
+
 
 _BY_HAND = "by hand"
 _WITHOUT_QUEUE = ("cpu", "meta")
@@ -136,9 +324,11 @@ class ScriptClock(Listener):
         else:
             self._writer.close(waits=not ended.startswith("error"))
         samples = self._samples_per_epoch
-        own = None if self._trained_loader is None else self._reader.samples_per_epoch(self._trained_loader)
-        if samples is None and own is not None:
-            samples = own * self._loaders
+        loaded = (
+            None if self._trained_loader is None else self._reader.samples_per_epoch(self._trained_loader)
+        )
+        if samples is None and loaded is not None:
+            samples = loaded * self._loaders
         self._sink.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
 
     def accepts(self, *, trains: bool = False) -> bool:
@@ -379,7 +569,7 @@ class ScriptClock(Listener):
     def _read_backend(self) -> None:
         """Read the back end while there is a process group: a script may destroy it before the header."""
         if not self._backend and c10d.is_initialized():
-            by_device = dict(one.split(":") for one in c10d.get_backend_config().split(","))
+            by_device = dict(entry.split(":") for entry in c10d.get_backend_config().split(","))
             self._backend = by_device.get(self._device.type, "")
 
     def _write_header(self) -> None:

@@ -37,8 +37,8 @@ from samestep.parallel.gradients.initial_agreement import (
 )
 from samestep.parallel.gradients.weight_checksum import check_equal
 from samestep.parallel.sharding import share
-from samestep.ranks.collectives.shared_memory_world import on_one_host
-from samestep.ranks.world.current import current
+from samestep.ranks.collectives.shared_memory import on_one_host
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 
 

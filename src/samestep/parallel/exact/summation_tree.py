@@ -24,8 +24,7 @@ from torch import Tensor
 from samestep.parallel.sharding import share
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.custom_reduction import fold
-from samestep.ranks.collectives.shared_memory import PIECE
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import PIECE, OneHostWorld
 from samestep.ranks.world.protocol import World
 
 Node: TypeAlias = tuple[int, int]

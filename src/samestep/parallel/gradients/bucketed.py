@@ -21,8 +21,7 @@ from samestep.parallel.gradients.bucket import (
     real,
 )
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
-from samestep.ranks.collectives.shared_memory import PIECE
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import PIECE, OneHostWorld
 
 MEBIBYTE = 1 << 20
 

@@ -26,9 +26,9 @@ from samestep.parallel.gradients.initial_agreement import (
 from samestep.parallel.gradients.running_statistics import Norm, average_statistics, by_kind
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, Reference, SyncConfig
 from samestep.parallel.gradients.weight_checksum import check_equal
-from samestep.ranks.collectives.direct_world import low_latency, separates_gradients
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
-from samestep.ranks.world.current import current
+from samestep.ranks.collectives.direct import low_latency, separates_gradients
+from samestep.ranks.collectives.shared_memory import OneHostWorld
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 
 COMPRESSIONS = ("fp16", "bf16", "powersgd")

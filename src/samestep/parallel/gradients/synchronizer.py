@@ -18,7 +18,7 @@ from samestep.base.place import Place
 from samestep.hooks import backward
 from samestep.parallel.gradients.bucket import dense_gradient
 from samestep.parallel.gradients.running_statistics import RunningStatistics, average_statistics
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.world.protocol import World
 
 _orders = itertools.count()

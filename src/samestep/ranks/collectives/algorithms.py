@@ -10,8 +10,8 @@ from typing import TypeAlias
 from torch import Tensor
 
 from samestep.base.errors import UsageError
-from samestep.ranks.collectives.direct_world import RANKS, DirectWorld, by_connections
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.direct import RANKS, DirectWorld, by_connections
+from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.world.operation import Op
 from samestep.ranks.world.protocol import World
 
@@ -34,7 +34,7 @@ def shared_memory(world: World) -> World:
     if world.place.size > 1 and not isinstance(world, OneHostWorld):
         raise UsageError(
             "shared_memory takes a world of "
-            "samestep.ranks.collectives.shared_memory_world.on_one_host(world), "
+            "samestep.ranks.collectives.shared_memory.on_one_host(world), "
             "which these ranks cannot make: they share no memory. Choose another algorithm."
         )
     return world
@@ -46,13 +46,13 @@ def direct(world: World) -> DirectWorld:
     Raises:
         UsageError: they cannot have any.
     """
-    found = world if isinstance(world, DirectWorld) else by_connections(native(world))
-    if not isinstance(found, DirectWorld):
+    connected = world if isinstance(world, DirectWorld) else by_connections(native(world))
+    if not isinstance(connected, DirectWorld):
         raise UsageError(
             f"direct takes 2 to {RANKS} processes that Gloo connects, with tensors on the CPU. "
             "Choose another algorithm."
         )
-    return found
+    return connected
 
 
 ALL_REDUCE: Mapping[str, ToAll] = {

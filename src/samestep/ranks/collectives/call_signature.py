@@ -17,25 +17,25 @@ def signature(rank: int, call: str, tensor: Tensor) -> bytes:
     return _signature(rank, call, tensor.dtype, tensor.shape)
 
 
-def same_call(one: bytes, other: bytes) -> bool:
+def same_call(first: bytes, second: bytes) -> bool:
     """Return whether two ranks' signatures describe the same call."""
-    return one[_RANK_DIGITS:] == other[_RANK_DIGITS:]
+    return first[_RANK_DIGITS:] == second[_RANK_DIGITS:]
 
 
-def check_same_call(mine: bytes, other: bytes) -> None:
+def check_same_call(expected: bytes, received: bytes) -> None:
     """Check that another rank's signature describes the call of this rank.
 
     Raises:
         OutOfStep: it does not.
     """
-    if not same_call(mine, other):
-        raise OutOfStep(describe_mismatch(mine, other))
+    if not same_call(expected, received):
+        raise OutOfStep(describe_mismatch(expected, received))
 
 
-def describe_mismatch(mine: bytes, other: bytes) -> str:
+def describe_mismatch(first: bytes, second: bytes) -> str:
     """Return the message of an error about two signatures that differ."""
     return (
-        f"the ranks are not in one collective: {_described(mine)}, {_described(other)}. All ranks have to "
+        f"the ranks are not in one collective: {_described(first)}, {_described(second)}. All ranks have to "
         "make the same calls in the same order, with equal shapes and types."
     )
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, describe_mismatch, same_call, signature
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.world.protocol import World
 
 MESSAGE = 2 * SIGNATURE_BYTES
@@ -60,9 +60,9 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
         state = _merged(state, buffer.cpu().numpy().tobytes())
     for pending in sends:
         pending.wait()
-    mine, other = state[:SIGNATURE_BYTES], state[SIGNATURE_BYTES:]
-    if any(other):
-        raise OutOfStep(describe_mismatch(mine, other))
+    sent, different = state[:SIGNATURE_BYTES], state[SIGNATURE_BYTES:]
+    if any(different):
+        raise OutOfStep(describe_mismatch(sent, different))
 
 
 @functools.lru_cache(maxsize=256)  # every training step makes the same calls
@@ -81,12 +81,12 @@ def _distances(size: int) -> list[int]:
 
 def _merged(state: bytes, received: bytes) -> bytes:
     """Return this rank's signature, and the first different one of `state` and `received`."""
-    mine, other = state[:SIGNATURE_BYTES], state[SIGNATURE_BYTES:]
-    if any(other):
+    sent, different = state[:SIGNATURE_BYTES], state[SIGNATURE_BYTES:]
+    if any(different):
         return state
     for candidate in (received[:SIGNATURE_BYTES], received[SIGNATURE_BYTES:]):
-        if any(candidate) and not same_call(candidate, mine):
-            return mine + candidate
+        if any(candidate) and not same_call(candidate, sent):
+            return sent + candidate
     return state
 
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from samestep.ranks.collectives.consistency_check import agree
-from samestep.ranks.collectives.shared_memory import bounds
-from samestep.ranks.collectives.shared_memory_world import OneHostWorld
+from samestep.ranks.collectives.shared_memory import OneHostWorld, bounds
 from samestep.ranks.world.operation import Folding
 from samestep.ranks.world.protocol import World
 
@@ -39,9 +38,9 @@ def fold(world: World, parts: Sequence[Tensor], counts: Sequence[int], folding: 
     agree(world, "fold", parts[0])
     edges = bounds(parts[0].numel(), world.place.size)
     slices = [slice(*pair) for pair in pairwise(edges)]
-    own = parts[0][slices[world.place.rank]]
-    folding(_own_slices(world, parts, counts, slices), own)
-    _send_and_receive_all(world, [own] * len(slices), [parts[0][one] for one in slices])
+    result = parts[0][slices[world.place.rank]]
+    folding(_own_slices(world, parts, counts, slices), result)
+    _send_and_receive_all(world, [result] * len(slices), [parts[0][of_rank] for of_rank in slices])
 
 
 def _own_slices(
@@ -49,14 +48,14 @@ def _own_slices(
 ) -> list[Tensor]:
     """Return this rank's slice of the parts of all ranks, in order."""
     rank = world.place.rank
-    mine = [part[slices[rank]] for part in parts]
-    sends = [_joined([part[one] for part in parts]) for one in slices]
-    received = [mine[0].new_empty(count * mine[0].numel()) for count in counts]
+    pieces = [part[slices[rank]] for part in parts]
+    sends = [_joined([part[of_peer] for part in parts]) for of_peer in slices]
+    received = [pieces[0].new_empty(count * pieces[0].numel()) for count in counts]
     _send_and_receive_all(world, sends, received)
     return [
         row
-        for other, count in enumerate(counts)
-        for row in (mine if other == rank else received[other].view(count, mine[0].numel()))
+        for sender, count in enumerate(counts)
+        for row in (pieces if sender == rank else received[sender].view(count, pieces[0].numel()))
     ]
 
 
@@ -70,7 +69,7 @@ def _send_and_receive_all(world: World, sends: Sequence[Tensor], receives: Seque
     pending = []
     for distance in range(1, size):
         dst, src = (rank + distance) % size, (rank - distance) % size
-        send, receive = (one if one.numel() else None for one in (sends[dst], receives[src]))
+        send, receive = (tensor if tensor.numel() else None for tensor in (sends[dst], receives[src]))
         pending.append(world.exchange(send, receive, dst=dst, src=src))
-    for one in pending:
-        one.wait()
+    for work in pending:
+        work.wait()

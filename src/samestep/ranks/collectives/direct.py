@@ -1,4 +1,12 @@
-"""Collectives of small tensors by direct connections between all ranks.
+"""Collectives of small tensors by direct connections between all ranks, and the choice of what carries them.
+
+=========================== ======================================================
+ranks that use CPUs         what carries their small tensors (`low_latency`)
+=========================== ======================================================
+of one host                 shared memory, see `shared_memory`
+of several, at most `RANKS` direct connections up to 1 MiB, else the back end
+others                      the back end
+=========================== ======================================================
 
 A tensor that is small, or that two ranks reduce, is sent to all ranks, and each of them reduces all of it:
 one latency. A larger one is divided into a chunk per rank, which that rank reduces and sends to all: two
@@ -10,154 +18,30 @@ latencies, and the 2(N-1)/N tensors of a ring::
 
 Sums are in rank order, so all ranks have equal bits. Each call begins with the ranks' call signatures, which
 are compared before a tensor is used.
-
-The messages go by TCP, from the thread that needs them. Gloo hands each message from thread to thread, on
-both sides: hundreds of microseconds where a rank has one core. Here the calling thread writes to the sockets
-and sleeps in the kernel until the answers are there. The messages are neither encrypted nor signed, as Gloo's
-are not; `samestep.ranks.rendezvous.peer_connections` authenticates the connections when it makes them.
 """
 
-import os
-import select
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from samestep.ranks.collectives.call_counter import Progress
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
-from samestep.ranks.collectives.shared_memory import PIECE, bounds, pieces
-from samestep.ranks.world.operation import Op, as_contiguous, flattened, put_back, reduce_in_rank_order
-
-
-class Connections:
-    """One rank's connections to all other ranks; one thread at a time uses them.
-
-    This object owns the sockets; a rank waits `timeout_s` for another one.
-    """
-
-    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        above = [peer for peer in sorted(sockets) if peer > rank]
-        order = above + [peer for peer in sorted(sockets) if peer < rank]  # no rank is first for all others
-        self._sockets = {peer: sockets[peer] for peer in order}
-        for connection in sockets.values():
-            connection.settimeout(0.0)
-
-    def exchange(
-        self,
-        sends: Mapping[int, Sequence[memoryview]],
-        receives: Mapping[int, memoryview],
-        *,
-        checked: int = 0,
-        check: Callable[[memoryview], None] = lambda _: None,
-    ) -> None:
-        """Send to each other rank the parts for it, one after the other, and fill `receives` from each.
-
-        `check` gets the first `checked` bytes of each received message once they are there: before this rank
-        waits for the rest, which does not come if the other rank makes another call.
-
-        Raises:
-            ConnectionError: another rank has closed its connection, or ended.
-            TimeoutError: another rank did not send in time.
-        """
-        try:
-            pending = {}
-            for peer, connection in self._sockets.items():
-                one = _Pending(peer, connection, receives[peer], checked)
-                one.begin(sends[peer])
-                if one.events:
-                    pending[connection.fileno()] = one
-            self._await(pending, check)
-        except BaseException:
-            self.end()  # a message may be sent or read in part
-            raise
-
-    def _await(self, pending: dict[int, "_Pending"], check: Callable[[memoryview], None]) -> None:
-        poll = select.poll()
-        for file, one in pending.items():
-            poll.register(file, one.events)
-        while pending:
-            ready = poll.poll(1000 * self._timeout_s)
-            if not ready:
-                late = next(iter(pending.values())).peer
-                raise TimeoutError(f"the connection to rank {late} timed out after {self._timeout_s:g} s")
-            for file, _ in ready:
-                one = pending[file]
-                before = one.events
-                one.go_on(check)
-                if not one.events:
-                    poll.unregister(file)
-                    del pending[file]
-                elif one.events != before:
-                    poll.modify(file, one.events)
-
-    def end(self) -> None:
-        """End the connections, which wakes a thread that waits, here and on the other ranks."""
-        for connection in self._sockets.values():
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the connections."""
-        for connection in self._sockets.values():
-            connection.close()
-
-
-class _Pending:
-    """An exchange with one other rank that is under way."""
-
-    def __init__(self, peer: int, connection: socket.socket, into: memoryview, checked: int) -> None:
-        self.peer, self._connection = peer, connection
-        self._into, self._at, self._checked = into, 0, checked
-        self._unsent = memoryview(b"")
-
-    @property
-    def events(self) -> int:
-        """The events to poll the connection for; 0 once the exchange is over."""
-        receives = select.POLLIN if self._at < self._into.nbytes else 0
-        return receives | (select.POLLOUT if self._unsent else 0)
-
-    def begin(self, parts: Sequence[memoryview]) -> None:
-        """Send what the kernel accepts at once."""
-        try:
-            # Not `sendmsg`, which audit hooks take for a message of the script.
-            sent = os.writev(self._connection.fileno(), parts)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            raise self._broken() from error
-        if sent < sum(part.nbytes for part in parts):
-            self._unsent = memoryview(b"".join(parts))[sent:]
-
-    def go_on(self, check: Callable[[memoryview], None]) -> None:
-        """Send and receive what is possible now."""
-        try:
-            if self._unsent:
-                with suppress(BlockingIOError):
-                    self._unsent = self._unsent[self._connection.send(self._unsent) :]
-            if self._at < self._into.nbytes:
-                self._receive(check)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise self._broken() from error
-
-    def _receive(self, check: Callable[[memoryview], None]) -> None:
-        got = self._connection.recv_into(self._into[self._at :])
-        if not got:
-            raise ConnectionError("end of file")
-        self._at += got
-        if self._checked and self._at >= self._checked:
-            check(self._into[: self._checked])
-            self._checked = 0
-
-    def _broken(self) -> ConnectionError:
-        return ConnectionError(f"rank {self.peer} has closed the connection")
-
+from samestep.ranks.collectives.peer_connections import Connections, NotConnected, connect_ranks
+from samestep.ranks.collectives.shared_memory import PIECE, bounds, is_plain, on_one_host, pieces
+from samestep.ranks.hang.flight_recorder import DIRECT, Progress, progress_of
+from samestep.ranks.world.operation import (
+    Op,
+    as_contiguous,
+    check_operation,
+    flattened,
+    put_back,
+    reduce_in_rank_order,
+)
+from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.ranks.world.protocol import RelayedWorld, Work, World
 
 SMALL = 1 << 16
 """Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them."""
@@ -173,21 +57,21 @@ class DirectCollectives:
     def __init__(self, connections: Connections, *, rank: int, size: int, progress: Progress) -> None:
         self._connections, self._progress = connections, progress
         self._rank, self._size = rank, size
-        self._others = [one for one in range(size) if one != rank]
+        self._peers = [peer for peer in range(size) if peer != rank]
         self._inbox = torch.empty(size, SIGNATURE_BYTES + PIECE, dtype=torch.uint8, device="cpu")
         """The last message of each rank, behind its signature."""
-        self._views = [memoryview(one.numpy()) for one in self._inbox]
+        self._views = [memoryview(message.numpy()) for message in self._inbox]
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         with self._progress_of("all_gather"):
-            own, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
-            gathered = [torch.empty_like(own) for _ in range(self._size)]
-            flat = [one.view(-1) for one in gathered]
-            for part in _pieces_to_send(own):
-                received = self._received([own.view(-1)[part]] * self._size, call)
-                for one, piece in zip(flat, received, strict=True):
-                    one[part] = piece
+            contiguous, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
+            gathered = [torch.empty_like(contiguous) for _ in range(self._size)]
+            flat = [flat_tensor.view(-1) for flat_tensor in gathered]
+            for part in _pieces_to_send(contiguous):
+                received = self._received([contiguous.view(-1)[part]] * self._size, call)
+                for target, piece in zip(flat, received, strict=True):
+                    target[part] = piece
             return gathered
 
     def barrier(self) -> None:
@@ -209,9 +93,9 @@ class DirectCollectives:
             return
         edges = bounds(flat.numel(), self._size)
         chunks = [flat[edges[rank] : edges[rank + 1]] for rank in range(self._size)]
-        own = chunks[self._rank]
-        reduce_in_rank_order(op, self._received(chunks, call), own)
-        self._copy_chunks(own, chunks)
+        chunk = chunks[self._rank]
+        reduce_in_rank_order(op, self._received(chunks, call), chunk)
+        self._copy_chunks(chunk, chunks)
 
     def _progress_of(self, op: str) -> Progress:
         self._progress.enter(op)
@@ -222,25 +106,23 @@ class DirectCollectives:
 
         They have the size of the one at this rank's place, and are valid until the next call.
         """
-        own = sends[self._rank]
-        end = SIGNATURE_BYTES + own.nbytes
+        sent = sends[self._rank]
+        end = SIGNATURE_BYTES + sent.nbytes
         self._exchange(
-            {rank: [memoryview(call), _bytes(sends[rank])] for rank in self._others},
-            {rank: self._views[rank][:end] for rank in self._others},
+            {rank: [memoryview(call), _bytes(sends[rank])] for rank in self._peers},
+            {rank: self._views[rank][:end] for rank in self._peers},
             checked=SIGNATURE_BYTES,
-            check=lambda other: check_same_call(call, bytes(other)),
+            check=lambda received: check_same_call(call, bytes(received)),
         )
         return [
-            own if rank == self._rank else self._inbox[rank, SIGNATURE_BYTES:end].view(own.dtype)
+            sent if rank == self._rank else self._inbox[rank, SIGNATURE_BYTES:end].view(sent.dtype)
             for rank in range(self._size)
         ]
 
-    def _copy_chunks(self, own: Tensor, chunks: Sequence[Tensor]) -> None:
+    def _copy_chunks(self, chunk: Tensor, chunks: Sequence[Tensor]) -> None:
         """Send this rank's chunk to all ranks, and receive theirs."""
-        sent = [_bytes(own)]
-        self._exchange(
-            dict.fromkeys(self._others, sent), {rank: _bytes(chunks[rank]) for rank in self._others}
-        )
+        sent = [_bytes(chunk)]
+        self._exchange(dict.fromkeys(self._peers, sent), {rank: _bytes(chunks[rank]) for rank in self._peers})
 
     def _exchange(self, *messages: Mapping[int, Any], **checks: Any) -> None:
         try:
@@ -257,3 +139,123 @@ def _pieces_to_send(tensor: Tensor) -> list[slice]:
 def _bytes(flat: Tensor) -> memoryview:
     view: Any = flat.view(torch.uint8).numpy()
     return memoryview(view)
+
+
+MOST = 1 << 20
+"""Largest tensor in bytes; from there on Gloo takes as long."""
+MOST_LATER = 1 << 18
+"""Largest tensor in bytes of an all-reduce to wait for later: Gloo sends a larger one meanwhile."""
+RANKS = 16
+"""Most ranks with direct connections: each rank has one to each other."""
+
+
+def low_latency(world: World) -> World:
+    """Return the world of the same ranks whose small messages arrive first; all ranks call this.
+
+    It is `world` itself where the back end is the only way.
+    """
+    near = on_one_host(world)
+    return near if near is not world else by_connections(world)
+
+
+def by_connections(world: World) -> World:
+    """Return a world whose ranks have direct connections; `world` itself where they cannot have any.
+
+    All ranks call this. If the ranks cannot be connected, rank 0 prints the reason.
+    """
+    if not isinstance(world, ProcessGroupWorld) or not world.uses_gloo or world.place.size > RANKS:
+        return world
+    if world.direct is None:
+        world.direct = _connected(world)
+    return world.direct
+
+
+def separates_gradients(world: World) -> bool:
+    """Return whether batch norm may communicate in a backward that sends gradients meanwhile.
+
+    Direct connections carry the sums of batch norm, and Gloo the gradients, so neither waits for the other.
+    """
+    return isinstance(world, DirectWorld)
+
+
+def _connected(world: ProcessGroupWorld) -> World:
+    rank, size = world.place.rank, world.place.size
+    try:
+        sockets = connect_ranks(world)
+    except NotConnected as reason:
+        if world.place.is_main:
+            sys.stderr.write(
+                f"samestep: direct connections are not used: {reason}. Gloo carries all tensors.\n"
+            )
+        return world
+    connections = Connections(rank, sockets, timeout_s=world.timeout_s)
+    world.share_end(connections)
+    progress = progress_of(range(size), size, DIRECT)
+    return DirectWorld(world, DirectCollectives(connections, rank=rank, size=size, progress=progress))
+
+
+class DirectWorld(RelayedWorld):
+    """World whose small messages use direct connections; `inner` carries large ones, and objects."""
+
+    def __init__(self, inner: ProcessGroupWorld, collectives: DirectCollectives) -> None:
+        super().__init__(inner)
+        self._waiting, self._collectives = inner.waiting, collectives
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        check_operation(op, tensor.dtype)
+        if _is_small(tensor, MOST):
+            self.reduce_directly(tensor, op)
+        else:
+            self.inner.all_reduce(tensor, op=op)
+
+    def reduce_directly(self, tensor: Tensor, op: Op) -> None:
+        """Reduce a tensor of any size by the direct connections."""
+        check_operation(op, tensor.dtype)
+        with self._waiting("all_reduce"):
+            self._collectives.all_reduce(tensor, op=op)
+
+    def gather_directly(self, tensor: Tensor) -> list[Tensor]:
+        """Gather tensors of any size by the direct connections."""
+        with self._waiting("all_gather"):
+            return self._collectives.all_gather(tensor)
+
+    def all_reduce_later(self, tensor: Tensor) -> Work:
+        """See `World.all_reduce_later`; see `average_later` for small ones."""
+        if not _is_small(tensor, MOST_LATER):
+            return self.inner.all_reduce_later(tensor)
+        return _Deferred(self, tensor, "sum")
+
+    def average_later(self, tensor: Tensor) -> Work:
+        """See `World.average_later`; a small tensor is averaged by `wait`.
+
+        So gradients that are ready at different times on the ranks, within backward, cannot come between the
+        messages of batch norm there, which all ranks have to send in one order.
+        """
+        if not _is_small(tensor, MOST_LATER):
+            return self.inner.average_later(tensor)
+        return _Deferred(self, tensor, "mean")
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        return self.gather_directly(tensor) if _is_small(tensor, MOST) else self.inner.all_gather(tensor)
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        with self._waiting("barrier"):
+            self._collectives.barrier()
+
+
+class _Deferred:
+    """All-reduce that is executed when it is waited for."""
+
+    def __init__(self, world: DirectWorld, tensor: Tensor, op: Op) -> None:
+        self._call = partial(world.reduce_directly, tensor, op)
+
+    def wait(self) -> None:
+        """See `Work.wait`."""
+        self._call()
+
+
+def _is_small(tensor: Tensor, most: int) -> bool:
+    return tensor.nbytes <= most and is_plain(tensor)

@@ -52,10 +52,10 @@ class Semaphores:
         size = len(processes)
         self._memory = (ctypes.c_char * (SIZE * size * size)).from_buffer(memory)
         start = ctypes.addressof(self._memory)
-        others = [other for other in range(size) if other != rank]
-        self._to_rank = {other: ctypes.c_void_p(start + SIZE * (rank * size + other)) for other in others}
+        peers = [peer for peer in range(size) if peer != rank]
+        self._to_rank = {peer: ctypes.c_void_p(start + SIZE * (rank * size + peer)) for peer in peers}
         self._to = [*self._to_rank.values()]
-        self._from = {other: ctypes.c_void_p(start + SIZE * (other * size + rank)) for other in others}
+        self._from = {peer: ctypes.c_void_p(start + SIZE * (peer * size + rank)) for peer in peers}
         self._yields = _YIELDS if may_spin else 1
         self._timeout_s = timeout_s
         self._processes = processes
@@ -76,7 +76,7 @@ class Semaphores:
         """
         for rank, semaphore in self._from.items():
             if not self._poll(semaphore):
-                awaited = [other for other in self._from if other >= rank]
+                awaited = [peer for peer in self._from if peer >= rank]
                 self._sleep(rank, semaphore, awaited, timeout_s=self._timeout_s)
 
     def signal(self, rank: int) -> None:
@@ -115,9 +115,9 @@ class Semaphores:
             limit = _Timespec(int(until), int(until % 1 * 1e9))
             if not _libc.sem_timedwait(semaphore, ctypes.byref(limit)):
                 return
-            for other in awaited:
-                if not self._is_alive(other) and not _is_posted(self._from[other]):
-                    raise PeerLost(f"rank {other} has died while this one waited for it.")
+            for peer in awaited:
+                if not self._is_alive(peer) and not _is_posted(self._from[peer]):
+                    raise PeerLost(f"rank {peer} has died while this one waited for it.")
             if time.monotonic() > deadline:
                 raise PeerLost(f"rank {rank} did not come within {timeout_s:g} s.")
 

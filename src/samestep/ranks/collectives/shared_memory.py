@@ -1,4 +1,4 @@
-"""Runs collectives of ranks on one host through their shared memory.
+"""Runs collectives of ranks on one host through memory that they share, if they can share any.
 
 Each rank has a slot of two halves, used alternately. A tensor is processed in pieces that stay in the cache::
 
@@ -14,34 +14,54 @@ in rank order, which gives equal bits on all ranks; half precisions are summed i
 
 A half is written again two handovers later, when every rank has signaled that it has read it. Beside its slot
 each rank has two call signatures, used alternately; a call's first handover compares them.
+
+Hostnames do not prove that ranks share a host: containers of one host have several, and containers of several
+hosts can have the same. So rank 0 makes a file without a name in the shared-memory file system, and sends its
+process id, the file descriptor and random content; a rank that reads this content there shares the memory.
+When the last process ends, however it ends, the memory is freed.
 """
 
+import errno
 import mmap
+import os
+import platform
+import secrets
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from socket import gethostname
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from samestep.ranks.collectives.call_counter import Progress
+from samestep.base.machine.description import cpu_share, enough_for_all
+from samestep.base.units import bytes_text
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
-from samestep.ranks.collectives.semaphores import SIZE, Semaphores
+from samestep.ranks.collectives.semaphores import SIZE, Semaphores, own_process
+from samestep.ranks.hang.flight_recorder import SHARED_MEMORY, Progress, progress_of
 from samestep.ranks.world.operation import (
     Folding,
     Op,
     as_contiguous,
+    check_operation,
+    check_root,
     flattened,
     put_back,
     reduce_in_rank_order,
 )
+from samestep.ranks.world.process_group import rank_in_job
+from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
 
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them fit in a core's own cache."""
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
 _NOTHING = torch.empty(0, device="cpu")
-_MOST_VIEWS = 512
+_MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
 
@@ -72,7 +92,7 @@ class _Views:
         self.parts = [slice(*pair) for pair in pairwise(bounds(count, size))]
         self.halves = [list(half) for half in slots[:, :, : count * dtype.itemsize].view(dtype)]
         """By half and rank."""
-        self.by_part = [[[one[part] for part in self.parts] for one in half] for half in self.halves]
+        self.by_part = [[[slot[part] for part in self.parts] for slot in half] for half in self.halves]
         """By half, rank and part."""
 
 
@@ -100,16 +120,16 @@ class SharedMemory:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         with self._begin("all_gather", tensor):
-            own = as_contiguous(tensor)
-            gathered = [torch.empty_like(own) for _ in range(self._size)]
-            flat = [one.view(-1) for one in gathered]
-            for part in pieces(own):
-                piece = own.view(-1)[part]
+            contiguous = as_contiguous(tensor)
+            gathered = [torch.empty_like(contiguous) for _ in range(self._size)]
+            flat = [flat_tensor.view(-1) for flat_tensor in gathered]
+            for part in pieces(contiguous):
+                piece = contiguous.view(-1)[part]
                 halves = self._halves(piece)
                 halves[self._rank].copy_(piece)
                 self._handover()
-                for one, half in zip(flat, halves, strict=True):
-                    one[part] = half
+                for target, half in zip(flat, halves, strict=True):
+                    target[part] = half
         return gathered
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
@@ -183,19 +203,19 @@ class SharedMemory:
         """Reduce one piece, like `_fold_piece` with one part per rank, but faster."""
         views, rank = self._views_of(piece), self._rank
         slots = views.by_part[self._half]
-        mine = [piece[part] for part in views.parts]
-        for number, part in enumerate(mine):
+        shares = [piece[part] for part in views.parts]
+        for number, part in enumerate(shares):
             if number != rank:  # no other rank reads this rank's share
                 load(slots[rank][number], part)
         self._handover(swap=False)
         summands = [of_rank[rank] for of_rank in slots]
         if load is not torch.Tensor.copy_:
-            load(mine[rank], mine[rank])
-        summands[rank] = mine[rank]
-        reduce_in_rank_order(op, summands, mine[rank])
-        slots[rank][rank].copy_(mine[rank])  # no rank has read this share of this rank's slot
+            load(shares[rank], shares[rank])
+        summands[rank] = shares[rank]
+        reduce_in_rank_order(op, summands, shares[rank])
+        slots[rank][rank].copy_(shares[rank])  # no rank has read this share of this rank's slot
         self._handover()
-        for number, part in enumerate(mine):
+        for number, part in enumerate(shares):
             if number != rank:
                 part.copy_(slots[number][number])
 
@@ -203,7 +223,7 @@ class SharedMemory:
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
         """Fold a small tensor: each rank computes all of it, for one handover instead of two."""
-        halves = [one.halves[self._half] for one in views]
+        halves = [view.halves[self._half] for view in views]
         for row, piece in enumerate(pieces):
             halves[row][self._rank].copy_(piece)
         self._handover()
@@ -213,26 +233,26 @@ class SharedMemory:
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
         """Fold one piece of each part: each rank computes its share, and copies the results of the others."""
-        own, parts = self._rank, views[0].parts
-        slots = [one.by_part[self._half] for one in views]
+        this_rank, parts = self._rank, views[0].parts
+        slots = [view.by_part[self._half] for view in views]
         for row, piece in enumerate(pieces):
             for rank, part in enumerate(parts):
-                if rank != own:
-                    slots[row][own][rank].copy_(piece[part])
+                if rank != this_rank:
+                    slots[row][this_rank][rank].copy_(piece[part])
         self._handover(swap=False)
-        mine = [piece[parts[own]] for piece in pieces]
+        shares = [piece[parts[this_rank]] for piece in pieces]
         folding(
             [
-                mine[row] if rank == own else slots[row][rank][own]
+                shares[row] if rank == this_rank else slots[row][rank][this_rank]
                 for rank, count in enumerate(counts)
                 for row in range(count)
             ],
-            mine[0],
+            shares[0],
         )
-        slots[0][own][own].copy_(mine[0])  # no rank has read this share of this rank's slot
+        slots[0][this_rank][this_rank].copy_(shares[0])  # no rank has read this share of this rank's slot
         self._handover()
         for rank, part in enumerate(parts):
-            if rank != own:
+            if rank != this_rank:
                 pieces[0][part].copy_(slots[0][rank][rank])
 
     def _halves(self, piece: Tensor) -> list[Tensor]:
@@ -259,11 +279,11 @@ class SharedMemory:
 
     def _compare(self) -> None:
         """Compare the ranks' call signatures, and swap the signature halves."""
-        mine, self._signature = self._signature, b""
+        sent, self._signature = self._signature, b""
         signatures = [self._memory[where] for where in self._signatures[self._signature_half]]
         self._signature_half = 1 - self._signature_half
-        for other in signatures:
-            check_same_call(mine, other)
+        for received in signatures:
+            check_same_call(sent, received)
 
     def _handover(self, *, swap: bool = True) -> None:
         """Wait until all ranks are here; then swap the halves of the slots."""
@@ -288,3 +308,212 @@ def bounds(elements: int, chunks: int) -> list[int]:
     [0, 2, 5, 7, 10]
     """
     return [elements * chunk // chunks for chunk in range(chunks + 1)]
+
+
+FILE_SYSTEM = Path("/dev/shm")  # noqa: S108 - shared memory is what is wanted
+_MARK = 32  # bytes of the random content, by which a rank recognizes the memory
+_printed: set[str] = set()  # reasons against shared memory that this process has printed
+
+
+def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
+    """Return a world whose collectives use shared memory; `world` itself where its ranks cannot share any.
+
+    All ranks call this. `timeout_s` limits the wait for another rank, by default to that of `world`.
+
+    If the ranks are processes of one host, rank 0 prints the reason, once.
+    """
+    rank, size = world.place.rank, world.place.size
+    if isinstance(world, OneHostWorld):
+        return world
+    if size == 1 or world.device.type != "cpu" or platform.system() != "Linux":
+        return world
+    own_rank, job_size = rank_in_job(world)
+    gathered = world.all_gather_objects((own_process(), gethostname(), cpu_share(), own_rank))
+    processes, hosts, shares, ranks = (list(each) for each in zip(*gathered, strict=True))
+    if len(set(processes)) < size:  # ranks are threads of one process
+        return world
+    try:
+        memory = segment(world, bytes_needed(size))
+    except NoSharedMemory as reason:
+        if len(set(hosts)) == 1 and world.place.is_main:
+            _print_once(str(reason))
+        return world
+    timeout_s = world.timeout_s if timeout_s is None else timeout_s
+    semaphores = Semaphores(
+        memory, processes, rank=rank, may_spin=enough_for_all(shares), timeout_s=timeout_s
+    )
+    world.barrier()
+    progress = progress_of(ranks, job_size, SHARED_MEMORY)
+    shared = SharedMemory(memory, rank=rank, size=size, semaphores=semaphores, progress=progress)
+    return OneHostWorld(world, shared)
+
+
+_ELSEWHERE = f"has no access to the file of rank 0 in {FILE_SYSTEM}, as in separate containers"
+
+
+class NoSharedMemory(Exception):  # noqa: N818 - names the state
+    """The ranks have no shared memory; the message has the reason."""
+
+
+def segment(world: World, size: int) -> mmap.mmap:
+    """Return `size` bytes of memory that all ranks share, filled with zeros.
+
+    All ranks call this. All pages are allocated now, so that a later write cannot fail.
+
+    Raises:
+        NoSharedMemory: the ranks cannot share memory; on all ranks, with the same reason.
+    """
+    file, offered = _offer(size) if world.place.is_main else (None, "")
+    try:
+        offered = world.broadcast_object(offered)
+        if isinstance(offered, str):
+            raise NoSharedMemory(offered)
+        mapped = _map(offered, size, file=file)
+        reasons = world.all_gather_objects(mapped if isinstance(mapped, str) else "")
+    finally:
+        if file is not None:
+            os.close(file)
+    if isinstance(mapped, str) or any(reasons):
+        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+        raise NoSharedMemory(f"rank {rank} {reason}")
+    if world.place.is_main:
+        mapped[:_MARK] = bytes(_MARK)
+    world.barrier()
+    return mapped
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A file of rank 0 in shared memory."""
+
+    path: Path
+    mark: bytes  # its first bytes
+    device: int  # the number of the file system
+
+
+def _offer(size: int) -> tuple[int | None, _Offer | str]:
+    """Return a new file and its description; or None and the reason."""
+    try:
+        file = _make(size)
+    except OSError as error:
+        return None, _why_not(size, error)
+    return file, _Offer(_path(file), os.pread(file, _MARK, 0), os.fstat(file).st_dev)
+
+
+def _make(size: int) -> int:
+    """Make the file; return its descriptor."""
+    file = os.open(FILE_SYSTEM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        os.pwrite(file, secrets.token_bytes(_MARK), 0)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _why_not(size: int, error: OSError) -> str:
+    if error.errno != errno.ENOSPC:
+        return f"{FILE_SYSTEM}: {error.strerror}"
+    held = os.statvfs(FILE_SYSTEM)
+    free, total = (bytes_text(blocks * held.f_frsize) for blocks in (held.f_bavail, held.f_blocks))
+    return f"{FILE_SYSTEM} has {free} free of {total}, and {bytes_text(size)} are needed"
+
+
+def _path(file: int) -> Path:
+    """Return the path under which processes of this host and PID namespace open this process's file."""
+    return Path(f"/proc/{os.getpid()}/fd/{file}")
+
+
+def _map(offer: _Offer, size: int, *, file: int | None = None) -> mmap.mmap | str:
+    """Return the memory of rank 0's file, or why there is none; rank 0 has it open as `file`."""
+    try:
+        # The path also leads to a file in a file system that is mounted for rank 0 only.
+        if FILE_SYSTEM.stat().st_dev != offer.device:
+            return _ELSEWHERE
+        with ExitStack() as stack:
+            number = stack.enter_context(offer.path.open("r+b")).fileno() if file is None else file
+            mapped = mmap.mmap(number, size)
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ENOMEM:
+            return f"may not map {bytes_text(size)} (ulimit -v)"
+        return _ELSEWHERE
+    return mapped if mapped[:_MARK] == offer.mark else _ELSEWHERE
+
+
+def _print_once(reason: str) -> None:
+    if reason not in _printed:
+        _printed.add(reason)
+        sys.stderr.write(
+            f"samestep: shared memory is not used: {reason}. The process group's back end carries the "
+            "tensors.\n"
+        )
+
+
+class OneHostWorld(RelayedWorld):
+    """World whose collectives use shared memory; `inner` carries objects, and tensors that memory cannot."""
+
+    def __init__(self, inner: World, memory: SharedMemory) -> None:
+        super().__init__(inner)
+        self._memory = memory
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        check_operation(op, tensor.dtype)
+        if is_plain(tensor):
+            self._memory.all_reduce(tensor, op=op)
+        else:
+            self._by_back_end(f"all_reduce({op})", tensor).all_reduce(tensor, op=op)
+
+    def all_reduce_later(self, tensor: Tensor) -> Work:
+        """See `World.all_reduce_later`; it runs to the end here, faster than the back end starts it."""
+        if not is_plain(tensor):
+            return self._by_back_end("all_reduce(sum)", tensor).all_reduce_later(tensor)
+        self._memory.all_reduce(tensor)
+        return CompletedWork()
+
+    def average_later(self, tensor: Tensor) -> Work:
+        """See `World.average_later`; it runs to the end here, like `all_reduce_later`."""
+        if not is_plain(tensor):
+            return self._by_back_end("average", tensor).average_later(tensor)
+        self._memory.average(tensor)
+        return CompletedWork()
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
+        """See `World.broadcast`."""
+        check_root(src, self.place.size)
+        if is_plain(tensor):
+            self._memory.broadcast(tensor, src)
+        else:
+            self._by_back_end(f"broadcast from {src}", tensor).broadcast(tensor, src)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        if not is_plain(tensor):
+            return self._by_back_end("all_gather", tensor).all_gather(tensor)
+        return self._memory.all_gather(tensor)
+
+    def agree(self, call: str, tensor: Tensor) -> None:
+        """Return if all ranks make the same call; see `samestep.ranks.collectives.consistency_check`."""
+        self._memory.agree(call, tensor)
+
+    def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
+        """See `samestep.ranks.collectives.custom_reduction`."""
+        self._memory.fold(parts, counts, folding)
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        self._memory.barrier()
+
+    def _by_back_end(self, call: str, tensor: Tensor) -> World:
+        """Return the world that runs a call which shared memory cannot, after comparing it across ranks.
+
+        Without the comparison, a rank that makes another call would wait in shared memory forever.
+        """
+        self._memory.agree(f"{call} by the back end", tensor)
+        return self.inner
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is in the memory of the host, as numbers with strides."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is not torch.bool

@@ -1,17 +1,61 @@
-"""Reads which collectives this process has entered, from torch's flight recorder and `PROGRESS`.
+"""Reads which collectives this process has entered: from torch's flight recorder, and from `PROGRESS`.
 
 Any thread can read the recorder while the main thread waits in a collective. Its counts, some hundred bytes,
 are read every time. Its entries, some hundred kilobytes, are read only for a new group, or when no count has
 changed for a while. The recorder has no operations between two ranks, and older versions of torch have none.
+
+`PROGRESS` counts what the recorder does not have: collectives in shared memory, and by direct connections.
 """
 
 import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from samestep.ranks.collectives.call_counter import PROGRESS
+SHARED_MEMORY, DIRECT = "shared-memory", "direct-connection"
+"""The carrier of a group's collectives, which is the name of the group of all ranks of the job.
+
+Names of smaller groups list their ranks.
+"""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Number of collectives that a group of ranks has entered and left; read from other threads."""
+
+    ranks: tuple[int, ...]  # the group's ranks in the job, ascending
+    entered: int = 0  # collectives that this process has entered
+    ended: int = 0  # collectives that this process has left; they end in the order in which they begin
+    op: str = ""  # name of the last one
+
+    def enter(self, op: str) -> None:
+        """Record that a collective begins; the caller then runs it within a ``with`` of this object."""
+        self.op = op
+        self.entered += 1
+
+    def __enter__(self) -> None:
+        """Do nothing: `enter` has recorded the collective."""
+
+    def __exit__(self, *_: object) -> None:
+        """Record that the collective has ended, with or without an error."""
+        self.ended = self.entered
+
+
+PROGRESS: dict[str, Progress] = {}
+"""This process's counts by group name; the name is the same on all ranks of the group."""
+
+
+def progress_of(ranks: Sequence[int], size: int, carrier: str) -> Progress:
+    """Return this process's counts in a group of ranks; one object for all that this group shares.
+
+    `carrier` is `SHARED_MEMORY` or `DIRECT`, and `size` the number of ranks of the job.
+    """
+    members = tuple(sorted(ranks))
+    group = carrier if len(members) == size else f"{carrier} of ranks {', '.join(map(str, members))}"
+    return PROGRESS.setdefault(group, Progress(members))
+
 
 _RECENT = 8  # number of collectives that are compared between ranks
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
@@ -41,26 +85,26 @@ class Recorder:
 
     def counts(self) -> dict[str, CollectiveCount]:
         """Return the counts of each group that has had a collective."""
-        found = {}
+        counts = {}
         status = _dump(entries=False)["pg_status"]
         if status.keys() - self._names.keys():
             self._read_names()
         for number, last in status.items():
             name = self._names.get(str(number), str(number))
             before = self._messages.get(str(number), 0)
-            found[name] = CollectiveCount(
+            counts[name] = CollectiveCount(
                 last["last_enqueued_collective"] - before, last["last_completed_collective"] - before
             )
-        for group, one in list(PROGRESS.items()):  # a copy: the script's thread may add a group
-            if one.entered:
-                found[group] = CollectiveCount(one.entered, one.ended)
-        return found
+        for group, progress in list(PROGRESS.items()):  # a copy: the script's thread may add a group
+            if progress.entered:
+                counts[group] = CollectiveCount(progress.entered, progress.ended)
+        return counts
 
     def under_way(self, group: str) -> tuple[str, int] | None:
         """Return name and number of the first running collective of a group; None without one."""
         if group in PROGRESS:
-            one = PROGRESS[group]
-            return (one.op, one.entered) if one.entered != one.ended else None
+            progress = PROGRESS[group]
+            return (progress.op, progress.entered) if progress.entered != progress.ended else None
         for entry in _collectives(group):
             if not entry["retired"]:
                 return _name(entry), entry["collective_seq_id"]
@@ -86,7 +130,7 @@ class Recorder:
             number = str(entry["pg_id"])
             self._names[number] = _group(entry)
             if number not in self._messages and str(entry["profiling_name"]).startswith("gloo:"):
-                # Gloo counts them in the status, and so the proofs of `samestep.ranks.world.gloo_groups`.
+                # Gloo counts them in the status, and so the proofs of `protected_groups`.
                 self._messages[number] = int(entry["op_id"]) - int(entry["collective_seq_id"])
 
 
@@ -97,9 +141,9 @@ def ranks_of(group: str) -> tuple[int, ...]:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return ()
-    for found, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
+    for process_group, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
         if name == group.partition(" ")[0]:
-            return tuple(c10d.get_process_group_ranks(found))
+            return tuple(c10d.get_process_group_ranks(process_group))
     return ()
 
 
@@ -135,12 +179,12 @@ def _group(entry: dict[str, Any]) -> str:
 def _dump(*, entries: bool) -> dict[str, Any]:
     """Return the merged dumps of the recorders of Gloo and NCCL groups."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    found: dict[str, Any] = {"pg_status": {}, "entries": []}
+    merged: dict[str, Any] = {"pg_status": {}, "entries": []}
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump = getattr(c10d, name, None)
         if dump is not None:
             # Without stack traces: symbolizing them can take seconds.
             content = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
-            found["pg_status"] |= content.get("pg_status", {})
-            found["entries"] += content.get("entries", [])
-    return found
+            merged["pg_status"] |= content.get("pg_status", {})
+            merged["entries"] += content.get("entries", [])
+    return merged

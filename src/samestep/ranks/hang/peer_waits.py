@@ -32,10 +32,9 @@ from samestep.base.place import Place
 from samestep.base.units import format_ranks, verb
 from samestep.ranks.hang import watchdog
 from samestep.ranks.hang.current_call import Call, CallRecord
-from samestep.ranks.hang.detection import find_circle
-from samestep.ranks.hang.monitor import INTERVAL_S, StatusMonitor, StatusSampler
-from samestep.ranks.hang.rank_status import RankStatus, Wait
-from samestep.ranks.hang.status_store import ProcessGroupStore, StatusStore
+from samestep.ranks.hang.detection import chain_of_waits, find_circle
+from samestep.ranks.hang.rank_status import ProcessGroupStore, RankStatus, StatusStore, Wait
+from samestep.ranks.hang.watchdog import INTERVAL_S, StatusMonitor, StatusSampler
 
 _LINES = 4  # maximum number of lost ranks whose lines are stated
 _DOING = {"send": "sends to", "recv": "receives from"}
@@ -65,31 +64,35 @@ def find_lost(rank: int, size: int, waits: Mapping[int, Wait]) -> Loss:
 
     `rank` is the one that searches, whose wait is known; `waits` are those of live ranks.
     """
-    way = [rank]
-    while (wait := waits.get(way[-1])) is not None:
-        if wait.peer is None:
-            return Loss(missing=tuple(one for one in range(size) if one not in waits), way=tuple(way))
-        way.append(wait.peer)
-        if wait.peer in way[:-1]:
-            return Loss(missing=(), way=tuple(way))
-    return Loss(missing=(way[-1],), way=tuple(way))
+    *before, last = way = chain_of_waits(rank, {waiting: wait.peer for waiting, wait in waits.items()})
+    if last in before:
+        missing: tuple[int, ...] = ()
+    elif last in waits:  # for all ranks
+        missing = tuple(missing_rank for missing_rank in range(size) if missing_rank not in waits)
+    else:
+        missing = (last,)
+    return Loss(missing=missing, way=tuple(way))
 
 
 def describe_circle(circle: list[int], waits: Mapping[int, Wait]) -> str:
     """Return the waits of ranks that wait for each other as text."""
-    return ", ".join(f"rank {one} {_DOING[waits[one].op]} rank {waits[one].peer}" for one in circle)
+    return ", ".join(
+        f"rank {waiting} {_DOING[waits[waiting].op]} rank {waits[waiting].peer}" for waiting in circle
+    )
 
 
 def describe_loss(loss: Loss, statuses: Mapping[int, RankStatus], error: str) -> str:
     """Return the message about lost ranks; `error` is that of the back end."""
-    rank, *others = loss.way
+    rank, *peers = loss.way
     waits = ", ".join(
-        f"rank {one} {'waited ' if one == rank else ''}for rank {other}"
-        for one, other in zip(loss.way, others, strict=False)
+        f"rank {waiting} {'waited ' if waiting == rank else ''}for rank {peer}"
+        for waiting, peer in zip(loss.way, peers, strict=False)
     )
-    lines = {one: statuses[one].line for one in loss.missing[:_LINES] if one in statuses}
-    known = [waits] * (len(others) > 1) + [
-        f"rank {one} was last at {line}" for one, line in lines.items() if line
+    lines = {
+        lost_rank: statuses[lost_rank].line for lost_rank in loss.missing[:_LINES] if lost_rank in statuses
+    }
+    known = [waits] * (len(peers) > 1) + [
+        f"rank {lost_rank} was last at {line}" for lost_rank, line in lines.items() if line
     ]
     if not loss.missing:
         return f"rank {rank} has waited in vain, though no rank is missing: {waits or error}"
@@ -101,7 +104,7 @@ GRACE_S = 2.0
 """Seconds that a rank that gives up waits for the statuses of live ranks."""
 _ABOUT_OTHERS = ("timed out", "timeout", "connection", "broken pipe", "socket", "closed")
 """Parts of Gloo's errors that another rank causes, not the call itself."""
-_UNUSED_TAG = 0x5A3E
+_UNUSED_TAG = 0x5A3E  # arbitrary: no message of samestep or torch has it
 
 
 class PeerMonitor(StatusMonitor):
@@ -119,23 +122,23 @@ class PeerMonitor(StatusMonitor):
         self._circle: dict[int, tuple[int, int]] = {}
         """Ranks that waited for each other when first sampled: numbers of their calls, and their beats."""
 
-    def is_posted(self, before: RankStatus, own: RankStatus) -> bool:
+    def is_posted(self, before: RankStatus, status: RankStatus) -> bool:
         """See `StatusMonitor.is_posted`; only waits and their ends are, since stores can be slow."""
-        return own.wait is not None or before.wait is not None
+        return status.wait is not None or before.wait is not None
 
-    def examine(self, own: RankStatus) -> None:
+    def examine(self, status: RankStatus) -> None:
         """End the wait of this rank if ranks wait for each other in two samples, and can do nothing else."""
-        if own.wait is None or not own.wait.alone or own.gave_up:
+        if status.wait is None or not status.wait.alone or status.gave_up:
             self._circle = {}
             return
         self.store.refresh()
         statuses = self.statuses()
         waits = {
-            rank: status.wait
-            for rank, status in statuses.items()
-            if status.wait is not None and not status.gave_up
+            rank: posted.wait
+            for rank, posted in statuses.items()
+            if posted.wait is not None and not posted.gave_up
         }
-        circle = find_circle(self.place.rank, waits, lambda wait: wait.alone)
+        circle = find_circle(self.place.rank, {rank: wait.peer for rank, wait in waits.items() if wait.alone})
         now = {rank: (waits[rank].number, statuses[rank].beat) for rank in circle}
         before = self._circle
         if _numbers(now) != _numbers(before):
@@ -144,7 +147,7 @@ class PeerMonitor(StatusMonitor):
             self.sampler.circle = describe_circle(circle, waits)
             self.post()
             self.store.refresh()
-            if (call := self._record.call) is not None and call.number == own.wait.number:
+            if (call := self._record.call) is not None and call.number == status.wait.number:
                 self.sever()
 
     def circle(self) -> str:
@@ -251,7 +254,6 @@ class PeerWaits:
             self._place,
             interval_s=INTERVAL_S,
             served_here=False,
-            outlives_group=False,
             prefix="samestep/waits",
         )
         monitor = PeerMonitor(self._place, store, self._record, self._ends)
@@ -264,27 +266,27 @@ class PeerWaits:
     def _reason(self, call: Call, error: str) -> Error:
         """Return the error to raise for a failed wait."""
         assert self._monitor is not None  # a wait has begun
-        own = self._monitor
-        circle = own.circle()
-        answered = own.give_up(call)
-        if circle := circle or own.circle():
+        monitor = self._monitor
+        circle = monitor.circle()
+        answered = monitor.give_up(call)
+        if circle := circle or monitor.circle():
             if self._place.is_main:  # it may serve the store, in which the other ranks find the circle
                 time.sleep(2 * INTERVAL_S)
             return OutOfStep(
                 f"the ranks wait for each other: {circle}. World.exchange sends and receives at once."
             )
-        before = own.statuses()
-        own.sever()
+        before = monitor.statuses()
+        monitor.sever()
         if not answered:
-            other = "a rank" if call.peer is None else f"rank {call.peer}"
+            peer = "a rank" if call.peer is None else f"rank {call.peer}"
             return PeerLost(
-                f"{other} is lost to rank {self._place.rank}, or waits itself (the store does not answer): "
+                f"{peer} is lost to rank {self._place.rank}, or waits itself (the store does not answer): "
                 f"{error}"
             )
         # Rank 0 may serve the store, which the other ranks still need.
         time.sleep(GRACE_S * (1.5 if self._place.is_main else 1.0))
-        own.store.refresh()
-        loss = find_lost(self._place.rank, self._place.size, waiting_ranks(before, own.statuses()))
+        monitor.store.refresh()
+        loss = find_lost(self._place.rank, self._place.size, waiting_ranks(before, monitor.statuses()))
         return PeerLost(describe_loss(loss, watchdog.statuses_here(), error))
 
 

@@ -182,7 +182,7 @@ def is_in_step(line: str) -> bool:
     file, number = _place(line)
     with suppress(RecursionError):
         tree = _parsed(file)
-        loops = [] if tree is None else [one for one in _around(tree, number) if isinstance(one, _Loop)]
+        loops = [] if tree is None else [node for node in _around(tree, number) if isinstance(node, _Loop)]
         return bool(loops) and _takes_steps(loops[-1]) and not any(map(_takes_steps, _loops_in(loops[-1])))
     return False
 
@@ -193,9 +193,9 @@ def has_left_loop(line: str, inside: str) -> bool:
     A line that a rank reaches by a condition proves nothing about the loop: the condition may be its rank.
     Both positions are as ``file:line: text``.
     """
-    (file, here), (other, there) = _place(line), _place(inside)
+    (file, here), (inside_file, there) = _place(line), _place(inside)
     with suppress(RecursionError):
-        tree = _parsed(file) if file == other else None
+        tree = _parsed(file) if file == inside_file else None
         loops = [] if tree is None else _training_loops(tree, there)
         return tree is not None and bool(loops) and _is_behind(tree, here, loops[-1])
     return False
@@ -217,7 +217,7 @@ def _parsed(file: str) -> ast.Module | None:
 
 def _training_loops(tree: ast.AST, line: int) -> list[_Loop]:
     """Return the loops around a line that take steps, outermost first."""
-    return [one for one in _around(tree, line) if isinstance(one, _Loop) and _takes_steps(one)]
+    return [node for node in _around(tree, line) if isinstance(node, _Loop) and _takes_steps(node)]
 
 
 def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
@@ -248,8 +248,8 @@ def _takes_steps(loop: ast.AST) -> bool:
 
 def _function(tree: ast.AST, line: int) -> _Function | None:
     """Return the innermost function that contains a line."""
-    found = [node for node in _around(tree, line) if isinstance(node, _Function)]
-    return found[-1] if found else None
+    functions = [node for node in _around(tree, line) if isinstance(node, _Function)]
+    return functions[-1] if functions else None
 
 
 def _is_behind(tree: ast.AST, line: int, loop: _Loop) -> bool:
@@ -284,4 +284,4 @@ def _is_conditional(tree: ast.AST, line: int, before: int) -> bool:
 
 
 def _skips(node: ast.If) -> bool:
-    return any(isinstance(one, ast.Continue | ast.Return | ast.Break) for one in ast.walk(node))
+    return any(isinstance(statement, ast.Continue | ast.Return | ast.Break) for statement in ast.walk(node))

@@ -25,7 +25,7 @@ from samestep.ranks.rendezvous.endpoint import resolve
 
 IFNAME = "GLOO_SOCKET_IFNAME"
 """Gloo's variable for the interface; a value that the user has set takes precedence."""
-_PATIENCE_S = 5.0
+_PATIENCE_S = 5.0  # seconds to wait for the name server
 _LOOPBACK = "lo"
 
 
@@ -73,15 +73,17 @@ def interface_to(master: str, environment: Environment) -> GlooInterface:
     named = environment.get(IFNAME, "")
     if named or master in LOOPBACK:  # several "nodes" of one host
         return GlooInterface(named, IFNAME, must_set=False)
-    among, own = interfaces(addresses_here()), own_address()
-    used, why = _used(among, source_towards(resolve(master)), own)
+    among, host_address = interfaces(addresses_here()), own_address()
+    used, why = _used(among, source_towards(resolve(master)), host_address)
     if used is None:
         return GlooInterface("", "", must_set=False)
-    return GlooInterface(used.name, why, must_set=used != of_address(own, among))
+    return GlooInterface(used.name, why, must_set=used != of_address(host_address, among))
 
 
-def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tuple[Interface | None, str]:
-    return carrier(among, named="", source=source, by_host_name=own, default=default_interface())
+def _used(
+    among: Sequence[Interface], source: str | None, host_address: str | None
+) -> tuple[Interface | None, str]:
+    return carrier(among, named="", source=source, by_host_name=host_address, default=default_interface())
 
 
 def loopback_only(environment: Environment) -> dict[str, str]:

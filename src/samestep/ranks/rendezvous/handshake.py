@@ -21,8 +21,8 @@ from samestep.base.documents import read_as
 from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
-from samestep.ranks.world.device import shared_device
 
+_ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})  # back ends
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
 # and rank 0 stays this long after it has posted an error.
 _GRACE_S = 10.0
@@ -123,6 +123,25 @@ def assign_slots(infos: Sequence[PeerInfo]) -> list[Slot]:
     return [Slot(place=_settled(info, hosts), sharing=_sharing(info, hosts[info.host])) for info in infos]
 
 
+def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
+    """Return the error text if ranks share a device and the back end cannot; None otherwise.
+
+    `uuids` are in rank order; empty if unknown.
+    """
+    if backend not in _ONE_RANK_PER_DEVICE:
+        return None
+    first: dict[str, int] = {}
+    for rank, uuid in enumerate(uuids):
+        if uuid and uuid in first:
+            return (
+                f"ranks {first[uuid]} and {rank} are on the same device ({uuid}), which {backend} refuses. "
+                "Start one rank per device, set LOCAL_RANK to the number of each rank on its host, or use "
+                "device=cpu."
+            )
+        first[uuid] = rank
+    return None
+
+
 def _refuse(store: Store, error: Error, place: Place) -> None:
     """Post an error as the verdict; the store ends with rank 0, so wait until the others have read it."""
     store.set("verdict", json.dumps({"error": str(error), "code": error.exit_code}))
@@ -131,36 +150,36 @@ def _refuse(store: Store, error: Error, place: Place) -> None:
             _wait(store, f"received/{rank}", _GRACE_S, waiting_for=f"rank {rank}")
 
 
-def _collect(store: Store, own: PeerInfo, timeout_s: float) -> list[PeerInfo]:
+def _collect(store: Store, main: PeerInfo, timeout_s: float) -> list[PeerInfo]:
     """Return the information of all ranks, each checked against rank 0's on arrival."""
     deadline = monotonic() + timeout_s
-    infos = [own]
-    for rank in range(1, own.place.size):
+    infos = [main]
+    for rank in range(1, main.place.size):
         left = deadline - monotonic()
-        _wait(store, f"peer/{rank}", left, waiting_for=f"rank {rank} of {own.place.size}")
+        _wait(store, f"peer/{rank}", left, waiting_for=f"rank {rank} of {main.place.size}")
         info = PeerInfo.from_json(store.get(f"peer/{rank}"))
         if info.error:
             raise WorldError(f"rank {rank} on {info.host} cannot join: {info.error}")
-        _compare(own, info)
+        _compare(main, info)
         infos.append(info)
     return infos
 
 
-def _compare(main: PeerInfo, other: PeerInfo) -> None:
+def _compare(main: PeerInfo, info: PeerInfo) -> None:
     pairs = {
-        "number of ranks": (main.place.size, other.place.size),
-        "kind of device": (main.kind, other.kind),
-        "back end": (main.backend, other.backend),
+        "number of ranks": (main.place.size, info.place.size),
+        "kind of device": (main.kind, info.kind),
+        "back end": (main.backend, info.backend),
         **{
-            f"version of {package}": (mine, other.versions.get(package, "none"))
-            for package, mine in main.versions.items()
+            f"version of {package}": (expected, info.versions.get(package, "none"))
+            for package, expected in main.versions.items()
         },
     }
-    for what, (mine, theirs) in pairs.items():
-        if mine != theirs:
+    for subject, (expected, value) in pairs.items():
+        if expected != value:
             raise UsageError(
-                f"the ranks differ in their {what}: {mine} on rank 0 ({main.host}), {theirs} on rank "
-                f"{other.place.rank} ({other.host}). Start all of them from the same environment."
+                f"the ranks differ in their {subject}: {expected} on rank 0 ({main.host}), {value} on rank "
+                f"{info.place.rank} ({info.host}). Start all of them from the same environment."
             )
 
 
@@ -175,8 +194,8 @@ def _settled(info: PeerInfo, hosts: Mapping[str, list[PeerInfo]]) -> Place:
 
 
 def _sharing(info: PeerInfo, here: Sequence[PeerInfo]) -> int:
-    mine = set(info.cpus)
-    return max(1, sum(1 for other in here if mine.intersection(other.cpus)))
+    allowed = set(info.cpus)
+    return max(1, sum(1 for peer in here if allowed.intersection(peer.cpus)))
 
 
 def _slot_from(verdict: bytes, place: Place) -> Slot:

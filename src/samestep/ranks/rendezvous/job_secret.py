@@ -28,8 +28,8 @@ from samestep.base.errors import UsageError
 from samestep.ranks.rendezvous.authentication import derived
 
 _IN_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
-_BYTES = 32
-_FEWEST, _MOST = 16, 4096
+_BYTES = 32  # of a random secret
+_FEWEST, _MOST = 16, 4096  # bytes of a file with a secret
 _ADVICE = (
     "Make one with `(umask 077; head -c 32 /dev/urandom > FILE)`, and give --secret-file FILE on every node."
 )
@@ -83,14 +83,14 @@ def _read(path: Path, *, in_pod: bool = False) -> bytes:
     except OSError as error:
         raise UsageError(f"the secret in {path} cannot be read: {error.strerror}. {_ADVICE}") from None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{path} is no regular file and holds no secret. {_ADVICE}")
-        others = 0o037 if in_pod and found.st_uid == 0 else 0o077
-        if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & others:
+        forbidden = 0o037 if in_pod and status.st_uid == 0 else 0o077
+        if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & forbidden:
             raise UsageError(
                 f"{path} is no secret: other users can read or change it (mode "
-                f"{stat.S_IMODE(found.st_mode):03o}, owner {found.st_uid}). Use `chmod 600`, as its owner."
+                f"{stat.S_IMODE(status.st_mode):03o}, owner {status.st_uid}). Use `chmod 600`, as its owner."
             )
         content = os.read(descriptor, _MOST + 1)
     finally:
@@ -148,9 +148,9 @@ def _made(folder: Path) -> bytes:
 
 def _refuse_shared(folder: Path) -> None:
     """Refuse a folder that other users can put files into."""
-    found = folder.stat()
-    if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o022:
         raise UsageError(
             f"{folder} is no place for a secret: other users can change it (mode "
-            f"{stat.S_IMODE(found.st_mode):03o}, owner {found.st_uid}). {_ADVICE}"
+            f"{stat.S_IMODE(status.st_mode):03o}, owner {status.st_uid}). {_ADVICE}"
         )

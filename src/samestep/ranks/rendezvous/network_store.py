@@ -1,14 +1,19 @@
 """Implements torch's key-value store over authenticated connections; `TCPStore` serves any process instead.
 
+A request and its answer have one format: a code, a time limit in milliseconds, and byte strings, each
+after its length. The server's table holds keys, values and the requests that wait for keys.
+
 torch holds a store in C++, which cannot keep a Python object alive: `keep_for` keeps it as long as a process
 group needs it.
 """
 
 import socket
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
@@ -17,10 +22,140 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Sto
 
 from samestep.base.errors import PeerLost
 from samestep.base.polling import polls
-from samestep.ranks.rendezvous import store_table as table
-from samestep.ranks.rendezvous.authenticated_server import Server
-from samestep.ranks.rendezvous.authentication import AuthenticationError, Connection, connect, derived
+from samestep.ranks.rendezvous.authentication import (
+    AuthenticationError,
+    Connection,
+    Peer,
+    Server,
+    connect,
+    derived,
+)
 from samestep.ranks.rendezvous.endpoint import no_answer
+
+SET, GET, ADD, COMPARE_SET, CHECK, WAIT, DELETE, COUNT = range(8)
+"""Requests."""
+DONE, TIMED_OUT, REFUSED = range(3)
+"""Codes of answers."""
+_HEAD = struct.Struct("!BQI")
+_LENGTH = struct.Struct("!I")
+
+
+def packed(code: int, parts: Sequence[bytes] = (), *, limit_ms: int = 0) -> bytes:
+    """Return a request or an answer as bytes."""
+    body = [_HEAD.pack(code, limit_ms, len(parts))]
+    for part in parts:
+        body += (_LENGTH.pack(len(part)), part)
+    return b"".join(body)
+
+
+def unpacked(message: bytes) -> tuple[int, int, list[bytes]]:
+    """Return code, time limit in milliseconds and strings of a request or an answer.
+
+    Raises:
+        ValueError: the message is malformed.
+    """
+    if len(message) < _HEAD.size:
+        raise ValueError("a message without a header")
+    code, limit_ms, count = _HEAD.unpack_from(message)
+    at, parts = _HEAD.size, []
+    for _ in range(count):
+        if len(message) < at + _LENGTH.size:
+            raise ValueError("a message that is cut off")
+        (length,) = _LENGTH.unpack_from(message, at)
+        at += _LENGTH.size
+        if len(message) < at + length:
+            raise ValueError("a message that is cut off")
+        parts.append(message[at : at + length])
+        at += length
+    if at != len(message):
+        raise ValueError("a message that is longer than its header states")
+    return code, limit_ms, parts
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Request that waits until all its keys are posted."""
+
+    peer: Peer
+    keys: list[bytes]
+    deadline: float
+    with_values: bool
+
+
+class Table:
+    """Keys and values of a store, as a service of an authenticated server."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._waiting: list[_Waiting] = []
+        self._answers: dict[int, Callable[[list[bytes]], list[bytes]]] = {
+            SET: self._set,
+            ADD: self._add,
+            COMPARE_SET: self._compare_set,
+            CHECK: lambda keys: [b"1" if all(key in self._values for key in keys) else b""],
+            DELETE: lambda keys: [b"1" if self._values.pop(keys[0], None) is not None else b""],
+            COUNT: lambda _: [str(len(self._values)).encode()],
+        }
+
+    def received(self, peer: Peer, message: bytes) -> None:
+        """See `Service.received`."""
+        code, limit_ms, parts = unpacked(message)
+        if code in (GET, WAIT):
+            waiting = _Waiting(peer, parts, monotonic() + limit_ms / 1000, with_values=code == GET)
+            if not self._answered(waiting):
+                self._waiting.append(waiting)
+            return
+        answer = self._answers.get(code)
+        try:
+            if answer is None:
+                raise ValueError("no such request")
+            peer.send(packed(DONE, answer(parts)))
+        except (ValueError, IndexError) as error:
+            peer.send(packed(REFUSED, [str(error).encode()]))
+
+    def gone(self, peer: Peer) -> None:
+        """See `Service.gone`."""
+        self._waiting = [waiting for waiting in self._waiting if waiting.peer is not peer]
+
+    def passed(self, now: float) -> float | None:
+        """See `Service.passed`."""
+        for waiting in [waiting for waiting in self._waiting if waiting.deadline <= now]:
+            self._waiting.remove(waiting)
+            waiting.peer.send(packed(TIMED_OUT))
+        return min((waiting.deadline for waiting in self._waiting), default=None)
+
+    def _answered(self, waiting: _Waiting) -> bool:
+        if not all(key in self._values for key in waiting.keys):
+            return False
+        values = [self._values[key] for key in waiting.keys] if waiting.with_values else []
+        waiting.peer.send(packed(DONE, values))
+        return True
+
+    def _changed(self) -> None:
+        self._waiting = [waiting for waiting in self._waiting if not self._answered(waiting)]
+
+    def _set(self, parts: list[bytes]) -> list[bytes]:
+        self._values.update(zip(parts[::2], parts[1::2], strict=True))
+        self._changed()
+        return []
+
+    def _add(self, parts: list[bytes]) -> list[bytes]:
+        key, amount = parts
+        total = str(int(self._values.get(key, b"0")) + int(amount)).encode()
+        self._values[key] = total
+        self._changed()
+        return [total]
+
+    def _compare_set(self, parts: list[bytes]) -> list[bytes]:
+        """Post a value as torch does: a missing key counts as empty, and the answer is the expected value."""
+        key, expected, desired = parts
+        current = self._values.get(key)
+        if current == expected or (current is None and not expected):
+            self._values[key] = desired
+            self._changed()
+            return [desired]
+        return [expected if current is None else current]
+
 
 _AT_ONCE = 8  # ranks whose values are fetched together; Gloo's values grow with the number of ranks
 
@@ -49,8 +184,10 @@ class ReadAhead:
         >>> ahead.missing(["address/0", "other"])
         ['address/0', 'address/1', 'address/2', 'other']
         """
-        found = [other for key in keys if key not in self._values for other in (key, *self._others(key))]
-        return list(dict.fromkeys(found))
+        unfetched = [
+            wanted for key in keys if key not in self._values for wanted in (key, *self._of_series(key))
+        ]
+        return list(dict.fromkeys(unfetched))
 
     def fetched(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """Keep the values of these keys."""
@@ -60,7 +197,7 @@ class ReadAhead:
         """Return a fetched value, once; None if there is none."""
         return self._values.pop(key, None)
 
-    def _others(self, key: str) -> list[str]:
+    def _of_series(self, key: str) -> list[str]:
         """Return the keys of the same series that are fetched with `key`."""
         series, _, number = key.rpartition("/")
         if series not in self._series or not number.isdecimal():
@@ -130,49 +267,49 @@ class NetworkStore(Store):
             observe(data)
         if (ahead := self._ahead.get(thread)) is not None:
             ahead.posted(key)
-        self._ask(table.SET, [_bytes(key), data])
+        self._ask(SET, [_bytes(key), data])
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is posted."""
         ahead = self._ahead.get(threading.get_ident())
-        found = None if ahead is None else ahead.taken(key)
-        return self.multi_get([key])[0] if found is None else found
+        value = None if ahead is None else ahead.taken(key)
+        return self.multi_get([key])[0] if value is None else value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return values, once all are posted."""
-        return self._ask(table.GET, list(map(_bytes, keys)), waits=self.timeout)
+        return self._ask(GET, list(map(_bytes, keys)), waits=self.timeout)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Post values."""
-        self._ask(table.SET, [_bytes(one) for pair in zip(keys, values, strict=True) for one in pair])
+        self._ask(SET, [_bytes(part) for pair in zip(keys, values, strict=True) for part in pair])
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum."""
-        return int(self._ask(table.ADD, [_bytes(key), str(amount).encode()])[0])
+        return int(self._ask(ADD, [_bytes(key), str(amount).encode()])[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Post a value if the present one is the expected one; return the value that the key then has."""
-        return self._ask(table.COMPARE_SET, [_bytes(key), _bytes(expected), _bytes(desired)])[0]
+        return self._ask(COMPARE_SET, [_bytes(key), _bytes(expected), _bytes(desired)])[0]
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys are posted."""
-        return bool(self._ask(table.CHECK, list(map(_bytes, keys)))[0])
+        return bool(self._ask(CHECK, list(map(_bytes, keys)))[0])
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return once all keys are posted."""
         limit, ahead = timeout or self.timeout, self._ahead.get(threading.get_ident())
         if ahead is None:
-            self._ask(table.WAIT, list(map(_bytes, keys)), waits=limit)
+            self._ask(WAIT, list(map(_bytes, keys)), waits=limit)
         elif missing := ahead.missing(keys):
-            ahead.fetched(missing, self._ask(table.GET, list(map(_bytes, missing)), waits=limit))
+            ahead.fetched(missing, self._ask(GET, list(map(_bytes, missing)), waits=limit))
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
-        return bool(self._ask(table.DELETE, [_bytes(key)])[0])
+        return bool(self._ask(DELETE, [_bytes(key)])[0])
 
     def num_keys(self) -> int:
         """Return how many keys there are."""
-        return int(self._ask(table.COUNT, [])[0])
+        return int(self._ask(COUNT, [])[0])
 
     def clone(self) -> "NetworkStore":
         """Return this store: its threads use separate connections in any case."""
@@ -183,15 +320,13 @@ class NetworkStore(Store):
 
     # --- lifetime ---
 
-    def keep_for(self, user: object) -> None:
-        """Keep the store open as long as `user` exists; the last one's end closes it."""
+    def keep_for(self, user: object | None) -> None:
+        """Keep the store open as long as `user` exists; the last one's end closes it, and None never ends."""
         self._users += 1
+        if user is None:
+            return
         # Handlers of atexit, which may run later, use the store as well.
         weakref.finalize(user, self._let_go).atexit = False
-
-    def keep(self) -> None:
-        """Keep the store open until the process ends."""
-        self._users += 1
 
     def keep_server(self) -> None:
         """Let the server run until the process ends, if this process serves the store.
@@ -212,7 +347,7 @@ class NetworkStore(Store):
         if self in _kept:
             _kept.remove(self)
         server, self._server = self._server, None
-        if server is None or server in _lasting or any(other.serves_with(server) for other in _kept):
+        if server is None or server in _lasting or any(store.serves_with(server) for store in _kept):
             return
         server.close()
 
@@ -227,16 +362,16 @@ class NetworkStore(Store):
 
     def _ask(self, code: int, parts: Sequence[bytes], *, waits: timedelta = timedelta(0)) -> list[bytes]:
         limit_s = waits.total_seconds()
-        message = table.packed(code, parts, limit_ms=max(0, int(limit_s * 1000)))
+        message = packed(code, parts, limit_ms=max(0, int(limit_s * 1000)))
         try:
             answer = self._answer(message, limit_s + max(_SLACK_S, self.timeout.total_seconds() - limit_s))
-            status, _, values = table.unpacked(answer)
+            status, _, values = unpacked(answer)
         except (OSError, ValueError) as error:
             raise DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}") from error
-        if status == table.TIMED_OUT:
+        if status == TIMED_OUT:
             names = ", ".join(part.decode(errors="replace") for part in parts[:4])
             raise DistStoreError(f"wait timeout after {limit_s:g} s: no rank has set {names}")
-        if status != table.DONE:
+        if status != DONE:
             raise DistStoreError(f"the store refuses the request: {values[0].decode()}")
         return values
 
@@ -261,10 +396,10 @@ class NetworkStore(Store):
                 raise ConnectionError("closed")
             inherited = [connection for connection in self._idle if not connection.is_own]
             self._idle = [connection for connection in self._idle if connection.is_own]
-            found = self._idle.pop() if self._idle else None
+            unused = self._idle.pop() if self._idle else None
         for connection in inherited:  # by a fork
             connection.close()
-        return found or connect(self._address, self._port, self._key, timeout_s=_TRY_S)
+        return unused or connect(self._address, self._port, self._key, timeout_s=_TRY_S)
 
     def reach(self, timeout_s: float) -> None:
         """Return once the server answers; it may not have started yet.
@@ -300,9 +435,7 @@ def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkSt
     """
     server = _serving.get((port, key))
     if server is None or server.is_closed:
-        server = Server(
-            _listener(address, port, everywhere=everywhere), key, table.Table(), name="samestep-store"
-        )
+        server = Server(_listener(address, port, everywhere=everywhere), key, Table(), name="samestep-store")
         _serving[server.port, key] = server
     return NetworkStore("127.0.0.1" if everywhere else address, server.port, key, server)
 
@@ -320,6 +453,12 @@ def base_of(store: Any) -> NetworkStore | None:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store if isinstance(store, NetworkStore) else None
+
+
+def keep_open(store: Any) -> None:
+    """Keep a store open until the process ends, if the one below torch's prefixes is a `NetworkStore`."""
+    if (base := base_of(store)) is not None:
+        base.keep_for(None)
 
 
 def close_all() -> None:

@@ -24,8 +24,7 @@ from samestep.base.errors import PeerLost, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within, polls
 from samestep.launchers.detect import LOOPBACK, Detected
-from samestep.ranks.rendezvous.endpoint import no_answer, resolve
-from samestep.ranks.rendezvous.free_port import START_S, rendezvous_endpoint
+from samestep.ranks.rendezvous.endpoint import START_S, no_answer, rendezvous_endpoint, resolve
 from samestep.ranks.rendezvous.job_secret import job_key
 from samestep.ranks.rendezvous.network_store import NetworkStore, base_of, serve
 

@@ -1,8 +1,8 @@
 """Composes the banner: one line with the detected launcher, the workers, the device and the threads."""
 
 from samestep.base.place import Place
-from samestep.launchers.compute_threads import Threads
 from samestep.launchers.detect import Detected
+from samestep.launchers.processors import Threads
 
 
 def describe(

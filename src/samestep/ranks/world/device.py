@@ -14,7 +14,7 @@ Intel GPU                  xpu                       xccl
 Apple's GPUs (mps) have no back end: only a world of one rank can use one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-_ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,25 +131,6 @@ def backend_name(kind: str, backend: str, *, cpu_tensors: bool) -> str:
     return backend if is_enough else f"cpu:gloo,{kind}:{backend}"
 
 
-def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
-    """Return the error text if ranks share a device and the back end cannot; None otherwise.
-
-    `uuids` are in rank order; empty if unknown.
-    """
-    if backend not in _ONE_RANK_PER_DEVICE:
-        return None
-    first: dict[str, int] = {}
-    for rank, uuid in enumerate(uuids):
-        if uuid and uuid in first:
-            return (
-                f"ranks {first[uuid]} and {rank} are on the same device ({uuid}), which {backend} refuses. "
-                "Start one rank per device, set LOCAL_RANK to the number of each rank on its host, or use "
-                "device=cpu."
-            )
-        first[uuid] = rank
-    return None
-
-
 def facts_here(asked: str | None = None) -> DeviceFacts:
     """Return the accelerators that torch detects in this process. Opens no device.
 
@@ -243,12 +223,12 @@ def toolkit_versions(device_type: str) -> dict[str, str]:
         return {}
     import torch
 
-    found = {"cuda": torch.version.cuda or "", "hip": torch.version.hip or ""}
-    if device_type == "cuda" and found["cuda"] and torch.distributed.is_nccl_available():
+    versions = {"cuda": torch.version.cuda or "", "hip": torch.version.hip or ""}
+    if device_type == "cuda" and versions["cuda"] and torch.distributed.is_nccl_available():
         from torch.cuda import nccl
 
-        found["nccl"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
-    return {name: version for name, version in found.items() if version}
+        versions["nccl"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
+    return {name: version for name, version in versions.items() if version}
 
 
 def driver_version(device_type: str, file: Path = _DRIVER) -> str:

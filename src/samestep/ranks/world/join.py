@@ -20,22 +20,21 @@ from samestep.base.errors import Error, PeerLost, WorldError
 from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.machine.description import CpuShare, cpu_share
 from samestep.base.place import Place
-from samestep.launchers.binding import undo_default_binding
-from samestep.launchers.compute_threads import (
+from samestep.launchers.detect import Detected, from_arguments
+from samestep.launchers.detect_task import detect_task
+from samestep.launchers.processors import (
     Threads,
     passed_threads,
     threads_per_rank,
+    undo_default_binding,
     without_default_threads,
 )
-from samestep.launchers.detect import Detected, given
-from samestep.launchers.lost_environment import detect_task
 from samestep.launchers.registry import SAMESTEP
 from samestep.ranks.rendezvous.endpoint import choose
 from samestep.ranks.rendezvous.gloo_interface import loopback_only, use_interface_to
 from samestep.ranks.rendezvous.handshake import PeerInfo, Slot, rendezvous, withdraw
 from samestep.ranks.rendezvous.store import Store, base_of, open_store
 from samestep.ranks.world.banner import describe, describe_rest
-from samestep.ranks.world.current import entered
 from samestep.ranks.world.device import (
     Choice,
     available_here,
@@ -45,11 +44,9 @@ from samestep.ranks.world.device import (
     choose_device,
     facts_here,
 )
-from samestep.ranks.world.gloo_groups import protect_groups
-from samestep.ranks.world.process_group import ProcessGroupWorld, adopt
-from samestep.ranks.world.protocol import World
-from samestep.ranks.world.sealed_objects import protect_objects
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.process_group import ProcessGroupWorld, adopt, entered
+from samestep.ranks.world.protected_groups import protect_groups, protect_objects
+from samestep.ranks.world.protocol import SoloWorld, World
 
 # Versions that must be equal on all ranks.
 _VERSIONS = {"samestep": __version__, "torch": torch.__version__}
@@ -154,22 +151,22 @@ def _joining(options: _Options) -> Iterator[World]:
 
 def _joined(options: _Options, environment: Environment) -> World:
     place = options.place
-    detected = detect_task(environment) if place is None else given(place, environment)
+    detected = detect_task(environment) if place is None else from_arguments(place, environment)
     undo_default_binding(environment, detected.launcher)
     task = _Task(options, environment, detected)
     if detected.place.size == 1:
         return task.alone()
     store = open_store(environment, detected, master=options.master, timeout_s=options.timeout_s)
-    own = base_of(store)  # None for the store of torchrun's agents
+    network_store = base_of(store)  # None for the store of torchrun's agents
     try:
         world = task.connected(store)
     except BaseException:
-        if own is not None:
-            own.close()
+        if network_store is not None:
+            network_store.close()
         raise
-    if own is not None:
-        own.keep_for(dist.group.WORLD)
-        own.keep_server()
+    if network_store is not None:
+        network_store.keep_for(dist.group.WORLD)
+        network_store.keep_server()
     return world
 
 
@@ -270,8 +267,8 @@ class _Task:
         if not detected.place.is_main or self.environment.get("SAMESTEP_BANNER") == "0":
             return
         if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
-            other = None if threads == passed_threads(self.environment) else threads
-            line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
+            unprinted = None if threads == passed_threads(self.environment) else threads
+            line = describe_rest(device=choice.kind, backend=backend, threads=unprinted, interface=interface)
         else:
             line = describe(
                 detected, device=choice.kind, backend=backend, threads=threads, interface=interface

@@ -93,10 +93,10 @@ def as_contiguous(tensor: Tensor) -> Tensor:
 
     torch may represent a conjugate by the memory of the original tensor and a flag.
     """
-    own = tensor.detach()
-    if own.is_conj() or own.is_neg():
-        own = own.resolve_conj().resolve_neg()
-    return own.contiguous()
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    return plain.contiguous()
 
 
 def flattened(tensor: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def flattened(tensor: Tensor) -> Tensor:
     return as_contiguous(tensor).view(-1)
 
 
-def put_back(own: Tensor, tensor: Tensor) -> None:
+def put_back(result: Tensor, tensor: Tensor) -> None:
     """Copy what `as_contiguous` or `flattened` returned to `tensor`, unless it is a view of it."""
-    if own.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(own.view(tensor.shape))
+    if result.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(result.view(tensor.shape))

@@ -1,7 +1,12 @@
-"""Implements a world over torch.distributed's default process group: each rank is a process."""
+"""Implements a world over torch.distributed's default process group: each rank is a process.
+
+Inside samestep a World is an argument. A user's script may call ``samestep.replicate(model)``, which means
+the job that the script is in: one context variable holds that world.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -9,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base import env
+from samestep.base.context_values import bound
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.launchers.detect import detect
 from samestep.ranks.hang.peer_waits import PeerWaits
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.operation import Op, as_contiguous, check_operation, headroom, put_back
-from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, World
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, SoloWorld, Work, World
 
 T = TypeVar("T")
 _OPS = {
@@ -82,11 +87,11 @@ class ProcessGroupWorld(DerivedWorld):
     """
 
     def __init__(self, place: Place, device: torch.device, *, owned: bool = True) -> None:
-        found = (dist.get_rank(), dist.get_world_size())
-        if found != (place.rank, place.size):
+        in_group = (dist.get_rank(), dist.get_world_size())
+        if in_group != (place.rank, place.size):
             raise DetectionError(
-                f"the launcher started {place.describe()}, but the process group has rank {found[0]} of "
-                f"{found[1]}. Create the group with samestep.join(), or with the launcher's rank and size."
+                f"the launcher started {place.describe()}, but the process group has rank {in_group[0]} of "
+                f"{in_group[1]}. Create the group with samestep.join(), or with the launcher's rank and size."
             )
         self.place = place
         self.device = device
@@ -124,11 +129,11 @@ class ProcessGroupWorld(DerivedWorld):
 
     def recv(self, tensor: Tensor, src: int) -> None:
         """See `World.recv`."""
-        with _as_contiguous(tensor) as own:
-            copy = self._sendable(own)
+        with _as_contiguous(tensor) as contiguous:
+            copy = self._sendable(contiguous)
             self._message(dist.irecv, copy, op="recv", peer=src)
-            if copy is not own:
-                own.copy_(copy)
+            if copy is not contiguous:
+                contiguous.copy_(copy)
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the back end can send to one rank: Gloo needs one on the host."""
@@ -147,9 +152,9 @@ class ProcessGroupWorld(DerivedWorld):
         assert group is not None
         try:
             if receive is not None and src is not None:
-                own = self._sendable(_plain(receive))
-                copies = [] if _is_on_host(receive) else [(receive, own)]
-                works.append((group.recv([own], src, 0), src))
+                buffer = self._sendable(_plain(receive))
+                copies = [] if _is_on_host(receive) else [(receive, buffer)]
+                works.append((group.recv([buffer], src, 0), src))
             if send is not None and dst is not None:
                 peer = dst
                 works.append((group.send([self._sendable(_plain(send))], dst, 0), dst))
@@ -174,13 +179,13 @@ class ProcessGroupWorld(DerivedWorld):
         """See `World.all_reduce`."""
         check_operation(op, tensor.dtype)
         room = headroom(op, tensor.dtype, self.place.size)
-        with _as_contiguous(tensor) as own:
+        with _as_contiguous(tensor) as contiguous:
             if room > 1:
-                own.div_(room)
+                contiguous.div_(room)
             with self.waiting("all_reduce"):
-                dist.all_reduce(own, op=_OPS[op])
+                dist.all_reduce(contiguous, op=_OPS[op])
             if op == "mean":
-                own.div_(self.place.size / room)
+                contiguous.div_(self.place.size / room)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`."""
@@ -192,8 +197,8 @@ class ProcessGroupWorld(DerivedWorld):
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        with _as_contiguous(tensor) as own, self.waiting("broadcast"):
-            dist.broadcast(own, src=src)
+        with _as_contiguous(tensor) as contiguous, self.waiting("broadcast"):
+            dist.broadcast(contiguous, src=src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
@@ -278,9 +283,9 @@ class ProcessGroupWorld(DerivedWorld):
 @contextmanager
 def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     """Yield a contiguous tensor, and copy it back after the block: Gloo treats any memory as contiguous."""
-    own = as_contiguous(tensor)
-    yield own
-    put_back(own, tensor)
+    contiguous = as_contiguous(tensor)
+    yield contiguous
+    put_back(contiguous, tensor)
 
 
 def _is_on_host(tensor: Tensor) -> bool:
@@ -330,15 +335,36 @@ def _backends() -> dict[str, str]:
     The name that `torch.distributed.get_backend` returns is no back end's for a group that has several, or
     whose script has left the choice to torch.
     """
-    return dict(one.split(":") for one in dist.get_backend_config().split(","))
+    return dict(entry.split(":") for entry in dist.get_backend_config().split(","))
 
 
 def _device_of_group() -> torch.device:
     """Return the accelerator whose own back end the default group has; the CPU without any."""
-    found = _backends()
+    backends = _backends()
     for kind, backend in BACKENDS.items():
-        if kind != "cpu" and found.get(kind) == backend:
+        if kind != "cpu" and backends.get(kind) == backend:
             module = torch.get_device_module(kind)
             if module.is_available():  # torch's own choice names the back ends of missing devices, too
                 return torch.device(kind, module.current_device())
     return torch.device("cpu")
+
+
+_WORLD: ContextVar[World] = ContextVar("samestep_world")
+
+
+def entered(world: World) -> AbstractContextManager[None]:
+    """Return a context in which `world` is the current one."""
+    return bound(_WORLD, world)
+
+
+def current() -> World:
+    """Return the world that this context has joined.
+
+    A process group that the script set up itself counts as joined. Without one, a process that its
+    launcher started as one of several is refused: it would train alone, as one of N duplicates of one run.
+
+    Raises:
+        DetectionError: the launcher started several workers and none of them has joined.
+    """
+    world = _WORLD.get(None)
+    return adopt() if world is None else world

@@ -1,8 +1,7 @@
 """Implements a world whose ranks are threads of one process: for tests, teaching and notebooks.
 
 Messages pass through mailboxes that belong to one world. Every wait has a deadline, a rank that fails wakes
-all the others, and ranks that wait for each other in a circle fail at once: each rank waits for one other
-rank, so that a circle is found by following the waits until they return to the first rank.
+all the others, and ranks that wait for each other in a circle fail at once.
 """
 
 import threading
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
-from samestep.ranks.world.current import entered
+from samestep.ranks.hang.detection import find_circle
 from samestep.ranks.world.operation import COMBINE, Op, check_operation, check_root, headroom
+from samestep.ranks.world.process_group import entered
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
 
 
@@ -122,26 +122,13 @@ class Hub:
             raise PeerLost(f"rank {rank} waited for rank {wait.peer}, but rank {failed} failed: {error!r}")
         if wait.peer in self._ended:
             raise PeerLost(f"{wait.text}, which {silent}: it has ended.")
-        circle = self._circle(rank)
+        waits = self._waits
+        circle = find_circle(rank, {waiting: wait.peer for waiting, wait in waits.items() if not wait.over()})
         if circle:
             raise OutOfStep(
-                f"the ranks wait for each other: {', '.join(circle)}. World.exchange sends and receives "
-                "at once."
+                f"the ranks wait for each other: {', '.join(waits[waiting].text for waiting in circle)}. "
+                "World.exchange sends and receives at once."
             )
-
-    def _circle(self, rank: int) -> list[str]:
-        """Return descriptions of the waits in a circle of ranks; none if there is no circle."""
-        text: list[str] = []
-        at = rank
-        while len(text) <= self.size:
-            wait = self._waits.get(at)
-            if wait is None or wait.over():
-                return []
-            text.append(wait.text)
-            at = wait.peer
-            if at == rank:
-                return text
-        return []
 
 
 T = TypeVar("T")
@@ -191,9 +178,9 @@ class ThreadWorld(DerivedWorld):
         room = headroom(op, tensor.dtype, self.place.size)
         tensors = self._exchange(tensor.detach() / room if room > 1 else tensor.detach().clone())
         total = tensors[0].clone()
-        for rank, other in enumerate(tensors[1:], start=1):
-            self._same_form(total, other, rank)
-            total = COMBINE[op](total, other)
+        for rank, summand in enumerate(tensors[1:], start=1):
+            self._same_form(total, summand, rank)
+            total = COMBINE[op](total, summand)
         if op == "mean":
             total = total / (self.place.size / room)
         _overwrite(tensor, total)
@@ -219,9 +206,9 @@ class ThreadWorld(DerivedWorld):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
         tensors: list[Tensor] = self._exchange(tensor.detach().clone())
-        for rank, other in enumerate(tensors):
-            self._same_form(tensor, other, rank)
-        return [other.clone() for other in tensors]
+        for rank, gathered in enumerate(tensors):
+            self._same_form(tensor, gathered, rank)
+        return [gathered.clone() for gathered in tensors]
 
     def barrier(self) -> None:
         """See `World.barrier`."""
@@ -261,13 +248,17 @@ class ThreadWorld(DerivedWorld):
                 hub.put(me, rank, "collective", value)
         return value
 
-    def _same_form(self, mine: Tensor, theirs: object, rank: int) -> None:
+    def _same_form(self, expected: Tensor, received: object, rank: int) -> None:
         """Refuse tensors that cannot belong to one collective."""
-        found = (tuple(theirs.shape), theirs.dtype) if isinstance(theirs, Tensor) else type(theirs).__name__
-        wanted = (tuple(mine.shape), mine.dtype)
-        if found != wanted:
+        form = (
+            (tuple(received.shape), received.dtype)
+            if isinstance(received, Tensor)
+            else type(received).__name__
+        )
+        wanted = (tuple(expected.shape), expected.dtype)
+        if form != wanted:
             raise OutOfStep(
-                f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {found}: "
+                f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {form}: "
                 "the ranks are not in the same collective"
             )
 

@@ -8,7 +8,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.units import seconds_text
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 
 
@@ -72,9 +72,9 @@ def timed(label: str | None = None, *, world: World | None = None) -> Iterator[T
         region.fail()
         raise
     _finish_device()
-    own = torch.tensor([time.perf_counter() - begun], dtype=torch.float64, device=world.device)
-    world.all_reduce(own, op="max")  # no rank leaves this before all have called it
-    region.end(float(own.item()))
+    elapsed = torch.tensor([time.perf_counter() - begun], dtype=torch.float64, device=world.device)
+    world.all_reduce(elapsed, op="max")  # no rank leaves this before all have called it
+    region.end(float(elapsed.item()))
     if label is not None:
         world.print(f"{label}: {seconds_text(region.seconds)}")
 

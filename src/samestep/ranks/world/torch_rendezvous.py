@@ -23,8 +23,7 @@ from samestep.hooks.registry import attach, put, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
 from samestep.ranks.rendezvous.store import ranks_store
-from samestep.ranks.world.gloo_groups import protect_groups
-from samestep.ranks.world.sealed_objects import protect_objects
+from samestep.ranks.world.protected_groups import protect_groups, protect_objects
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 group_sizes: set[int] = set()
@@ -147,17 +146,17 @@ def _check_claim(store: Store, place: Place, rank: int) -> None:
     A permutation of the launcher's ranks is accepted. Only a process that claims another rank than its own
     waits for the claims of all.
     """
-    keys = [f"samestep/claimed-rank/{one}" for one in range(place.size)]
+    keys = [f"samestep/claimed-rank/{peer}" for peer in range(place.size)]
     store.set(keys[place.rank], str(rank))
     if rank == place.rank:
         return
     claimed = [int(store.get(key)) for key in keys]
     if claimed.count(rank) > 1:
-        others = ", ".join(str(k) for k, one in enumerate(claimed) if one == rank and k != place.rank)
+        claimants = [peer for peer, claim in enumerate(claimed) if claim == rank and peer != place.rank]
         raise UsageError(
-            f"rank {place.rank} called init_process_group(rank={rank}), which rank {others} does too; the "
-            f"launcher gave it RANK={place.rank}. Remove the argument, or take the rank from the environment "
-            "variable RANK."
+            f"rank {place.rank} called init_process_group(rank={rank}), which rank "
+            f"{', '.join(map(str, claimants))} does too; the launcher gave it RANK={place.rank}. "
+            "Remove the argument, or take the rank from the environment variable RANK."
         )
 
 
@@ -169,11 +168,11 @@ def _kept_for_group(handler: Handler) -> Handler:
 
     def handle(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         had_group = dist.group.WORLD is not None
-        found = next(handler(url, **options))
-        store = base_of(found[0])
-        group_sizes.add(found[2])
+        rendezvous = next(handler(url, **options))
+        store = base_of(rendezvous[0])
+        group_sizes.add(rendezvous[2])
         try:
-            yield found
+            yield rendezvous
         finally:
             group = dist.group.WORLD
             if store is not None and group is not None and not had_group:

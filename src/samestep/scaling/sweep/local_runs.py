@@ -20,8 +20,8 @@ from samestep.base.machine.description import cpu_share
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted
 from samestep.launch.local.orphans import end_all, family
-from samestep.launchers.compute_threads import threads_per_rank
 from samestep.launchers.detect import detect
+from samestep.launchers.processors import threads_per_rank
 from samestep.launchers.slurm_capacity import Launched, SlurmCapacity, slurm_capacity
 from samestep.scaling.analysis.study import Study
 from samestep.scaling.sweep.execution import Frame, finish, new_folder

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from samestep.base.errors import CheckpointError, Error
 from samestep.base.regular_files import open_regular
 from samestep.parallel.sharding import Position
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import make, tidy
 from samestep.training.checkpoint.checkpoint_schedule import Retention, prune

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.base.signals import WARNINGS
-from samestep.launchers.binding import processors_of_rank
+from samestep.launchers.processors import processors_of_rank
 from samestep.parallel.sharding import Plan, Position
 from samestep.training.data.augmentation import Augment, sample_words
 from samestep.training.data.image_set import Images, ImageSet, LazyImages

@@ -14,7 +14,7 @@ from torch.utils.data import (
 
 from samestep.base.errors import UsageError
 from samestep.parallel.sharding import Plan, check_batch_size
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 from samestep.training.data.sharded_loader import IndexedLoader, ShardedLoader
 from samestep.training.data.stream import StreamLoader

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.base.errors import UsageError
 from samestep.parallel.sharding import Plan, Position
-from samestep.ranks.world.current import current
+from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
-from samestep.ranks.world.protocol import World
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld, World
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

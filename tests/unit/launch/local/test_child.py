@@ -20,7 +20,7 @@ from samestep.launch.local.child import (
     report_unless_interrupted,
 )
 from samestep.launch.local.hosting import Ending
-from samestep.ranks.rendezvous.free_port import reserved_port
+from samestep.ranks.rendezvous.endpoint import reserved_port
 
 
 class Finalized:

@@ -15,7 +15,7 @@ from torch import nn
 from samestep.base.place import Place
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.observe.clock import instants as measured
-from samestep.observe.clock import step_clock, step_writer
+from samestep.observe.clock import step_clock
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.instants import DeviceInstants, HostInstants
 from samestep.observe.clock.step_clock import ScriptClock
@@ -138,7 +138,7 @@ def test_device_instants_are_read_by_the_thread_of_the_script(tmp_path, monkeypa
             asked.add(threading.get_ident())
             return super().has_passed(instant)
 
-    monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(step_clock, "INTERVAL_S", 0.001)
     monkeypatch.setattr(step_clock, "DeviceInstants", Asked)
 
     def script():
@@ -152,7 +152,7 @@ def test_device_instants_are_read_by_the_thread_of_the_script(tmp_path, monkeypa
 @pytest.mark.usefixtures("accelerator")
 def test_a_step_that_never_ends_has_bounded_memory(tmp_path, monkeypatch):
     """If each step is the replay of a graph, no step ends for the clock."""
-    monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(step_clock, "INTERVAL_S", 0.001)
     file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     clock = ScriptClock(file, ClockOptions(folder=tmp_path), stop=lambda: None)
     model = nn.Linear(3, 1, device=DEVICE)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.place import Place
-from samestep.observe.clock import sample_count, step_clock, step_writer
+from samestep.observe.clock import sample_count, step_clock
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.communication import DdpInfo, ModelInfo
 from samestep.observe.clock.cpu_contention import CpuUse
 from samestep.observe.clock.instants import ClockedStep, HostInstants
-from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.clock.step_reader import CpuInstant, StepReader
 from support.clocked_scripts import loader, plain, train
@@ -90,7 +90,7 @@ def test_an_end_of_communication_without_its_begin_is_ignored():
 
 @pytest.mark.parametrize("interval", [0.0005, 600.0])
 def test_the_writing_thread_loses_no_steps(tmp_path, monkeypatch, interval):
-    monkeypatch.setattr(step_writer, "INTERVAL_S", interval)
+    monkeypatch.setattr(step_clock, "INTERVAL_S", interval)
     file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     clock = ScriptClock(file, ClockOptions(folder=tmp_path, warm_up=2), stop=lambda: None)
     with clock.attached():
@@ -120,7 +120,7 @@ def test_batches_before_the_first_call_are_bounded_and_belong_to_the_first_step(
 
 
 def test_an_error_of_the_writing_thread_is_raised_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(step_clock, "INTERVAL_S", 0.001)
     monkeypatch.setattr(StepReader, "read", lambda _: 1 / 0)
     clocking = ClockOptions(folder=tmp_path)
     clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from samestep.ranks.collectives import shared_memory_world
-from samestep.ranks.collectives.shared_memory_world import _ELSEWHERE, _MARK, _map, _Offer
+from samestep.ranks.collectives import shared_memory
+from samestep.ranks.collectives.shared_memory import _ELSEWHERE, _MARK, _map, _Offer
 
 MARK = bytes(range(_MARK))
 
 
 @pytest.fixture
 def offer(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory_world, "FILE_SYSTEM", tmp_path)
+    monkeypatch.setattr(shared_memory, "FILE_SYSTEM", tmp_path)
     path = tmp_path / "memory"
     path.write_bytes(MARK + bytes(4096 - _MARK))
     return _Offer(path, MARK, path.stat().st_dev)
@@ -36,7 +36,7 @@ def test_a_limit_of_memory_is_a_reason_of_its_own(offer, monkeypatch):
     def refused(*_):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(shared_memory_world.mmap, "mmap", refused)
+    monkeypatch.setattr(shared_memory.mmap, "mmap", refused)
     found = _map(offer, 4096)
     assert isinstance(found, str)
     assert found != _ELSEWHERE

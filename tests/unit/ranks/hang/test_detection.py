@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from samestep.ranks.hang.detection import ended_before, find_circle, find_hang
+from samestep.ranks.hang.detection import Advice, describe, ended_before, find_circle, find_hang
 from samestep.ranks.hang.rank_status import RankStatus, Wait, parse_status
-from samestep.ranks.hang.report import Advice, describe
 
 ADVICE = Advice(diverged="Go together.", steps="Count.", slow="Be patient.")
 
@@ -137,7 +136,7 @@ def alone(peer, *, op="send", is_alone=True):
 
 def test_a_cycle_consists_of_ranks_that_wait_for_one_message_only():
     def circle(rank, waits):
-        return find_circle(rank, waits, lambda wait: wait.alone)
+        return find_circle(rank, {waiting: wait.peer for waiting, wait in waits.items() if wait.alone})
 
     waits = {0: alone(2), 1: alone(0), 2: alone(1), 3: alone(0)}
 

@@ -6,8 +6,15 @@ from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
 from samestep.ranks.hang import peer_waits
 from samestep.ranks.hang.current_call import call_of_main_thread
-from samestep.ranks.hang.peer_waits import PeerWaits
-from samestep.ranks.hang.rank_status import RankStatus
+from samestep.ranks.hang.peer_waits import (
+    Loss,
+    PeerWaits,
+    describe_circle,
+    describe_loss,
+    find_lost,
+    waiting_ranks,
+)
+from samestep.ranks.hang.rank_status import RankStatus, Wait
 
 PLACE = Place(rank=1, size=2, launcher="test")
 
@@ -75,3 +82,77 @@ def test_a_message_that_cannot_be_started_is_explained_and_no_wait_remains(waiti
     with pytest.raises(PeerLost, match=r"no rank is missing|lost to"):
         waits.explain_start("exchange", 0, RuntimeError("Broken pipe"))
     assert call_of_main_thread() is None
+
+
+def wait(peer, op="exchange"):
+    """Return a wait for one rank, or for all in a collective."""
+    if peer is None:
+        return Wait(op="all_reduce", seq=4, group="0", ranks=(0, 1, 2), age_s=1.0)
+    return Wait(op=op, seq=None, group="", ranks=(peer,), age_s=1.0)
+
+
+def status(peer, beat=1, **fields):
+    return RankStatus(generation=0, beat=beat, wait=wait(peer), **fields)
+
+
+def test_the_rank_at_the_end_of_a_chain_of_waits_is_lost():
+    found = find_lost(3, 4, {0: wait(1), 2: wait(1), 3: wait(2)})
+
+    assert found == Loss(missing=(1,), way=(3, 2, 1))
+    assert describe_loss(found, {}, "timed out") == (
+        "rank 1 is lost to rank 3 (rank 3 waited for rank 2, rank 2 for rank 1): timed out"
+    )
+
+
+def test_a_neighbor_that_does_not_wait_is_lost():
+    found = find_lost(0, 2, {0: wait(1)})
+
+    assert describe_loss(found, {}, "Connection closed") == "rank 1 is lost to rank 0: Connection closed"
+
+
+def test_the_last_line_of_a_lost_rank_is_reported():
+    found = find_lost(0, 2, {0: wait(1)})
+    statuses = {1: RankStatus(generation=0, beat=1, line="train.py:7: sleep(9)")}
+
+    assert describe_loss(found, statuses, "closed") == (
+        "rank 1 is lost to rank 0 (rank 1 was last at train.py:7: sleep(9)): closed"
+    )
+
+
+def test_all_ranks_that_do_not_wait_in_a_collective_are_lost():
+    found = find_lost(0, 5, {0: wait(None), 2: wait(None)})
+
+    assert found.missing == (1, 3, 4)
+    assert describe_loss(found, {}, "closed") == "ranks 1, 3-4 are lost to rank 0: closed"
+
+
+def test_ranks_missing_in_the_collective_of_the_awaited_rank_are_lost():
+    assert find_lost(0, 3, {0: wait(1), 1: wait(None)}).missing == (2,)
+
+
+@pytest.mark.parametrize("waits", [{0: wait(1), 1: wait(0)}, {0: wait(None), 1: wait(None)}])
+def test_no_rank_is_lost_if_all_ranks_wait(waits):
+    found = find_lost(0, 2, waits)
+
+    assert found.missing == ()
+    assert "though no rank is missing" in describe_loss(found, {}, "timed out")
+
+
+def test_a_rank_counts_as_waiting_if_its_status_changes_or_it_has_given_up():
+    before = {0: status(1, 3), 1: status(2, 5), 2: status(0, 2, gave_up=True)}
+    running = RankStatus(generation=0, beat=9)
+    after = {
+        0: status(1, 4),
+        1: status(2, 5),
+        2: status(0, 2, gave_up=True),
+        3: status(0, 1),
+        4: running,
+    }
+
+    assert sorted(waiting_ranks(before, after)) == [0, 2, 3]
+
+
+def test_a_cycle_of_waits_is_described_by_its_messages():
+    waits = {0: wait(1, "send"), 1: wait(0, "recv")}
+
+    assert describe_circle([0, 1], waits) == "rank 0 sends to rank 1, rank 1 receives from rank 0"

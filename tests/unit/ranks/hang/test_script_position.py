@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.ranks.hang import monitor, script_position
+from samestep.ranks.hang import script_position, watchdog
 from samestep.ranks.hang.current_call import CallRecord, call_of_main_thread, recorded_messages
-from samestep.ranks.hang.monitor import StatusSampler
 from samestep.ranks.hang.script_position import blocked_in, main_frames
+from samestep.ranks.hang.watchdog import StatusSampler
 
 
 def barrier(wait):
@@ -60,7 +60,7 @@ class Local:
 
 @pytest.fixture
 def sampler(monkeypatch):
-    monkeypatch.setattr(monitor, "has_group", lambda: True)
+    monkeypatch.setattr(watchdog, "has_group", lambda: True)
     return StatusSampler(0)
 
 

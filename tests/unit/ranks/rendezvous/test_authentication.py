@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.ranks.rendezvous import store_table as table
-from samestep.ranks.rendezvous.authenticated_server import HANDSHAKE_S, Server
 from samestep.ranks.rendezvous.authentication import (
     GREETING,
+    HANDSHAKE_S,
     AuthenticationError,
     Channel,
     ClientSide,
+    Server,
     ServerSide,
     connect,
     derived,
 )
+from samestep.ranks.rendezvous.network_store import packed, unpacked
 
 KEY, OTHER = derived(b"a secret", "test"), derived(b"another", "test")
 
@@ -184,10 +185,10 @@ def test_a_message_that_arrives_in_two_parts_is_opened_once_complete(length, mes
 @given(message=st.binary(max_size=60))
 def test_a_request_that_can_be_unpacked_is_packed_to_the_same_bytes(message):
     try:
-        code, limit_ms, parts = table.unpacked(message)
+        code, limit_ms, parts = unpacked(message)
     except ValueError:
         return
-    assert table.packed(code, parts, limit_ms=limit_ms) == message
+    assert packed(code, parts, limit_ms=limit_ms) == message
 
 
 def test_invalid_data_closes_its_connection_and_the_server_continues(server):

@@ -8,7 +8,7 @@ import pytest
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.ranks.rendezvous import handshake
-from samestep.ranks.rendezvous.handshake import PeerInfo, assign_slots, rendezvous, withdraw
+from samestep.ranks.rendezvous.handshake import PeerInfo, assign_slots, rendezvous, shared_device, withdraw
 from support.stores import Memory
 
 VERSIONS = {"samestep": "0.1.0", "torch": "2.13.0"}
@@ -149,3 +149,10 @@ def test_ranks_that_share_cpus_are_counted_per_host():
     masks = [(0, 1), (0, 1), (2, 3), (0, 1)]
     dealt = [replace(info, cpus=mask) for info, mask in zip(infos(4, hosts=list("aaab")), masks, strict=True)]
     assert [slot.sharing for slot in assign_slots(dealt)] == [2, 2, 1, 1]
+
+
+def test_two_ranks_on_one_gpu_are_refused_under_nccl_alone():
+    assert "ranks 0 and 2" in (shared_device("nccl", ["A", "B", "A"]) or "")
+    assert shared_device("gloo", ["A", "B", "A"]) is None
+    assert shared_device("nccl", ["A", "B", "C"]) is None
+    assert shared_device("nccl", ["", ""]) is None

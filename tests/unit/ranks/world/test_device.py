@@ -1,6 +1,8 @@
 """The device and the back end of a rank are chosen from its visible devices, or refused with the reason."""
 
 import pytest
+import torch
+from torch.cuda import nccl
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
@@ -9,8 +11,9 @@ from samestep.ranks.world.device import (
     backend_name,
     choose_backend,
     choose_device,
-    shared_device,
+    driver_version,
     shown_alone,
+    toolkit_versions,
 )
 
 NONE = DeviceFacts()
@@ -96,13 +99,6 @@ def test_an_unavailable_or_unsuitable_back_end_is_refused(kind, asked, built, pa
         choose_backend(kind, asked=asked, available=built.__contains__)
 
 
-def test_two_ranks_on_one_gpu_are_refused_under_nccl_alone():
-    assert "ranks 0 and 2" in (shared_device("nccl", ["A", "B", "A"]) or "")
-    assert shared_device("gloo", ["A", "B", "A"]) is None
-    assert shared_device("nccl", ["A", "B", "C"]) is None
-    assert shared_device("nccl", ["", ""]) is None
-
-
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
@@ -134,3 +130,20 @@ def test_the_visible_devices_of_a_rank_are_restricted_to_its_own(count, environm
 )
 def test_gloo_carries_tensors_of_the_cpu_beside_those_of_a_device(kind, backend, cpu_tensors, name):
     assert backend_name(kind, backend, cpu_tensors=cpu_tensors) == name
+
+
+def test_versions_are_those_of_the_device(tmp_path, monkeypatch):
+    (tmp_path / "version").write_text("560.35.05\n")
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(nccl, "version", lambda: (2, 27, 5))
+    assert toolkit_versions("cuda") == {"cuda": "12.6", "nccl": "2.27.5"}
+    assert driver_version("cuda", tmp_path / "version") == "560.35.05"
+    assert (toolkit_versions("cpu"), driver_version("cpu", tmp_path / "version")) == ({}, "")
+
+
+def test_unknown_versions_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.4.2")
+    assert toolkit_versions("cuda") == {"hip": "6.4.2"}
+    assert driver_version("cuda", tmp_path / "version") == ""

@@ -5,13 +5,15 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import DistNetworkError
 
 from samestep.base import env
-from samestep.base.errors import DetectionError, UsageError
+from samestep.base.errors import DetectionError, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
-from samestep.ranks.world.current import current
-from samestep.ranks.world.join import join
-from samestep.ranks.world.solo import SoloWorld
+from samestep.launch.local.failure import Failure
+from samestep.ranks.world.join import _not_connected, join
+from samestep.ranks.world.process_group import current
+from samestep.ranks.world.protocol import SoloWorld
 from support.recordings import recording
 
 
@@ -78,3 +80,18 @@ def test_an_existing_process_group_is_used_and_not_destroyed():
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "is_cause"),
+    [(DistNetworkError("the store is lost"), PeerLost, False), (RuntimeError("no nope0"), WorldError, True)],
+)
+def test_a_lost_store_follows_from_another_ranks_failure(error, kind, is_cause):
+    place = Place(rank=1, size=2, local_rank=1, local_size=2)
+    found = _not_connected(place, error)
+    failure = Failure(
+        rank=1, local_rank=1, pid=7, exit_code=1, error=type(found).__name__, message=str(found)
+    )
+
+    assert type(found) is kind
+    assert (failure.weight == 0) == is_cause

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from samestep.base.errors import CheckpointError
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.checkpoint.newest import choose_on_all, newest_valid, steps_in
 from support.snapshots import in_hand, snapshot, write
 

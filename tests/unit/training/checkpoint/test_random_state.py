@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.checkpoint.random_state import (
     gather_random_state,
     random_state,

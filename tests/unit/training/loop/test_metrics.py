@@ -7,7 +7,7 @@ import torch
 import torchmetrics
 
 from samestep.base.errors import UsageError
-from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.loop.metrics import TorchMetrics, check_metrics, metrics_of
 

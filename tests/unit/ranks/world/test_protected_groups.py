@@ -1,8 +1,6 @@
-"""Only ranks of this job join a Gloo group, even if another process connects first.
+"""Connections and objects of a group come from ranks of this job only."""
 
-Ranks are threads, and so is the other process, which connects to each socket on which Gloo listens.
-"""
-
+import pickle
 import socket
 import struct
 import threading
@@ -13,9 +11,10 @@ import pytest
 import torch
 from torch.distributed import DistNetworkError, PrefixStore, ProcessGroupGloo
 
+from samestep.base.errors import WorldError
 from samestep.ranks.rendezvous.network_store import NetworkStore, serve
-from samestep.ranks.rendezvous.packet_filter import own_listeners
-from samestep.ranks.world.gloo_groups import Group, connected
+from samestep.ranks.world import protected_groups
+from samestep.ranks.world.protected_groups import Group, connected, opened, own_listeners, sealed
 
 KEY = b"k" * 32
 LIMIT = timedelta(seconds=20)
@@ -178,3 +177,44 @@ def test_a_group_of_the_same_name_can_be_made_again(served):
     assert sums(made(stores)) == [3.0] * 2
     for store in stores:
         store.close()
+
+
+DATA = pickle.dumps({"a": [1, 2]})
+
+
+def test_a_sealed_object_is_opened_with_the_same_key():
+    assert opened(sealed(DATA, b"key"), b"key") == DATA
+
+
+@pytest.mark.parametrize("change", [b"", DATA, sealed(DATA, b"other"), sealed(DATA, b"key")[:-1]])
+def test_data_without_a_valid_seal_is_refused(change):
+    with pytest.raises(WorldError):
+        opened(change, b"key")
+
+
+def test_a_change_of_any_byte_is_refused():
+    whole = sealed(DATA, b"key")
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        with pytest.raises(WorldError):
+            opened(bytes(changed), b"key")
+
+
+def test_a_later_torch_can_pass_further_arguments(monkeypatch):
+    """As torch 2.14 does with `weights_only`."""
+
+    def packs(value, device, group, weights_only=False):
+        data = torch.frombuffer(bytearray(pickle.dumps((value, weights_only))), dtype=torch.uint8)
+        return data, torch.tensor([data.numel()])
+
+    def unpacks(tensor, size, group, weights_only=False):
+        return (*pickle.loads(tensor.numpy().tobytes()[:size]), weights_only)
+
+    monkeypatch.setattr(protected_groups, "_keys", [b"key"])
+    pack, unpack = protected_groups._sealing(packs), protected_groups._opening(unpacks)
+
+    for further, named in [((), {}), ((True,), {}), ((), {"weights_only": True})]:
+        given = bool(further or named)
+        data, size = pack([1], "cpu", None, *further, **named)
+        assert unpack(data, size, None, *further, **named) == ([1], given, given)

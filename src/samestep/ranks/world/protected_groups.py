@@ -1,4 +1,4 @@
-"""Creates Gloo's process groups such that every connection leads to a rank of this job.
+"""Protects torch's process groups: connections and objects come from ranks of this job only.
 
 Gloo accepts the first process that connects, and requires only a small number. So each group is created in
 these steps, which use the job's protected store:
@@ -11,38 +11,50 @@ these steps, which use the job's protected store:
 
 If a foreign process connected first, there is another attempt. In that attempt, Gloo's sockets accept
 connections only from addresses and ports that the job's ranks have posted after their kernels sent the first
-packet.
+packet. A filter in the kernel restricts them, which any user may attach to a socket: a packet that it rejects
+is dropped, and the other end's kernel sends it again after a second. Existing connections keep the filter
+they were created with.
+
+The messages of a group are not authenticated once the connections exist. So torch's functions for objects
+(``all_gather_object`` and its relatives), which unpickle what they receive, send an HMAC behind each pickle.
 """
 
+import ctypes
 import hmac
+import os
 import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from samestep.base import env
+from samestep.base.env import Environment
+from samestep.base.errors import WorldError
+from samestep.base.machine.kernel_files import text_of
 from samestep.hooks import declarations
 from samestep.hooks.registry import put
 from samestep.ranks.rendezvous.authentication import derived
 from samestep.ranks.rendezvous.gloo_interface import IFNAME
+from samestep.ranks.rendezvous.job_secret import job_key
 from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
-from samestep.ranks.rendezvous.packet_filter import Source, admit, own_attempts, own_listeners
 
 PROOFS_S = (2.0, 5.0, 30.0)
 """Timeouts of the proofs in seconds, by attempt; with guarded sockets there is time for slow ranks."""
-_PROOF = 32
+_PROOF = 32  # bytes of an HMAC-SHA256
 _BAD = 1 << 32  # number that a rank adds if it is connected to a foreign process; the lower half counts ranks
-_LOOK_S = 0.005
+_LOOK_S = 0.005  # seconds between two searches for new connections
 _MOST_OF = 0.9  # fraction of the timeout; a rank that has waited longer has waited for another rank
 _SOURCE = struct.Struct("!4sH")
 
@@ -84,7 +96,7 @@ class Group:
     size: int  # number of ranks
     timeout: timedelta  # time that a rank waits for the others
 
-    def others(self) -> list[int]:
+    def peers(self) -> list[int]:
         """Return the other ranks."""
         return [rank for rank in range(self.size) if rank != self.rank]
 
@@ -155,8 +167,8 @@ def _awaited(group: Group, store: Any, key: str) -> bytes:
     """Return a value, once it is posted: in one request if the store's timeout is the group's."""
     if group.timeout != group.base.timeout:
         store.wait([key], group.timeout)
-    found: bytes = store.get(key)
-    return found
+    value: bytes = store.get(key)
+    return value
 
 
 def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
@@ -164,20 +176,20 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
     deadline = monotonic() + limit_s
     works, expected = [], []
     interfaces = env.snapshot().get(IFNAME, "").split(",")  # each has its connections
-    for rank in group.others():
+    for rank in group.peers():
         for tag in range(len(interfaces)):
             labels = str(group.rank), str(rank), str(tag)
-            proof, found = (
+            proof, received = (
                 bytearray(derived(key, *labels)),
                 torch.zeros(_PROOF, dtype=torch.uint8, device="cpu"),
             )
-            works.append(made.recv([found], rank, tag))
+            works.append(made.recv([received], rank, tag))
             works.append(made.send([torch.frombuffer(proof, dtype=torch.uint8)], rank, tag))
-            expected.append((rank, found, derived(key, str(rank), str(group.rank), str(tag))))
+            expected.append((rank, received, derived(key, str(rank), str(group.rank), str(tag))))
     for work in works:
         work.wait(timedelta(seconds=max(deadline - monotonic(), 0.001)))
-    for rank, found, right in expected:
-        if not hmac.compare_digest(bytes(found.tolist()), right):
+    for rank, received, right in expected:
+        if not hmac.compare_digest(bytes(received.tolist()), right):
             raise DistNetworkError(f"the proof of rank {rank} is wrong")
 
 
@@ -197,7 +209,7 @@ class _Listening:
 
     def __init__(self, group: Group, store: Any, *, guarded: bool) -> None:
         self._group, self._store, self._guarded = group, store, guarded
-        self._found: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._made = threading.Event()
         self.has_posted = False  # whether Gloo has posted the address of its socket
@@ -205,7 +217,7 @@ class _Listening:
     def close_to_all(self) -> None:
         """Make Gloo's sockets accept no more connections: the needed ones exist."""
         with self._lock, suppress(OSError):
-            for listener in self._found:
+            for listener in self._sockets:
                 admit(listener, ())
 
     @contextmanager
@@ -221,7 +233,7 @@ class _Listening:
             self._made.set()
             if self._guarded:
                 guard.join()
-            for listener in self._found:
+            for listener in self._sockets:
                 listener.close()
 
     def _posted(self, value: bytes) -> None:
@@ -232,34 +244,179 @@ class _Listening:
                 listener.close()
                 continue
             with self._lock, suppress(OSError):
-                self._found.append(listener)
+                self._sockets.append(listener)
                 if self._guarded:
                     admit(listener, ())
 
     def _guard(self) -> None:
         """Post the sources of this rank's connections, and admit the other ranks' posted sources."""
-        own: set[Source] = set()
+        sources: set[Source] = set()
         of_others: dict[int, bytes] = {}
         with suppress(RuntimeError):  # the store is lost: so is the group
             while not self._made.wait(_LOOK_S):
-                if more := own_attempts() - own:
-                    own |= more
-                    posted = b"".join(_SOURCE.pack(source.host, source.port) for source in own)
+                if more := own_attempts() - sources:
+                    sources |= more
+                    posted = b"".join(_SOURCE.pack(source.host, source.port) for source in sources)
                     self._store.set(f"from/{self._group.rank}", posted)
                 before = dict(of_others)
-                for rank in self._group.others():
+                for rank in self._group.peers():
                     if self._store.check([f"from/{rank}"]):
                         of_others[rank] = self._store.get(f"from/{rank}")
                 if of_others != before:
                     self._admit(b"".join(of_others.values()))
 
     def _admit(self, posted: bytes) -> None:
-        sources = [Source(*found) for found in _SOURCE.iter_unpack(posted)]
+        sources = [Source(*fields) for fields in _SOURCE.iter_unpack(posted)]
         with self._lock, suppress(OSError):
-            for listener in self._found:
+            for listener in self._sockets:
                 admit(listener, sources)
 
 
 def _address(listener: socket.socket) -> bytes:
     """Return family and port in the form of the addresses that Gloo posts."""
     return struct.pack("=H", listener.family) + struct.pack("!H", listener.getsockname()[1])
+
+
+_SO_ATTACH_FILTER = 26  # Linux's number; Python's socket module lacks it
+_INSTRUCTION = struct.Struct("=HBBI")
+_LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _RETURN = 0x28, 0x20, 0x15, 0x06
+_NETWORK_HEADER = 0xFFF00000
+_END_OF_SOURCE = {socket.AF_INET: 12, socket.AF_INET6: 20}
+"""Offset of the last four bytes of a packet's source address."""
+_WHOLE, _NOTHING = 0xFFFFFFFF, 0
+_SYN_SENT = "02"  # state in /proc/net/tcp
+_LIBRARY = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Source:
+    """Source of a connection."""
+
+    host: bytes  # the last four bytes of its address
+    port: int  # its port
+
+
+def admit(listener: socket.socket, sources: Iterable[Source]) -> None:
+    """Make a listening socket accept connections from these sources only; with none, from no source.
+
+    Raises:
+        OSError: the kernel has no such filters.
+    """
+    program = b""
+    at = _NETWORK_HEADER + _END_OF_SOURCE[socket.AddressFamily(listener.family)]
+    for source in sorted(set(sources)):
+        (host,) = struct.unpack("!I", source.host)
+        program += _INSTRUCTION.pack(_LOAD_HALF, 0, 0, 0)  # the port, with which the TCP header begins
+        program += _INSTRUCTION.pack(_JUMP_EQUAL, 0, 3, source.port)
+        program += _INSTRUCTION.pack(_LOAD_WORD, 0, 0, at)
+        program += _INSTRUCTION.pack(_JUMP_EQUAL, 0, 1, host)
+        program += _INSTRUCTION.pack(_RETURN, 0, 0, _WHOLE)
+    program += _INSTRUCTION.pack(_RETURN, 0, 0, _NOTHING)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("HP", len(program) // _INSTRUCTION.size, ctypes.addressof(buffer))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
+
+
+def own_listeners() -> Iterator[socket.socket]:
+    """Yield duplicates of this process's listening TCP sockets; the caller closes them."""
+    for entry in Path("/proc/self/fd").iterdir():
+        file = int(entry.name)
+        if not _listens(file):
+            continue
+        with suppress(OSError):  # it has been closed
+            listener = socket.socket(fileno=os.dup(file))
+            if listener.family in _END_OF_SOURCE:
+                yield listener
+            else:
+                listener.close()
+
+
+def own_attempts() -> set[Source]:
+    """Return the sources of this process's unanswered connection attempts."""
+    sockets = _own_sockets()
+    sources = set()
+    for table in ("tcp", "tcp6"):
+        for line in text_of(Path(f"/proc/self/net/{table}")).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _SYN_SENT and f"socket:[{fields[9]}]" in sockets:
+                host, _, port = fields[1].partition(":")
+                sources.add(Source(struct.pack("=I", int(host[-8:], 16)), int(port, 16)))
+    return sources
+
+
+def _own_sockets() -> dict[str, int]:
+    """Return the descriptors of this process's sockets, by their names."""
+    descriptors = {}
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            target = str(file.readlink())
+            if target.startswith("socket:"):
+                descriptors[target] = int(file.name)
+    return descriptors
+
+
+def _listens(file: int) -> bool:
+    # Not by a socket object: with a default timeout, making one changes how the file blocks. Any other file
+    # has no such option, and to ask for it is several times as fast as to read what the file is.
+    value, size = ctypes.c_int(0), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
+    got = _LIBRARY.getsockopt(
+        file, socket.SOL_SOCKET, socket.SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size)
+    )
+    return got == 0 and bool(value.value)
+
+
+_keys: list[bytes] = []  # key of this process's job, once it protects objects
+
+
+def sealed(data: bytes, key: bytes) -> bytes:
+    """Return a pickle followed by its HMAC."""
+    return data + hmac.digest(key, data, "sha256")
+
+
+def opened(data: bytes, key: bytes) -> bytes:
+    """Return a received pickle without its HMAC, after checking it.
+
+    Raises:
+        WorldError: the pickle is not from a rank of this job.
+    """
+    data, proof = data[:-_PROOF], data[-_PROOF:]
+    if not hmac.compare_digest(proof, hmac.digest(key, data, "sha256")):
+        raise WorldError(
+            "a received object is not from a rank of this job, and was not unpickled. Does every "
+            "rank run under samestep, or does another program change the network's traffic? See "
+            "docs/guide/security.md."
+        )
+    return data
+
+
+def protect_objects(environment: Environment) -> None:
+    """Add an HMAC to all objects that this process sends from now on, and require one of those it receives.
+
+    Either all ranks of a job call this, or none.
+
+    Raises:
+        UsageError: there is no secret.
+    """
+    _keys[:] = [job_key(environment, "objects")]
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
+    if getattr(c10d._object_to_tensor, "__module__", "") != __name__:  # noqa: SLF001 - no public spelling
+        put(declarations.PACK_OBJECT, _sealing(c10d._object_to_tensor))  # noqa: SLF001
+        put(declarations.UNPACK_OBJECT, _opening(c10d._tensor_to_object))  # noqa: SLF001
+
+
+def _sealing(packs: Any) -> Any:
+    def pack(obj: object, device: torch.device, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        data, _ = packs(obj, torch.device("cpu"), *options, **named)
+        whole = torch.frombuffer(bytearray(sealed(data.numpy().tobytes(), _keys[0])), dtype=torch.uint8)
+        message = torch.empty_like(whole, device=device).copy_(whole)  # memory that torch can resize
+        return message, torch.tensor([message.numel()], dtype=torch.long, device=device)
+
+    return pack
+
+
+def _opening(unpacks: Any) -> Any:
+    def unpack(tensor: Tensor, size: Any, *options: Any, **named: Any) -> Any:
+        data = opened(tensor.cpu().numpy().tobytes()[: int(size)], _keys[0])
+        return unpacks(torch.frombuffer(bytearray(data), dtype=torch.uint8), len(data), *options, **named)
+
+    return unpack

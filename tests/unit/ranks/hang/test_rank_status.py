@@ -1,6 +1,6 @@
 """A status store in shared memory returns the last complete message of each rank."""
 
-from samestep.ranks.hang.status_store import SharedMemoryStore
+from samestep.ranks.hang.rank_status import SharedMemoryStore
 
 
 def test_a_message_is_replaced_by_the_next_one():

@@ -1,4 +1,4 @@
-"""Inspects the models that a script calls: what synchronizes their gradients, and how large those are.
+"""Observes the communication of a script: the gradients of its models, and each call that communicates.
 
 On CPUs, the copies of gradients into buckets are timed, which DistributedDataParallel makes inside backward.
 It has a hook on each parameter, which copies the gradient and starts the all-reduce of a full bucket, on the
@@ -8,8 +8,11 @@ script's own thread::
                                                                      ^ begins                        ends ^
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -18,7 +21,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, named
 from samestep.parallel.gradients.bucket import message_bytes
+from samestep.parallel.gradients.synchronizer import GradientSynchronizer
 
 MIN_ELEMENTS = 65_536
 """Smallest parameter that is timed: below, two Python calls cost more than 1 % of its gradient's time."""
@@ -64,13 +70,13 @@ class ModelRegistry:
         The model may be compiled, or contain a wrapper. With `on_host`, DDP's copies are timed, which an
         accelerator only queues.
         """
-        found = self._find(module)
-        for ddp in found.ddps if on_host else ():
+        info = self._find(module)
+        for ddp in info.ddps if on_host else ():
             model = ddp.model()
             if model is not None and not ddp.is_timed:
                 ddp.is_timed = True
                 self._time_copies(model)
-        return found
+        return info
 
     def _time_copies(self, model: DistributedDataParallel) -> None:
         for parameter in model.parameters():
@@ -92,22 +98,22 @@ class ModelRegistry:
             handle.remove()
 
     def _find(self, module: nn.Module) -> ModelInfo:
-        found = self._known.get(module)
-        if found is None:
+        info = self._known.get(module)
+        if info is None:
             parts = list(module.modules())
-            found = self._known[module] = ModelInfo(
+            info = self._known[module] = ModelInfo(
                 frozenset({id(module), id(getattr(module, "module", None))}),
                 next(filter(None, map(_sync, parts)), ""),
-                tuple(self._ddp(one) for one in parts if isinstance(one, DistributedDataParallel)),
+                tuple(self._ddp(part) for part in parts if isinstance(part, DistributedDataParallel)),
             )
-        return found
+        return info
 
     def _ddp(self, model: DistributedDataParallel) -> DdpInfo:
-        found = self._ddps.get(model)
-        if found is None:
-            found = self._ddps[model] = DdpInfo(ref(model))
-            self.unmeasured.append(found)
-        return found
+        info = self._ddps.get(model)
+        if info is None:
+            info = self._ddps[model] = DdpInfo(ref(model))
+            self.unmeasured.append(info)
+        return info
 
 
 def _sync(module: nn.Module) -> str:
@@ -122,4 +128,52 @@ def _gradient_bytes(model: Any) -> int | None:
     if not is_dense or any(getattr(module, "sparse", False) for module in model.modules()):
         return None
     ignored = model.parameters_to_ignore
-    return message_bytes(one for name, one in model.module.named_parameters() if name not in ignored)
+    return message_bytes(
+        parameter for name, parameter in model.module.named_parameters() if name not in ignored
+    )
+
+
+COLLECTIVES = "collectives"
+"""Communication by torch.distributed."""
+INLINE = "inline"
+"""Communication by the thread that calls it: through shared memory, or by direct connections."""
+
+
+@contextmanager
+def communication_through(
+    wrapper: Callable[..., Any], finished: Callable[[GradientSynchronizer], None]
+) -> Iterator[None]:
+    """Perform all communication of this process through `wrapper` for the duration of a block.
+
+    Args:
+        wrapper: returns ``call(*args, **kwargs)``; its arguments are `COLLECTIVES`, `INLINE`, or the name
+            of a gradient synchronizer, then the call and the call's arguments.
+        finished: called with each gradient synchronizer that has averaged gradients.
+    """
+
+    def by_kind(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: wrapper(kind, call, *args, **kwargs)
+
+    def of_gradients(finish: Callable[..., Any]) -> Callable[..., None]:
+        def call(synchronizer: GradientSynchronizer) -> None:
+            wrapper(type(synchronizer).__name__.lower(), finish, synchronizer)
+            finished(synchronizer)
+
+        return call
+
+    collective, inline = partial(by_kind, COLLECTIVES), partial(by_kind, INLINE)
+    waits = (declarations.BROADCAST_BUFFERS, declarations.WORK_WAIT, declarations.FUTURE_WAIT)
+    hooks = {
+        **dict.fromkeys((*declarations.COLLECTIVES, *waits), named(collective)),
+        **dict.fromkeys((*declarations.SHARED_MEMORY, *declarations.DIRECT_CONNECTIONS), named(inline)),
+        declarations.SYNCHRONIZER_FINISH: named(of_gradients),
+    }
+    with attached_all(hooks):
+        yield
+
+
+def is_python_thread() -> bool:
+    """Return whether Python started this thread: torch's autograd starts its threads in C++."""
+    this = threading.get_ident()
+    dummy = threading._DummyThread  # noqa: SLF001 - the class of a foreign thread that calls current_thread()
+    return any(thread.ident == this and not isinstance(thread, dummy) for thread in threading.enumerate())
