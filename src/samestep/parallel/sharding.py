@@ -47,7 +47,7 @@ def weight(local: int, total: int, size: int) -> float:
     return local * size / total
 
 
-_LARGEST = 2**64 - 1
+_LARGEST = 2**64 - 1  # maximum of a word of the generator's key; see `epoch_order`
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def _normalized(original: Callable[..., Tensor], norm: nn.SyncBatchNorm, batch: 
 
 
 class _Ranks:
-    """The ranks of a process group; see `global_batch_norm.Ranks`."""
+    """The ranks of a process group; see `batch_norm.Ranks`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

@@ -42,7 +42,7 @@ from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
 
-class Gradients:
+class _Gradients:
     """The gradients of the trained parameters in a step.
 
     Sums have at least single precision and the strides of their parameter: later sums over a gradient then
@@ -155,7 +155,7 @@ class _IntegerBuffer:
         return self.maximum
 
 
-class Buffers:
+class _Buffers:
     """The buffers of a model at the start of a step."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -328,7 +328,7 @@ class Exact:
             UsageError: a shard has changed parameters, or added or removed buffers; or the shards' values of
                 an integer buffer have no common value.
         """
-        buffers, gradients, tree = Buffers(self.model), Gradients(self.model), TreeSum(self.num_shards)
+        buffers, gradients, tree = _Buffers(self.model), _Gradients(self.model), TreeSum(self.num_shards)
         with isolated_generators(self.device):
             for index in self._indices:
                 gradients.begin()
@@ -356,14 +356,14 @@ class Exact:
                 self._world, {name: value for name, value in state.items() if isinstance(value, Tensor)}
             )
 
-    def _leaf(self, gradients: Gradients, buffers: Buffers) -> list[Tensor]:
+    def _leaf(self, gradients: _Gradients, buffers: _Buffers) -> list[Tensor]:
         """Return the tensors that a shard contributes: flags, gradients, buffers by dtype."""
         used, added = gradients.take()
         changed, values = buffers.take()
         flags = torch.tensor([*used, *changed], dtype=gradients.dtype, device=self.device)
         return [flags, *added, *values]
 
-    def _put(self, row: list[Tensor], gradients: Gradients, buffers: Buffers) -> None:
+    def _put(self, row: list[Tensor], gradients: _Gradients, buffers: _Buffers) -> None:
         counts, count = row[0].tolist(), len(gradients)
         gradients.put(counts[:count], row[1 : 1 + count])
         buffers.put(counts[count:], row[1 + count :])

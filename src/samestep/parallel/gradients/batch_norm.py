@@ -33,7 +33,7 @@ from samestep.hooks.module_forward import Forward, Undo, original_forward, redir
 from samestep.parallel.gradients.running_statistics import BatchNorm, InstanceNorm, Norm, TrackedNorm
 from samestep.ranks.world.protocol import World
 
-Moments = tuple[Tensor, Tensor, Tensor]
+_Moments = tuple[Tensor, Tensor, Tensor]
 """Count (1,), mean (C,), and variance or M2 (C,), in at least single precision."""
 
 
@@ -47,7 +47,7 @@ class Ranks(Protocol):
         """Replace a tensor by the sum over all ranks."""
 
 
-def local_moments(batch: Tensor) -> Moments:
+def _local_moments(batch: Tensor) -> _Moments:
     """Return count, mean and M2 per channel of this rank's shard (n, C, ...); zeros for an empty one."""
     values = batch.detach()
     values = values.to(_precision(values))
@@ -63,7 +63,7 @@ def local_moments(batch: Tensor) -> Moments:
     return count, mean, var * num
 
 
-def combine(world: Ranks, moments: Moments) -> Moments:
+def _combine(world: Ranks, moments: _Moments) -> _Moments:
     """Return count, mean and biased variance of the global batch; equal bits on all ranks."""
     gathered = torch.stack(world.all_gather(torch.cat(moments)))  # (ranks, 1 + 2C)
     channels = moments[1].numel()
@@ -73,7 +73,7 @@ def combine(world: Ranks, moments: Moments) -> Moments:
     return count, mean, (squares + counts * (means - mean) ** 2).sum(0) / count
 
 
-class GlobalNorm(torch.autograd.Function):
+class _GlobalNorm(torch.autograd.Function):
     """Normalization with given statistics, whose backward treats them as computed from all ranks' inputs."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class GlobalNorm(torch.autograd.Function):
         batch: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        moments: Moments,
+        moments: _Moments,
         eps: float,
         world: Ranks,
     ) -> Tensor:
@@ -111,7 +111,7 @@ class GlobalNorm(torch.autograd.Function):
 
 
 def _fused(
-    ctx: Any, grad: Tensor, batch: Tensor, weight: Tensor | None, moments: Moments
+    ctx: Any, grad: Tensor, batch: Tensor, weight: Tensor | None, moments: _Moments
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients by torch's kernels for fixed statistics, plus the terms of the two sums."""
     count, mean, var = moments
@@ -124,7 +124,7 @@ def _fused(
     scale = invstd if weight is None else invstd * weight
     by_g, by_g_xhat = (-sums / count).chunk(2)
     d_batch = _normalize(batch, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
-    return d_batch.addcmul_(grad, per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
+    return d_batch.addcmul_(grad, _per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
 
 
 def _own_sums(
@@ -150,13 +150,13 @@ def _differentiable(
     values, g = batch.to(_precision(batch)), grad.to(_precision(grad))
 
     def total(tensor: Tensor) -> Tensor:
-        return per_channel(_sum_over_ranks(tensor.sum(dims), world), batch)
+        return _per_channel(_sum_over_ranks(tensor.sum(dims), world), batch)
 
     count = total(torch.ones_like(values))
     centered = values - total(values) / count
     invstd = torch.rsqrt(total(centered**2) / count + eps)
     xhat = centered * invstd
-    scale = invstd if weight is None else invstd * per_channel(weight, batch)
+    scale = invstd if weight is None else invstd * _per_channel(weight, batch)
     d_batch = scale * (g - total(g) / count - xhat * total(g * xhat) / count)
     return d_batch.to(batch.dtype), (g * xhat).sum(dims), g.sum(dims)
 
@@ -201,7 +201,7 @@ def _all_but_channels(batch: Tensor) -> list[int]:
     return [dim for dim in range(batch.dim()) if dim != 1]
 
 
-def per_channel(values: Tensor, batch: Tensor) -> Tensor:
+def _per_channel(values: Tensor, batch: Tensor) -> Tensor:
     """Return `values` (C,) reshaped to (1, C, 1, ...), to broadcast over the channels of `batch`."""
     return values.view(1, -1, *[1] * (batch.dim() - 2))
 
@@ -288,7 +288,7 @@ def _normalize_empty(module: Norm, batch: Tensor) -> Tensor:
     if not module.affine:
         return batch.clone()
     # Part of the graph, so that gradients are zeros; torch's own backward divides by the size 0 and crashes.
-    scaled = batch * per_channel(module.weight, batch) + per_channel(module.bias, batch)
+    scaled = batch * _per_channel(module.weight, batch) + _per_channel(module.bias, batch)
     return scaled.to(batch.dtype)
 
 
@@ -318,7 +318,7 @@ def global_forward(
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
     with torch.no_grad():
-        count, mean, var = combine(world, local_moments(batch))
+        count, mean, var = _combine(world, _local_moments(batch))
     # A rank with more values does not read `count`, and so does not wait for its device.
     if batch.numel() <= batch.shape[1]:
         refuse(
@@ -333,7 +333,7 @@ def global_forward(
         # norm saves these buffers, and its backward fails once their version has changed.
         module.running_mean.data.lerp_(mean.to(module.running_mean.dtype), momentum)
         module.running_var.data.lerp_(unbiased.to(module.running_var.dtype), momentum)
-    normalize: Callable[..., Tensor] = GlobalNorm.apply
+    normalize: Callable[..., Tensor] = _GlobalNorm.apply
     return normalize(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
 
 

@@ -61,11 +61,11 @@ def plan_buckets(items: Sequence[Item], *, bucket_bytes: int) -> list[list[int]]
     return sorted([*closed, *growing.values()], key=lambda bucket: -bucket[-1])
 
 
-PlacedBucket: TypeAlias = tuple[Bucket | InPlaceGradient, list[int]]
+_PlacedBucket: TypeAlias = tuple[Bucket | InPlaceGradient, list[int]]
 """A bucket, and the positions of its parameters among all parameters."""
 
 
-def lay_out(config: SyncConfig, *, in_place: bool = False) -> list[PlacedBucket]:
+def _lay_out(config: SyncConfig, *, in_place: bool = False) -> list[_PlacedBucket]:
     """Return buckets for the parameters that require gradients now, in the order in which they are sent.
 
     There is at least one bucket. Running statistics are the payload of the last bucket of their kind, or of a
@@ -86,7 +86,7 @@ def lay_out(config: SyncConfig, *, in_place: bool = False) -> list[PlacedBucket]
     messages = {kind: compressed(kind[0], config.compress) for kind in last}
     last = {kind: row for kind, row in last.items() if messages[kind] is kind[0]}
     payloads = {last.get(statistics.kind): statistics for statistics in config.statistics}
-    placed: list[PlacedBucket] = []
+    placed: list[_PlacedBucket] = []
     for row, bucket in enumerate(plan):
         (_, first_name, first), kind = bucket[0], kind_of(bucket[0][2])
         content: Bucket | InPlaceGradient
@@ -157,7 +157,7 @@ class Bucketed(GradientSynchronizer):
         self._prepare()
 
     def _plan(self) -> None:
-        placed = lay_out(self._config, in_place=self.in_place)
+        placed = _lay_out(self._config, in_place=self.in_place)
         self._buckets = [bucket for bucket, _ in placed]
         self._members = [indices for _, indices in placed]
         self.gradient_bytes = message_bytes(self._parameters, self._config.compress)

@@ -21,7 +21,7 @@ POWERSGD_AFTER = 100
 """Steps with uncompressed gradients before: the first gradients change too fast to be approximated."""
 
 
-def compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:
+def _compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:
     """Register torch's compression hook; called before the first backward.
 
     Raises:
@@ -91,7 +91,7 @@ class Ddp(GradientSynchronizer):
             init_sync=False,  # replicate() has broadcast everything
         )
         if self._config.compress is not None:
-            compress_ddp(ddp, self._config.compress)
+            _compress_ddp(ddp, self._config.compress)
         self.gradient_bytes = message_bytes(ddp.parameters(), self._config.compress)
         self._ddp = ref(ddp)  # weak: it refers to the model, which this object may outlive
         self._undo = redirect(model, lambda _, *args, **kwargs: ddp(*args, **kwargs))

@@ -37,7 +37,7 @@ approximation and adds its error to the next step. Source: Vogels, Karimireddy, 
 2019."""
 
 
-def check_compression(compress: str | None, sync: str) -> None:
+def _check_compression(compress: str | None, sync: str) -> None:
     """Check that a synchronizer supports a compression.
 
     Raises:
@@ -110,7 +110,7 @@ def replicate(
     """
     _check_choice("sync", sync, (AUTO, *SYNCHRONIZERS))
     _check_choice("batch_norm", batch_norm, BATCH_NORM_MODES)
-    check_compression(compress, sync)
+    _check_compression(compress, sync)
     if bucket_bytes < 1 or check_every < 0:
         raise UsageError(
             f"bucket_bytes={bucket_bytes} must be at least 1 and check_every={check_every} at least 0"
@@ -193,7 +193,7 @@ class Replicas:
                 compress=compress,
                 may_overlap=self.sync != "ddp"
                 and (local or not norms or separates_gradients(self._world))
-                and not _has_sync_batch_norm(model),
+                and not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()),
                 after_sync=self._after_sync,
             )
             self._synchronizer = SYNCHRONIZERS[self.sync](config)
@@ -316,10 +316,6 @@ def _handle(target: "Replicas | nn.Module") -> Replicas:
     if target not in _replicated:
         raise UsageError(f"this {type(target).__name__} has not been replicated: call replicate(model) first")
     return _replicated[target]
-
-
-def _has_sync_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
 def _buffers_to_check(model: nn.Module, tracked: Iterable[str]) -> set[str]:

@@ -12,7 +12,7 @@ import os
 import pickle
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -74,13 +74,9 @@ def refuse_odd_values(tree: Any, *, most: int) -> None:
         if isinstance(value, Tensor):
             _refuse_odd_tensor(value)
         elif type(value) in (dict, OrderedDict, Counter, list, tuple):
-            left.extend(_children(value))
+            left.extend([*value.keys(), *value.values()] if isinstance(value, dict) else value)
         elif type(value) not in PLAIN:
             raise pickle.UnpicklingError(f"it contains a {type(value).__name__}")
-
-
-def _children(value: Any) -> Iterable[Any]:
-    return [*value.keys(), *value.values()] if isinstance(value, dict) else value
 
 
 def _refuse_odd_tensor(tensor: Tensor) -> None:

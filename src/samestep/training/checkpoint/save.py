@@ -77,7 +77,7 @@ class Stage:
         copy = Snapshot(
             model=kept.tensors("model", snapshot.model),
             optimizer=kept.tree("optimizer", snapshot.optimizer),
-            state=_json_copy(snapshot.state),
+            state={name: _through_json(name, value) for name, value in snapshot.state.items()},
             average=None if snapshot.average is None else kept.tensors("average", snapshot.average),
         )
         self._buffers = kept.buffers
@@ -172,10 +172,6 @@ def _plain(path: str, value: Any) -> Any:
         f"{path} is a {type(value).__module__}.{type(value).__name__}, which cannot be read back without "
         "executing code. Use tensors, numbers, strings, lists and dicts."
     )
-
-
-def _json_copy(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _through_json(name, value) for name, value in state.items()}
 
 
 def _through_json(name: str, value: Any) -> Any:

@@ -136,7 +136,7 @@ _DECODERS: dict[bytes, Callable[[bytes, int], bytes]] = {b"\x1f\x8b": _gzip, b"\
 
 
 _TIMEOUT_S = (3.05, 30.0)  # to connect to one address, and between two pieces of the answer
-_LOCK_TIMEOUT_S = 1800.0
+_LOCK_TIMEOUT_S = 1800.0  # for the largest archive over a slow line
 _log = logging.getLogger("samestep")
 
 

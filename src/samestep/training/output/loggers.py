@@ -91,15 +91,6 @@ class TensorBoard:
             self._writer.flush()
 
 
-def open_tensorboard(
-    run_folder: Path,
-    config: Mapping[str, Any],
-    report: Callable[[str], None],  # noqa: ARG001 - nothing to report
-) -> TensorBoard:
-    """Return a logger that writes its first file with the first row."""
-    return TensorBoard(run_folder / "tensorboard", config)
-
-
 class Wandb:
     """A logger to a run of wandb, whose x-axis is the training step.
 
@@ -180,7 +171,7 @@ def _logged_in(settings: "wandb.Settings") -> bool:
 
 
 OPENERS: Mapping[str, Callable[[Path, Mapping[str, Any], Callable[[str], None]], Logger]] = {
-    "tensorboard": open_tensorboard,
+    "tensorboard": lambda run_folder, config, _: TensorBoard(run_folder / "tensorboard", config),
     "wandb": open_wandb,
 }
 """Each opens the logger of that name, with the run folder, the configuration and a function for notes."""

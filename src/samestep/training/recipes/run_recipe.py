@@ -263,7 +263,9 @@ def _outputs(
         folder = RunFolder(resolved.out, display.note)
         if not resolved.resume:
             folder.write_config(resolved.config())
-        skipped = _set_aside_later(folder.checkpoints, training) if resolved.resume else None
+        skipped = None
+        if resolved.resume:
+            _, skipped = set_aside_later(folder.checkpoints, than=training.journal.steps)
         warnings = [line for line in (skipped, unlocked) if line is not None]
         for line in [*_resume_lines(resolved, training, chosen), *warnings]:
             display.note(line)
@@ -273,12 +275,6 @@ def _outputs(
 
     world.on_main(open_here)
     return next(iter(opened), (Sink(), Display()))
-
-
-def _set_aside_later(checkpoints: Path, training: Training) -> str | None:
-    """Set aside the checkpoints after the restored one; return a warning about those of other runs."""
-    _, warning = set_aside_later(checkpoints, than=training.journal.steps)
-    return warning
 
 
 def _resume_lines(

@@ -3,7 +3,7 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from samestep.training.output.loggers import open_tensorboard
+from samestep.training.output.loggers import TensorBoard
 from support.run_files import CONFIG, RESULT, evaluation_row, step_row
 
 
@@ -13,7 +13,7 @@ def logger(tmp_path):
     opened = []
 
     def begin():
-        opened.append(open_tensorboard(tmp_path, CONFIG, pytest.fail))
+        opened.append(TensorBoard(tmp_path / "tensorboard", CONFIG))
         return opened[-1]
 
     yield begin

@@ -96,7 +96,7 @@ def load_arrays(content: bytes, where: str) -> Any:
         ) from None
 
 
-RECORD = 1 + 3 * 32 * 32
+RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image
 _BATCH_BYTES = 10_000 * RECORD + (1 << 20)
 """Maximum bytes of a batch; the python form has file names besides the records."""
 _BATCHES: Mapping[str, str] = {
@@ -110,16 +110,8 @@ _BATCHES: Mapping[str, str] = {
 """The sha256 of each batch's records."""
 
 _CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 )
 
 _ARCHIVE = PublishedFile(

@@ -19,7 +19,7 @@ from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split
 from samestep.training.data.published import PublishedFile
 
-_TRAIN, _ALL = 3823, 5620
+_TRAIN, _ALL = 3823, 5620  # samples of optdigits.tra, and with those of optdigits.tes
 _FILE = PublishedFile(
     name="optdigits",
     suffix=".xz",

@@ -36,7 +36,7 @@ MAX_SIDE = 8192
 """Maximum side of images in pixels; a square RGB image of this side has 192 MiB."""
 
 
-def checked_side(side: int, spec: str) -> int:
+def _checked_side(side: int, spec: str) -> int:
     """Return the side of square images, in pixels.
 
     Raises:
@@ -48,7 +48,7 @@ def checked_side(side: int, spec: str) -> int:
 
 
 _FOLDER_SPEC = re.compile(r"folder(?:@([1-9][0-9]{0,17}))?")
-_USUAL_SIDE = 224
+_USUAL_SIDE = 224  # pixels, as usual with ImageNet
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Allowed formats, whatever the suffix: for some of its other formats Pillow runs external programs."""
 _FILE_BYTES = 512 << 20  # maximum bytes of an image file
@@ -112,7 +112,7 @@ def load_folder(spec: str, split: Split, *, data_dir: Path | None = None) -> Laz
         raise DataError(
             f"{folder} and {data_dir / 'train'} have different classes: only one has {', '.join(odd)}."
         )
-    side = checked_side(int(match[1] or _USUAL_SIDE), spec)
+    side = _checked_side(int(match[1] or _USUAL_SIDE), spec)
     paths, labels = _images_of(folder, classes)
     return LazyImages(
         name=spec,
@@ -189,7 +189,7 @@ def load_torchvision(spec: str, split: Split, *, data_dir: Path | None = None) -
         raise UsageError(
             f"--data {spec} is invalid; write it as torchvision:CIFAR100 or torchvision:STL10@64."
         )
-    name, side = match[1], None if match[2] is None else checked_side(int(match[2]), spec)
+    name, side = match[1], None if match[2] is None else _checked_side(int(match[2]), spec)
     root = data_dir or user_cache() / "torchvision"
     data = _open(name, split, root, download=data_dir is None)
     read = _ReadSample(data, side)

@@ -17,7 +17,7 @@ MAX_CLASSES = 2**20
 """Maximum number of classes."""
 
 
-def check_fits(spec: str, *, images: int, labels: int, classes: int) -> None:
+def _check_fits(spec: str, *, images: int, labels: int, classes: int) -> None:
     """Refuse images that do not fit into this machine's memory.
 
     Raises:
@@ -35,8 +35,8 @@ def check_fits(spec: str, *, images: int, labels: int, classes: int) -> None:
 
 _COUNT = "([0-9]{1,18})"
 _SPEC = re.compile(rf"synthetic(?::{_COUNT}x{_COUNT}x{_COUNT}(?:,{_COUNT}(?:,{_COUNT})?)?)?")
-_USUAL = (3, 224, 224, 1000, 1280)
-TEST_SAMPLES = 64
+_USUAL = (3, 224, 224, 1000, 1280)  # ImageNet's channels, sides and classes; 40 batches of 32 samples
+TEST_SAMPLES = 64  # few, because only training is measured
 
 
 def load_synthetic(spec: str, split: Split, *, data_dir: Path | None = None) -> ImageSet:
@@ -56,7 +56,7 @@ def load_synthetic(spec: str, split: Split, *, data_dir: Path | None = None) -> 
     if 0 in (channels, height, width, classes, samples):
         raise UsageError(f"--data {spec} has a 0; use numbers of 1 or more.")
     count = samples if split == "train" else min(samples, TEST_SAMPLES)
-    check_fits(spec, images=count * channels * height * width, labels=8 * count, classes=classes)
+    _check_fits(spec, images=count * channels * height * width, labels=8 * count, classes=classes)
     draw = torch.Generator().manual_seed(0 if split == "train" else 1)
     return ImageSet(
         name=spec,
