@@ -30,8 +30,7 @@ from samestep.launch.source.launcher_variables import is_of_launcher
 from samestep.launchers.compute_threads import thread_variables, threads_per_rank
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task
-from samestep.run.decision import recognize_script
-from samestep.run.own_workers import refuse_own_workers
+from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation
 from samestep.verify.verdict import Finding, Report
 

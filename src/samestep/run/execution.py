@@ -141,12 +141,12 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         )
         return
     sys.stderr.write(cause.traceback)
-    others = (
+    effect = (
         "the others were stopped"
         if decision.size > 1 and not decision.starts_own_workers
         else "the run is over"
     )
-    log(f"{words}; {others}{restarts.in_words()}.")
+    log(f"{words}; {effect}{restarts.in_words()}.")
 
 
 def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:

@@ -51,8 +51,8 @@ def wrapper(decision: Decision) -> Around:
 
 def _nested(wrappers: Sequence[Wrapper], inner: Around) -> Around:
     """Return `inner` in `wrappers`, the first of which is the outermost."""
-    for one in reversed(wrappers):
-        inner = partial(one, around=inner)
+    for outer in reversed(wrappers):
+        inner = partial(outer, around=inner)
     return inner
 
 
@@ -63,7 +63,7 @@ def _of_spawning_script(decision: Decision) -> Around:
     options, clocking = decision.options, decision.clocking
     if clocking is not None:
         clocking = replace(clocking, folder=clocking.folder.absolute())  # the script may change its folder
-    given = {
+    needing_fork = {
         "--sanitize": decision.sanitize,
         "--count": decision.count,
         "--clock": clocking,
@@ -75,7 +75,7 @@ def _of_spawning_script(decision: Decision) -> Around:
     bound = partial(_run_bound, kind=decision.bind)
     how = SpawnedRuns(
         asked=None if decision.job.asked() is None else _local(decision),
-        needs_fork=next((name for name, value in given.items() if value), ""),
+        needs_fork=next((name for name, value in needing_fork.items() if value), ""),
         must_spawn=decision.count or clocking is not None,
         around=_nested([bound], _of_worker(inner)),
         again=_nested([bound], _of_worker(replace(inner, clocking=None))),
@@ -92,10 +92,10 @@ def _has_clocked(clocking: ClockOptions, ranks: Sequence[int]) -> bool:
 
     files = [clocking.file_of(rank) for rank in ranks]
     with unredirected():
-        found = any(map(has_steps, files))
-        for file in () if found else files:
+        have_steps = any(map(has_steps, files))
+        for file in () if have_steps else files:
             file.unlink(missing_ok=True)
-    return found
+    return have_steps
 
 
 def _was_stopped(clocking: ClockOptions, rank: int) -> bool:
@@ -141,7 +141,7 @@ def _observers(decision: Decision) -> list[Wrapper]:
         reads = decision.script.reads if decision.script else ()
         wrappers.append(partial(checked_group, reads=reads))
     if decision.clocking is not None:
-        from samestep.run.worker_clock import clocked
+        from samestep.run.worker_monitors import clocked
 
         kind, size = _kind(decision), decision.size
         wrappers.append(partial(clocked, clocking=decision.clocking, kind=kind, size=size))
