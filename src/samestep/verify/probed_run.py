@@ -33,16 +33,16 @@ from samestep.launch.local.supervisor import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.verify.fresh_interpreter import in_fresh_interpreters
-from samestep.verify.modules.module_record import read_modules
+from samestep.verify.module_recorder import ModuleRecorder
+from samestep.verify.neutral_modules import global_batch_norm, rank_features_disabled
 from samestep.verify.observers.check import Observer
 from samestep.verify.observers.rank_observers import SavedStates
 from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
+from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
-from samestep.verify.progress_line import ProgressLine, Shown
-from samestep.verify.rank_merging import merged
-from samestep.verify.run_length import RunLength
-from samestep.verify.run_record import RunRecord
-from samestep.verify.trace import Trace, Writer, read
+from samestep.verify.run_length import ProgressLine, RunLength, Shown
+from samestep.verify.run_record import RunRecord, merged
+from samestep.verify.trace import Trace, Writer, read, read_modules
 
 Kind: TypeAlias = Literal["serial", "native", "spawns"]
 SEED = 4
@@ -219,12 +219,8 @@ class TracedRun:
 
         with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
             if self.neutral not in (None, "serial"):
-                from samestep.verify.neutral_modules import rank_features_disabled
-
                 stack.enter_context(rank_features_disabled(partial(setattr, probe.facts, "own_stream")))
             if self.double:
-                from samestep.verify.precision import in_double_precision
-
                 stack.enter_context(in_double_precision())
             try:
                 return self._as_its_kind(probed, rank, probe)
@@ -253,8 +249,6 @@ class TracedRun:
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
         if self.neutral in (None, "serial"):
             return nullcontext
-        from samestep.verify.neutral_modules import global_batch_norm
-
         return global_batch_norm
 
     def _observers(self, probe: Probe) -> list[Observer]:
@@ -275,8 +269,6 @@ class TracedRun:
         """Return a context that records the module calls of the step, if there is one."""
         if self.modules_of is None:
             return nullcontext()
-        from samestep.verify.modules.recorder import ModuleRecorder
-
         return ModuleRecorder(
             Writer(self._modules_of(rank)),
             probe,

@@ -10,11 +10,10 @@ elements with random weights: equal samples have equal keys, and different sampl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from samestep.verify.tensor_parallel import whole_tensor
 
 BUCKETS = 16
 """Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
@@ -80,10 +79,15 @@ def _one(tensor: Tensor | None) -> Tensor:
 
 
 def _in_double(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor, dense and real, in double precision on the CPU."""
-    detached = whole_tensor(tensor.detach())
+    """Return the values of a tensor, dense and real, in double precision on the CPU.
+
+    Those of a `DTensor` are of all ranks, by a collective of them.
+    """
+    detached: Any = tensor.detach()
+    if hasattr(detached, "full_tensor"):
+        detached = detached.full_tensor()
     dense = detached.to_dense() if detached.layout != torch.strided else detached
-    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    real: Tensor = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
     return real.to("cpu", torch.float64)
 
 

@@ -12,7 +12,9 @@ There are six kinds of runs, each stopped after some steps:
 * if only values differ in single precision: reference, control and run again in double precision.
 """
 
-from collections.abc import Callable, Sequence, Set
+import ast
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +26,11 @@ from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.launch.local.programs import Watch
+from samestep.launch.source.classify import user_modules
+from samestep.run.decision import source_file
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison, largest
-from samestep.verify.modules.first_difference import with_module
-from samestep.verify.notes import (
-    not_compared,
-    not_reached,
-    notes_of,
-    nothing_compared,
-    several_writers,
-)
+from samestep.verify.first_difference import with_module
 from samestep.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -41,7 +38,6 @@ from samestep.verify.parameter_alignment import (
 )
 from samestep.verify.precision import decided_in_double, may_be_rounding
 from samestep.verify.probed_run import Kind, TracedRun, rank_of_process
-from samestep.verify.progress_line import progress_line
 from samestep.verify.run_length import (
     LEAST_STEPS,
     TOTAL_S,
@@ -49,11 +45,20 @@ from samestep.verify.run_length import (
     RunLength,
     UntilEvaluated,
     WithinTime,
+    progress_line,
 )
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
-from samestep.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
-from samestep.verify.source_traits import makes_generators, uses_hashes
+from samestep.verify.script_findings import (
+    INCONCLUSIVE,
+    baseline_findings,
+    not_compared,
+    not_reached,
+    notes_of,
+    nothing_compared,
+    other_samples,
+    several_writers,
+)
 from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
 Print = Callable[[str], None]
@@ -191,7 +196,7 @@ class Verification:
 
     def _of_hashes(self, size: int, comparison: Comparison) -> list[Finding]:
         """Return the exception that a run differs if each rank has a hash seed of its own."""
-        if size == 1 or self.script.kind != "native" or not uses_hashes(self.script.program):
+        if size == 1 or self.script.kind != "native" or not _uses_hashes(self.script.program):
             return []
         run = self._run(self.script, size, "each rank with its own order of sets", own_hashes=True)
         other = self._compared(comparison.reference, run, comparison.control)
@@ -212,7 +217,7 @@ class Verification:
         self, exceptions: list[Finding], size: int, found: list[Finding]
     ) -> tuple[list[Finding], list[Finding]]:
         """Return the exceptions after what remains with them disabled, and the exceptions alone."""
-        may_draw = self.script.kind != "serial" and makes_generators(self.script.program)
+        may_draw = self.script.kind != "serial" and _makes_generators(self.script.program)
         repeated = self._repeated(size, neutral=True) if exceptions or may_draw else None
         if repeated is None:  # or only these runs failed, so they prove nothing
             return found, exceptions
@@ -362,3 +367,35 @@ def _own_generators(neutral: Comparison) -> Finding | None:
         return None
     cause, message = _draws(streams)
     return Finding(cause=cause, message=message, workers=neutral.size, kind="exception")
+
+
+_HASHED = ("set", "frozenset", "hash")
+"""Functions of Python whose result can depend on the hash of a text, which differs between processes."""
+
+
+def _makes_generators(program: Program) -> bool:
+    """Return whether a script, or a module of its user, names the class of torch's or NumPy's generators."""
+    names = ("Generator", "default_rng", "RandomState")
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.Name) and node.id in names)
+        for node in _nodes(program)
+    )
+
+
+def _uses_hashes(program: Program) -> bool:
+    """Return whether a script, or a module of its user, makes sets or calls `hash`."""
+    return any(
+        isinstance(node, ast.Set | ast.SetComp)
+        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HASHED)
+        for node in _nodes(program)
+    )
+
+
+def _nodes(program: Program) -> Iterator[ast.AST]:
+    file, roots = source_file(program)
+    if program.kind == "executable" or file is None:
+        return
+    with suppress(UsageError, RecursionError, MemoryError):
+        for _, tree in user_modules(file, roots):
+            yield from ast.walk(tree)

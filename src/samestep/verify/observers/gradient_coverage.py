@@ -15,8 +15,7 @@ from samestep.hooks import verify_declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.verify.observers.check import Call, Check, in_words
-from samestep.verify.observers.tensor_state import checksum, is_zero
+from samestep.verify.observers.check import Call, Check, checksum, in_words, is_zero
 from samestep.verify.probe import plain_name
 from samestep.verify.trace import Note, Place
 

@@ -1,4 +1,13 @@
-"""Finds the first module whose values, or whose parameters' gradients, differ, and adds it to a finding."""
+"""Finds the first module whose values, or whose parameters' gradients, differ, and adds it to a finding.
+
+A tensor of the run on one worker is compared with the tensors of several ranks, which hold shards of it. The
+shards are joined in one of three ways, by their shapes:
+
+* the rows of all ranks are those of one worker: they are aligned by the samples that the ranks got, or, if
+  samples cannot be distinguished, each row is compared with the nearest one;
+* each rank has as many rows as one worker: each rank's tensor, their mean or their sum is that of one worker;
+* otherwise they cannot be compared.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,19 +15,19 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from samestep.verify.compare import Comparison, allowed_deviation, rounding_of
-from samestep.verify.modules.joined_distance import (
-    Shard,
-    forward_distance,
-    gradient_distance,
-    scales_of,
-)
-from samestep.verify.modules.module_record import Call, Key, ModuleRecord, Value
-from samestep.verify.run_record import EQUAL, Vector, differ, relative
-from samestep.verify.tensor_summary import BUCKETS
+from samestep.verify.run_record import EQUAL, Vector, differ, relative, same_samples
+from samestep.verify.tensor_summary import BUCKETS, PROJECTIONS, RowSummary
+from samestep.verify.trace import Call, Key, ModuleRecord, Value
 from samestep.verify.verdict import Finding
 
+Matrix = npt.NDArray[np.float64]
+Order = npt.NDArray[np.intp]
+_MOST_ROWS = 1024  # most rows that are compared with each other
+_APART = 10.0
+"""Smallest distance of two keys, as a multiple of the rounding of a key, at which they have an order."""
 Phase: TypeAlias = Literal["forward", "backward"]
 Part: TypeAlias = Literal[
     "parameters", "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"
@@ -38,6 +47,174 @@ _PARTS: dict[Part, str] = {
     "gradient": "the gradient of its input",
     "gradient of part": "the gradient that it gives to the output of a part",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A tensor of one rank, with the keys of the samples it was computed from."""
+
+    summary: RowSummary
+    samples: Sequence[float]
+
+    def rows(self, dim: int) -> Matrix:
+        """Return the numbers of its rows."""
+        rows = self.summary.rows[dim]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), -1)
+
+    def other_sizes(self, dim: int) -> list[int]:
+        """Return the sizes of all other dimensions."""
+        return [size for k, size in enumerate(self.summary.shape) if k != dim]
+
+
+def forward_distance(one: Shard, shards: Sequence[Shard]) -> float | None:
+    """Return how far the shards of a tensor are from that of one worker; None if that is not known."""
+    if (dim := _sharded(one, shards)) is not None:
+        return _of_rows(one, shards, dim, np.ones(len(shards)))
+    if not _have_shape(one, shards):
+        return None
+    return _of_equals(one, shards, [_shares_of_samples(shards)])
+
+
+def gradient_distance(one: Shard, shards: Sequence[Shard], scales: Sequence[Vector]) -> float | None:
+    """Return how far the gradients of shards are from that of one worker; None if that is not known.
+
+    Args:
+        one: the gradient on one worker.
+        shards: the gradients of the ranks.
+        scales: possible factors by which each rank's gradients are larger than on one worker.
+    """
+    if (dim := _sharded(one, shards)) is not None:
+        found = [_of_rows(one, shards, dim, scale) for scale in scales]
+        return min((distance for distance in found if distance is not None), default=None)
+    if not _have_shape(one, shards):
+        return None
+    return _of_equals(one, shards, [1 / scale for scale in scales])
+
+
+def scales_of(one: Shard, shards: Sequence[Shard]) -> Vector | None:
+    """Return the factor by which each rank's gradients are larger than on one worker; None if not known.
+
+    The mean over a shard of one N-th of the batch gives each sample N times the weight, which averaging over
+    the ranks takes back. A sum does not; and shards of unequal sizes have one factor, or one each.
+    """
+    if (dim := _sharded(one, shards)) is None:
+        return None
+    count = len(shards)
+    candidates = [np.ones(count), np.full(count, float(count)), *_fitted(one, shards, dim)]
+    distances = [_of_rows(one, shards, dim, scale) for scale in candidates]
+    known = [(found, number) for number, found in enumerate(distances) if found is not None]
+    return candidates[min(known)[1]] if known else None
+
+
+def _fitted(one: Shard, shards: Sequence[Shard], dim: int) -> list[Vector]:
+    """Return the factors that fit best: one for all ranks, or one over the rank's number of samples."""
+    order = _order(one, shards, dim)
+    if order is None:
+        return []
+    fits = []
+    for weights in (np.ones(len(shards)), 1 / _shares_of_samples(shards)):
+        usual, here = _in_order(one.rows(dim), _joined(shards, dim, weights), order)
+        size = float((usual**2).sum())
+        if size and (factor := float((here * usual).sum()) / size) > 0:
+            fits.append(weights * factor)
+    return fits
+
+
+def _sharded(one: Shard, shards: Sequence[Shard]) -> int | None:
+    """Return the dimension along which the shards have the rows of one worker between them."""
+    for dim, rows in one.summary.rows.items():
+        if (
+            len(one.summary.shape) > dim
+            and all(dim in shard.summary.rows for shard in shards)
+            and all(shard.other_sizes(dim) == one.other_sizes(dim) for shard in shards)
+            and sum(len(shard.summary.rows[dim]) for shard in shards) == len(rows)
+        ):
+            return dim
+    return None
+
+
+def _have_shape(one: Shard, shards: Sequence[Shard]) -> bool:
+    return all(list(shard.summary.shape) == list(one.summary.shape) for shard in shards)
+
+
+def _joined(shards: Sequence[Shard], dim: int, scale: Vector) -> Matrix:
+    """Return the rows of all ranks, each rank's divided by its scale."""
+    return np.concatenate([shard.rows(dim) / by for shard, by in zip(shards, scale, strict=True)])
+
+
+def _of_rows(one: Shard, shards: Sequence[Shard], dim: int, scale: Vector) -> float | None:
+    """Return the distance of the rows, each rank's divided by its scale."""
+    usual, here = one.rows(dim), _joined(shards, dim, scale)
+    order = _order(one, shards, dim)
+    if order is None:
+        return _of_nearest(usual, here)
+    distance = _of_aligned(*_in_order(usual, here, order), slice(PROJECTIONS))
+    if one.summary.shape[1:] != [len(one.samples)]:
+        return distance
+    # The columns are samples too, which several ranks gather in another order.
+    return min(distance, _of_aligned(*_in_order(usual, here, order), slice(PROJECTIONS, None)))
+
+
+def _of_aligned(usual: Matrix, here: Matrix, numbers: slice) -> float:
+    return relative(here[..., numbers].ravel(), usual[..., numbers].ravel())
+
+
+def _order(one: Shard, shards: Sequence[Shard], dim: int) -> tuple[Order, Order] | None:
+    """Return the order of the samples on one worker and over all ranks; None if they are not distinct."""
+    count = len(one.samples)
+    if not count or any(not shard.samples for shard in shards):
+        return None
+    per_sample, rest = divmod(len(one.summary.rows[dim]), count)
+    if rest or any(len(shard.summary.rows[dim]) != per_sample * len(shard.samples) for shard in shards):
+        return None
+    usual = np.array(one.samples)
+    here = np.array([key for shard in shards for key in shard.samples])
+    orders = np.argsort(usual, kind="stable"), np.argsort(here, kind="stable")
+    usual, here = usual[orders[0]], here[orders[1]]
+    if not same_samples(here, usual):
+        return None
+    rounding = max(float(np.abs(usual - here).max()), np.finfo(np.float64).eps * float(np.abs(usual).max()))
+    return orders if count == 1 or float(np.diff(usual).min()) > _APART * rounding else None
+
+
+def _in_order(usual: Matrix, here: Matrix, order: tuple[Order, Order]) -> tuple[Matrix, Matrix]:
+    """Return the rows of each sample, in the order of the samples."""
+    first, second = (
+        rows.reshape(len(by), -1, rows.shape[1])[by] for rows, by in zip((usual, here), order, strict=True)
+    )
+    return first, second
+
+
+def _of_nearest(usual: Matrix, here: Matrix) -> float | None:
+    """Return the distance of each row to the nearest of the others; None for too many rows."""
+    if max(len(usual), len(here)) > _MOST_ROWS:
+        return None
+    usual, here = usual[:, :PROJECTIONS], here[:, :PROJECTIONS]
+    squares = ((usual[:, None] - here[None]) ** 2).sum(-1)
+    size = float((usual**2).sum())
+    farthest = max(float(squares.min(0).sum()), float(squares.min(1).sum()))
+    return float(np.sqrt(farthest / size)) if size else (0.0 if not farthest else float("inf"))
+
+
+def _of_equals(one: Shard, shards: Sequence[Shard], weights: Sequence[Vector]) -> float:
+    """Return the least distance of each rank's tensor, of their mean, their sum and of weighted sums."""
+    usual = one.rows(0)[:, :PROJECTIONS]
+    all_rows = np.stack([shard.rows(0)[:, :PROJECTIONS] for shard in shards])
+    each = max(relative(rows.ravel(), usual.ravel()) for rows in all_rows)
+    gathered = [each] if len(usual) == 1 else [_of_nearest(usual, rows) for rows in all_rows]
+    nearest = max(float("inf") if far is None else far for far in gathered)
+    count = len(shards)
+    sums = [
+        relative(np.tensordot(by, all_rows, 1).ravel(), usual.ravel())
+        for by in (np.ones(count), np.full(count, 1 / count), *weights)
+    ]
+    return min(each, nearest, *sums)
+
+
+def _shares_of_samples(shards: Sequence[Shard]) -> Vector:
+    """Return each rank's share of the samples; equal shares if they are not known."""
+    counts = np.array([float(len(shard.samples)) for shard in shards])
+    return counts / counts.sum() if counts.all() else np.full(len(shards), 1 / len(shards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +312,7 @@ class ModuleRecords:
     def _gradient_distance(
         self, key: Key, backward: int, records: Sequence[ModuleRecord], scales: Sequence[Vector]
     ) -> float | None:
-        pair = _gradients(self.reference, records, key, backward)
+        pair = _gradients_of(self.reference, records, key, backward)
         return None if pair is None else gradient_distance(*pair, scales)
 
     def _scales(self, backward: int, records: Sequence[ModuleRecord]) -> Sequence[Vector]:
@@ -144,7 +321,7 @@ class ModuleRecords:
         It is that of the first gradient with a row for each sample, in the order of execution.
         """
         for key, number in self.reference.gradients_by_key:
-            pair = _gradients(self.reference, records, key, number) if number == backward else None
+            pair = _gradients_of(self.reference, records, key, number) if number == backward else None
             if pair is not None and (scale := scales_of(*pair)) is not None:
                 return [scale]
         count = len(records)
@@ -209,7 +386,7 @@ def _shard(record: ModuleRecord, value: Value) -> Shard:
     return Shard(value.summary, record.samples(value))
 
 
-def _gradients(
+def _gradients_of(
     reference: ModuleRecord, records: Sequence[ModuleRecord], key: Key, backward: int
 ) -> tuple[Shard, list[Shard]] | None:
     """Return the gradient of a value on one worker and on all ranks; None if a rank has none."""
@@ -222,13 +399,13 @@ def _gradients(
     return shards[0], shards[1:]
 
 
-def first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+def _first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
     """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
     first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
     return _first_parameter(comparison, step, record, (first, others), [EQUAL] * len(first))
 
 
-def differ_between_ranks(comparison: Comparison, step: int) -> bool:
+def _differ_between_ranks(comparison: Comparison, step: int) -> bool:
     """Return whether the gradients of some parameters differ between the ranks, but not of all."""
     first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
     if any(len(other) != len(first) for other in others):
@@ -237,7 +414,7 @@ def differ_between_ranks(comparison: Comparison, step: int) -> bool:
     return any(one.any() for one in equal)
 
 
-def first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
+def _first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
     """Return the first parameter whose gradient differs from that on one worker, in the order of backward."""
     usual, control, here = (
         _of_parameters(run.at(step).gradient)
@@ -307,7 +484,7 @@ def with_module(
         difference = _of_values(found[0].step, recorded(found[0].step))
         if difference is not None and difference.is_outside:  # the loop computes the loss, as the cause says
             difference = None
-    elif first.cause in _BETWEEN_RANKS and differ_between_ranks(comparison, found[0].step):
+    elif first.cause in _BETWEEN_RANKS and _differ_between_ranks(comparison, found[0].step):
         difference = _between_ranks(found[0].step, recorded(found[0].step))
     return [first if difference is None else _named(first, difference), *others]
 
@@ -319,12 +496,12 @@ def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
     (control,), epsilon = again.control.modules, again.reference.facts.epsilon
     are_replicas = not differ(one.before for one in again.run.of_ranks(step))
     records = ModuleRecords(reference, control, again.run.modules, epsilon, are_replicas=are_replicas)
-    return records.first_difference() or first_from_reference(again, step, reference)
+    return records.first_difference() or _first_from_reference(again, step, reference)
 
 
 def _between_ranks(step: int, again: Comparison) -> ModuleDifference | None:
     reference = _reference(step, again)
-    return None if reference is None else first_between_ranks(again, step, reference)
+    return None if reference is None else _first_between_ranks(again, step, reference)
 
 
 def _reference(step: int, again: Comparison) -> ModuleRecord | None:

@@ -1,11 +1,14 @@
-"""Notes losses that get probabilities instead of logits, and losses that broadcast their arguments."""
+"""Reads the graphs of losses: notes wrong arguments of a loss, and records by what a loss divides."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import chain, islice
+from math import prod
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from samestep.ranks.hang.script_position import current_place
 from samestep.verify.observers.check import Check, in_words
@@ -35,7 +38,7 @@ class LossArguments(Check):
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
         roots = [one.grad_fn for one in losses if one.grad_fn is not None]
-        for operation, before in islice(edges(roots), _MOST_NODES):
+        for operation, before in islice(_edges(roots), _MOST_NODES):
             found = _WRONG.get((operation.name(), before.name()))
             if found is not None:
                 loss, activation, wanted = found
@@ -54,7 +57,7 @@ class LossArguments(Check):
             yield Note(code, f"The loss of the backward{in_words(place)} {text}", place)
 
 
-def edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield each operation with each of those that computed its inputs, breadth first, copies left out."""
     waiting, seen = deque(roots), {*roots}
     while waiting:
@@ -80,3 +83,45 @@ def _is_broadcast(operation: Any) -> bool:
     )
     size = made[0]
     return made == [size, size] and given in ([size], [size, 1]) and size >= _LEAST_SAMPLES
+
+
+_MOST_OF_DIVISORS = 32  # operations of a graph that are inspected, those next to the loss first
+_MEAN = 1
+"""The value of torch's enumeration of reductions (`torch.nn._reduction`) that stands for the mean."""
+
+
+def loss_divisors(losses: Sequence[Tensor]) -> list[float]:
+    """Return the divisors in the graphs of losses, from the loss on; before backward, which frees them."""
+    roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    found: list[float] = []
+    for node in islice(_operations(roots), _MOST_OF_DIVISORS):
+        with suppress(RuntimeError):  # an earlier backward has freed what it saves
+            found += _divisor(node)
+    return found
+
+
+def _operations(roots: Sequence[Any]) -> Iterator[Any]:
+    """Yield the operations of a graph, breadth first, each once."""
+    seen = set()
+    for node in chain(roots, (before for _, before in _edges(roots))):
+        if node not in seen:
+            seen.add(node)
+            yield node
+
+
+def _divisor(node: Any) -> Iterator[float]:
+    """Yield by what an operation divides, if it makes a mean of several numbers or divides one by a count."""
+    name = node.name().rstrip("0123456789").replace("Loss2D", "Loss")
+    if name.endswith("LossBackward") and getattr(node, "_saved_reduction", None) == _MEAN:
+        weight = getattr(node, "_saved_total_weight", None)  # of the labels that are not ignored
+        yield float(node._saved_self.numel() if weight is None else weight)  # noqa: SLF001
+    elif name == "MeanBackward":
+        yield float(prod(node._saved_self_sym_sizes))  # noqa: SLF001
+    elif name == "DivBackward":
+        divisor = node._saved_other  # noqa: SLF001
+        if isinstance(divisor, Tensor) and divisor.numel() == 1:
+            # A mode that dispatches operations would get a plain number in the place of a number's tensor.
+            with _disable_current_modes():
+                value = float(divisor)
+            if value.is_integer():
+                yield value
