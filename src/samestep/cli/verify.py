@@ -169,7 +169,7 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
         return idle_watch(limit_s=limit_s)
     if kind == "serial":  # its helpers have a limit of their own
         return unwatched
-    return watchdog(limit_s=limit_s, forked=size)
+    return watchdog(limit_s=limit_s, forked=True)
 
 
 def _sizes(text: str, *, least: int) -> list[int]:

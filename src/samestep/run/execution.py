@@ -179,7 +179,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             f"{job.program.target} is a serial script, whose workers are forked, and this process cannot "
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
         )
-    watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
+    watch = monitor(decision, forked=spawn.nodes.count == 1)
     run, once = wrapper(decision), decision.starts_own_workers or decision.has_helpers
 
     def entry(start: Start, pipe: ReportPipe) -> Report:

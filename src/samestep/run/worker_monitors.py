@@ -51,14 +51,14 @@ _PATIENCE_S = 10.0
 _KEPT = 1000  # characters of stderr that are kept, to find its last line
 
 
-def watchdog(*, limit_s: float, forked: int | None) -> Watch:
+def watchdog(*, limit_s: float, forked: bool) -> Watch:
     """Return the function that runs a worker's program under the watchdog.
 
     Args:
         limit_s: seconds that a rank waits for another one.
-        forked: number of workers that will be forked from this process, if these are all.
+        forked: whether all workers are forked from this process.
     """
-    return partial(_run_watched, limit_s=limit_s, forked=forked is not None)
+    return partial(_run_watched, limit_s=limit_s, forked=forked)
 
 
 def idle_watch(*, limit_s: float) -> Watch:

@@ -106,7 +106,7 @@ def _was_stopped(clocking: ClockOptions, rank: int) -> bool:
 def _monitor_of_spawned(decision: Decision, count: int) -> Watch:
     """Return the function that runs and watches each of the workers that a script spawns."""
     nodes = decision.plan.nodes.count if isinstance(decision.plan, Spawn) else 1
-    return unwatched if count * nodes == 1 else _watched(decision, forked=count if nodes == 1 else None)
+    return unwatched if count * nodes == 1 else _watched(decision, forked=nodes == 1)
 
 
 def _local(decision: Decision) -> int:
@@ -152,17 +152,17 @@ def _observers(decision: Decision) -> list[Wrapper]:
     return wrappers
 
 
-def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
+def monitor(decision: Decision, *, forked: bool = False) -> Watch:
     """Return the function that runs each worker's program under the watchdog, if there is one.
 
-    `forked` is the number of workers that are forked from this process, if these are all.
+    `forked` is whether all workers are forked from this process.
     """
     if decision.size == 1 or decision.starts_own_workers or decision.runs_once:
         return unwatched
     return _watched(decision, forked=forked)
 
 
-def _watched(decision: Decision, *, forked: int | None) -> Watch:
+def _watched(decision: Decision, *, forked: bool) -> Watch:
     if not decision.hang_timeout_s:
         return unwatched
     from samestep.run.worker_monitors import watchdog

@@ -72,31 +72,31 @@ def causes(comparison: Comparison) -> list[Finding]:
     of_samples = _of_samples(comparison)
     of_rates = _of_rates(comparison, of_samples)
     of_values = [] if between_ranks else _of_values(comparison, of_samples, of_rates)
-    found = [*between_ranks, *of_values, *of_samples, *of_rates]
+    findings = [*between_ranks, *of_values, *of_samples, *of_rates]
     of_evaluation = _all(comparison, padded_evaluation)
-    if of_evaluation and not found and not comparison.run.communicates_in_evaluation():
+    if of_evaluation and not findings and not comparison.run.communicates_in_evaluation():
         of_evaluation += _all(comparison, _printed_number)  # one rank cannot have counted all samples
-    found += of_evaluation
-    return (
-        found or _all(comparison, fewer_steps) or _all(comparison, _loss_only, _printed_number, _printed_text)
-    )
+    findings += of_evaluation
+    if findings:
+        return findings
+    return _all(comparison, fewer_steps) or _all(comparison, _loss_only, _printed_number, _printed_text)
 
 
 def _of_samples(comparison: Comparison) -> list[Finding]:
     """Return the faults of the samples of training steps."""
-    order, others = no_set_epoch(comparison), _first(comparison, samples, same_work)
-    if order is None or others is None:
-        return [one for one in (order, others) if one is not None]
+    order, different = no_set_epoch(comparison), _first(comparison, samples, same_work)
+    if order is None or different is None:
+        return [finding for finding in (order, different) if finding is not None]
     # An epoch in the order of the first one has other samples than on one worker, from the second epoch on.
-    follows = others.step is None or others.step >= comparison.first_epoch
-    return [order] if follows else [others, order]
+    follows = different.step is None or different.step >= comparison.first_epoch
+    return [order] if follows else [different, order]
 
 
 def _of_rates(comparison: Comparison, of_samples: Sequence[Finding]) -> list[Finding]:
     """Return the fault of the learning rate, unless an epoch of another length explains it."""
-    found = _all(comparison, _learning_rate)
-    has_same_epochs = all(one.cause in _OF_ORDER for one in of_samples)
-    return [one for one in found if has_same_epochs or not one.step]
+    findings = _all(comparison, _learning_rate)
+    has_same_epochs = all(finding.cause in _OF_ORDER for finding in of_samples)
+    return [finding for finding in findings if has_same_epochs or not finding.step]
 
 
 def _of_values(
@@ -106,16 +106,16 @@ def _of_values(
     same = comparison.until_samples_differ(of_samples)
     if of_rates:
         same = same.until_rates_differ(of_rates[0].step or 0)
-    found = _first(same, _scale, _mean_of_means, _buffers, _unknown)
-    return [] if found is None else [found]
+    finding = _first(same, _scale, _mean_of_means, _buffers, _unknown)
+    return [] if finding is None else [finding]
 
 
 def _first(comparison: Comparison, *tests: Test) -> Finding | None:
-    return next((found for test in tests if (found := test(comparison)) is not None), None)
+    return next((finding for test in tests if (finding := test(comparison)) is not None), None)
 
 
 def _all(comparison: Comparison, *tests: Test) -> list[Finding]:
-    return [found for test in tests if (found := test(comparison)) is not None]
+    return [finding for test in tests if (finding := test(comparison)) is not None]
 
 
 def _steps_differ(comparison: Comparison) -> Finding | None:
@@ -158,13 +158,14 @@ def _crash(comparison: Comparison) -> Finding | None:
     failed = [trace.facts for trace in run.traces if trace.facts.ended not in ("steps", "end", "killed")]
     if not failed:
         return _death(comparison)
-    own = [facts for facts in failed if not follows_from_another(facts.ended, facts.message)]
+    independent = [facts for facts in failed if not follows_from_another(facts.ended, facts.message)]
     reported = {facts.rank for facts in failed}
-    if not own and run.failure is not None and run.failure.rank not in reported:
+    if not independent and run.failure is not None and run.failure.rank not in reported:
         return _death(comparison)
     reported_rank = None if run.failure is None else run.failure.rank
     first = min(
-        own or failed, key=lambda facts: (len(run.traces[facts.rank].steps), facts.rank != reported_rank)
+        independent or failed,
+        key=lambda facts: (len(run.traces[facts.rank].steps), facts.rank != reported_rank),
     )
     where = "" if run.failure is None or reported_rank != first.rank else run.failure.line
     if first.ended in (UsageError.__name__, *_HANGS):
@@ -251,13 +252,13 @@ def _start(comparison: Comparison) -> Finding | None:
     first: dict[int, int] = {}
     for step in range(comparison.steps):
         first.setdefault(comparison.run.at(step).optimizer, step)
-    found = _first_apart(comparison, "before", first.values())
-    if found is None:
+    differing = _first_differing(comparison, "before", first.values())
+    if differing is None:
         return None
     return comparison.finding(
         "replicas-differ-at-start",
         "the ranks start with different parameters.",
-        found,
+        differing,
         advice="Broadcast rank 0's (samestep.replicate, DistributedDataParallel), or draw them from one"
         " seed.",
     )
@@ -265,7 +266,7 @@ def _start(comparison: Comparison) -> Finding | None:
 
 def _averaging(comparison: Comparison) -> Finding | None:
     """Find the first step in which the gradients of the ranks differ."""
-    step = _first_apart(comparison, "gradient", range(comparison.steps))
+    step = _first_differing(comparison, "gradient", range(comparison.steps))
     if step is None:
         return None
     backwards = comparison.run.at(step).backwards
@@ -288,7 +289,7 @@ def _averaging(comparison: Comparison) -> Finding | None:
 
 def _divergence(comparison: Comparison) -> Finding | None:
     """Find the first step after which the ranks' parameters differ, though their gradients are equal."""
-    step = _first_apart(comparison, "after", range(comparison.steps))
+    step = _first_differing(comparison, "after", range(comparison.steps))
     if step is None:
         return None
     return comparison.finding(
@@ -340,7 +341,7 @@ def _mean_of_means(comparison: Comparison) -> Finding | None:
         return None
     counts = [run.counts(step) for step in range(first.step + 1)]
     *before, last = counts
-    if any(len(set(one)) != 1 for one in before):
+    if any(len(set(of_step)) != 1 for of_step in before):
         return None
     if len(set(last)) == 1:
         return _mean_of_label_means(comparison, first.step)
@@ -355,8 +356,8 @@ def _mean_of_means(comparison: Comparison) -> Finding | None:
 
 def _mean_of_label_means(comparison: Comparison, step: int) -> Finding | None:
     """Find ranks that have as many samples, but divide their losses by other numbers of labels or tokens."""
-    of_ranks = [one.divisors for one in comparison.run.of_ranks(step)]
-    if len({len(one) for one in of_ranks}) != 1:
+    of_ranks = [rank_step.divisors for rank_step in comparison.run.of_ranks(step)]
+    if len({len(divisors) for divisors in of_ranks}) != 1:
         return None
     unequal = next((numbers for numbers in zip(*of_ranks, strict=True) if len(set(numbers)) > 1), None)
     if unequal is None:
@@ -377,17 +378,17 @@ def _buffers(comparison: Comparison) -> Finding | None:
     if comparison.first is None:
         return None
     facts = [trace.facts for trace in comparison.run.traces]
-    if _vectors_differ([one.frozen for one in facts]):
-        what = "parameters of a model that is not trained, such as a teacher"
+    if _vectors_differ([rank_facts.frozen for rank_facts in facts]):
+        tensors = "parameters of a model that is not trained, such as a teacher"
         advice = "Broadcast rank 0's, or load or draw them with one seed."
-    elif _vectors_differ([one.buffers for one in facts]):
-        what = "buffers or frozen parameters, the tensors of the model that are not trained"
+    elif _vectors_differ([rank_facts.buffers for rank_facts in facts]):
+        tensors = "buffers or frozen parameters, the tensors of the model that are not trained"
         advice = "Broadcast rank 0's (model.buffers()) like the parameters, or draw them from one seed."
     else:
         return None
     return comparison.finding(
         "buffers-differ-at-start",
-        f"the ranks start with different {what}.",
+        f"the ranks start with different {tensors}.",
         comparison.first.step,
         advice=advice,
     )
@@ -426,19 +427,22 @@ def _is_loss_only(comparison: Comparison) -> bool:
     has_gradients = any(comparison.reference.at(step).gradient for step in range(comparison.steps))
     if comparison.run.runs_once or not has_gradients:
         return False
-    return {one.quantity for one in comparison.deviations if not one.is_rounding} == {"loss"}
+    differing = {deviation.quantity for deviation in comparison.deviations if not deviation.is_rounding}
+    return differing == {"loss"}
 
 
-def _first_apart(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:
+def _first_differing(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:
     """Return the first of some steps in which a quantity differs between the ranks."""
     of_ranks = comparison.run.of_ranks
-    return next((step for step in steps if differ(getattr(one, name) for one in of_ranks(step))), None)
+    return next(
+        (step for step in steps if differ(getattr(rank_step, name) for rank_step in of_ranks(step))), None
+    )
 
 
 def _vectors_differ(of_ranks: Sequence[Sequence[float]]) -> bool:
     """Return whether the vectors of as many tensors differ between ranks."""
-    first, *others = map(np.array, of_ranks)
-    return any(one.shape == first.shape and relative(one, first) > EQUAL for one in others)
+    first, *vectors = map(np.array, of_ranks)
+    return any(vector.shape == first.shape and relative(vector, first) > EQUAL for vector in vectors)
 
 
 def _rates(rates: Sequence[float]) -> str:
@@ -446,20 +450,20 @@ def _rates(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates)) or "none"
 
 
-def _close(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-9, atol=0))
+def _close(rates: Sequence[float], expected: Sequence[float]) -> bool:
+    return len(rates) == len(expected) and bool(np.allclose(rates, expected, rtol=1e-9, atol=0))
 
 
 def _printed_number(comparison: Comparison) -> Finding | None:
     """Find printed numbers that differ though the training is the same."""
-    found = deviating_numbers(comparison.reference, comparison.run, comparison.control)
-    if not found:
+    numbers = deviating_numbers(comparison.reference, comparison.run, comparison.control)
+    if not numbers:
         return None
-    own = {id(one) for one in of_progress(found, comparison.reference)}
+    progress = {id(number) for number in of_progress(numbers, comparison.reference)}
     # A number that is not the loss of rank 0's share is the graver fault.
-    worst = max(found, key=lambda one: (id(one) not in own, one.value))
+    worst = max(numbers, key=lambda number: (id(number) not in progress, number.value))
     cause: Cause
-    if id(worst) in own:
+    if id(worst) in progress:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.runs_once:
         cause, why = "printed", FAULT_OF_SAMESTEP
@@ -477,7 +481,7 @@ def _printed_number(comparison: Comparison) -> Finding | None:
         f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}",
         workers=comparison.size,
         max_relative_deviation=worst.value if math.isfinite(worst.value) else None,
-        kind="exception" if id(worst) in own else "fault",
+        kind="exception" if id(worst) in progress else "fault",
     )
 
 
@@ -486,11 +490,11 @@ def _printed_text(comparison: Comparison) -> Finding | None:
 
     A distributed script may well print something else for each number of workers: there it is an exception.
     """
-    found = deviating_text(comparison.reference, comparison.run, comparison.control)
-    if found is None:
+    lines = deviating_text(comparison.reference, comparison.run, comparison.control)
+    if lines is None:
         return None
     is_serial = comparison.run.runs_once
-    usual, here = (repr(line.strip()) if line else "no such line" for line in found)
+    usual, here = (repr(line.strip()) if line else "no such line" for line in lines)
     return Finding(
         cause="printed-text",
         message=f"the training is the same, but rank 0 prints {here}, one worker {usual}."

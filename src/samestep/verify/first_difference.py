@@ -12,6 +12,7 @@ shards are joined in one of three ways, by their shapes:
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -66,75 +67,75 @@ class Shard:
         return [size for k, size in enumerate(self.summary.shape) if k != dim]
 
 
-def forward_distance(one: Shard, shards: Sequence[Shard]) -> float | None:
+def forward_distance(whole: Shard, shards: Sequence[Shard]) -> float | None:
     """Return how far the shards of a tensor are from that of one worker; None if that is not known."""
-    if (dim := _sharded(one, shards)) is not None:
-        return _of_rows(one, shards, dim, np.ones(len(shards)))
-    if not _have_shape(one, shards):
+    if (dim := _sharded(whole, shards)) is not None:
+        return _of_rows(whole, shards, dim, np.ones(len(shards)))
+    if not _have_shape(whole, shards):
         return None
-    return _of_equals(one, shards, [_shares_of_samples(shards)])
+    return _of_equals(whole, shards, [_shares_of_samples(shards)])
 
 
-def gradient_distance(one: Shard, shards: Sequence[Shard], scales: Sequence[Vector]) -> float | None:
+def gradient_distance(whole: Shard, shards: Sequence[Shard], scales: Sequence[Vector]) -> float | None:
     """Return how far the gradients of shards are from that of one worker; None if that is not known.
 
     Args:
-        one: the gradient on one worker.
+        whole: the gradient on one worker.
         shards: the gradients of the ranks.
         scales: possible factors by which each rank's gradients are larger than on one worker.
     """
-    if (dim := _sharded(one, shards)) is not None:
-        found = [_of_rows(one, shards, dim, scale) for scale in scales]
-        return min((distance for distance in found if distance is not None), default=None)
-    if not _have_shape(one, shards):
+    if (dim := _sharded(whole, shards)) is not None:
+        distances = [_of_rows(whole, shards, dim, scale) for scale in scales]
+        return min((distance for distance in distances if distance is not None), default=None)
+    if not _have_shape(whole, shards):
         return None
-    return _of_equals(one, shards, [1 / scale for scale in scales])
+    return _of_equals(whole, shards, [1 / scale for scale in scales])
 
 
-def scales_of(one: Shard, shards: Sequence[Shard]) -> Vector | None:
+def scales_of(whole: Shard, shards: Sequence[Shard]) -> Vector | None:
     """Return the factor by which each rank's gradients are larger than on one worker; None if not known.
 
     The mean over a shard of one N-th of the batch gives each sample N times the weight, which averaging over
     the ranks takes back. A sum does not; and shards of unequal sizes have one factor, or one each.
     """
-    if (dim := _sharded(one, shards)) is None:
+    if (dim := _sharded(whole, shards)) is None:
         return None
     count = len(shards)
-    candidates = [np.ones(count), np.full(count, float(count)), *_fitted(one, shards, dim)]
-    distances = [_of_rows(one, shards, dim, scale) for scale in candidates]
-    known = [(found, number) for number, found in enumerate(distances) if found is not None]
+    candidates = [np.ones(count), np.full(count, float(count)), *_fitted(whole, shards, dim)]
+    distances = [_of_rows(whole, shards, dim, scale) for scale in candidates]
+    known = [(distance, number) for number, distance in enumerate(distances) if distance is not None]
     return candidates[min(known)[1]] if known else None
 
 
-def _fitted(one: Shard, shards: Sequence[Shard], dim: int) -> list[Vector]:
+def _fitted(whole: Shard, shards: Sequence[Shard], dim: int) -> list[Vector]:
     """Return the factors that fit best: one for all ranks, or one over the rank's number of samples."""
-    order = _order(one, shards, dim)
+    order = _order(whole, shards, dim)
     if order is None:
         return []
     fits = []
     for weights in (np.ones(len(shards)), 1 / _shares_of_samples(shards)):
-        usual, here = _in_order(one.rows(dim), _joined(shards, dim, weights), order)
+        usual, here = _in_order(whole.rows(dim), _joined(shards, dim, weights), order)
         size = float((usual**2).sum())
         if size and (factor := float((here * usual).sum()) / size) > 0:
             fits.append(weights * factor)
     return fits
 
 
-def _sharded(one: Shard, shards: Sequence[Shard]) -> int | None:
+def _sharded(whole: Shard, shards: Sequence[Shard]) -> int | None:
     """Return the dimension along which the shards have the rows of one worker between them."""
-    for dim, rows in one.summary.rows.items():
+    for dim, rows in whole.summary.rows.items():
         if (
-            len(one.summary.shape) > dim
+            len(whole.summary.shape) > dim
             and all(dim in shard.summary.rows for shard in shards)
-            and all(shard.other_sizes(dim) == one.other_sizes(dim) for shard in shards)
+            and all(shard.other_sizes(dim) == whole.other_sizes(dim) for shard in shards)
             and sum(len(shard.summary.rows[dim]) for shard in shards) == len(rows)
         ):
             return dim
     return None
 
 
-def _have_shape(one: Shard, shards: Sequence[Shard]) -> bool:
-    return all(list(shard.summary.shape) == list(one.summary.shape) for shard in shards)
+def _have_shape(whole: Shard, shards: Sequence[Shard]) -> bool:
+    return all(list(shard.summary.shape) == list(whole.summary.shape) for shard in shards)
 
 
 def _joined(shards: Sequence[Shard], dim: int, scale: Vector) -> Matrix:
@@ -142,14 +143,14 @@ def _joined(shards: Sequence[Shard], dim: int, scale: Vector) -> Matrix:
     return np.concatenate([shard.rows(dim) / by for shard, by in zip(shards, scale, strict=True)])
 
 
-def _of_rows(one: Shard, shards: Sequence[Shard], dim: int, scale: Vector) -> float | None:
+def _of_rows(whole: Shard, shards: Sequence[Shard], dim: int, scale: Vector) -> float | None:
     """Return the distance of the rows, each rank's divided by its scale."""
-    usual, here = one.rows(dim), _joined(shards, dim, scale)
-    order = _order(one, shards, dim)
+    usual, here = whole.rows(dim), _joined(shards, dim, scale)
+    order = _order(whole, shards, dim)
     if order is None:
         return _of_nearest(usual, here)
     distance = _of_aligned(*_in_order(usual, here, order), slice(PROJECTIONS))
-    if one.summary.shape[1:] != [len(one.samples)]:
+    if whole.summary.shape[1:] != [len(whole.samples)]:
         return distance
     # The columns are samples too, which several ranks gather in another order.
     return min(distance, _of_aligned(*_in_order(usual, here, order), slice(PROJECTIONS, None)))
@@ -159,15 +160,15 @@ def _of_aligned(usual: Matrix, here: Matrix, numbers: slice) -> float:
     return relative(here[..., numbers].ravel(), usual[..., numbers].ravel())
 
 
-def _order(one: Shard, shards: Sequence[Shard], dim: int) -> tuple[Order, Order] | None:
+def _order(whole: Shard, shards: Sequence[Shard], dim: int) -> tuple[Order, Order] | None:
     """Return the order of the samples on one worker and over all ranks; None if they are not distinct."""
-    count = len(one.samples)
+    count = len(whole.samples)
     if not count or any(not shard.samples for shard in shards):
         return None
-    per_sample, rest = divmod(len(one.summary.rows[dim]), count)
+    per_sample, rest = divmod(len(whole.summary.rows[dim]), count)
     if rest or any(len(shard.summary.rows[dim]) != per_sample * len(shard.samples) for shard in shards):
         return None
-    usual = np.array(one.samples)
+    usual = np.array(whole.samples)
     here = np.array([key for shard in shards for key in shard.samples])
     orders = np.argsort(usual, kind="stable"), np.argsort(here, kind="stable")
     usual, here = usual[orders[0]], here[orders[1]]
@@ -196,9 +197,9 @@ def _of_nearest(usual: Matrix, here: Matrix) -> float | None:
     return float(np.sqrt(farthest / size)) if size else (0.0 if not farthest else float("inf"))
 
 
-def _of_equals(one: Shard, shards: Sequence[Shard], weights: Sequence[Vector]) -> float:
+def _of_equals(whole: Shard, shards: Sequence[Shard], weights: Sequence[Vector]) -> float:
     """Return the least distance of each rank's tensor, of their mean, their sum and of weighted sums."""
-    usual = one.rows(0)[:, :PROJECTIONS]
+    usual = whole.rows(0)[:, :PROJECTIONS]
     all_rows = np.stack([shard.rows(0)[:, :PROJECTIONS] for shard in shards])
     each = max(relative(rows.ravel(), usual.ravel()) for rows in all_rows)
     gathered = [each] if len(usual) == 1 else [_of_nearest(usual, rows) for rows in all_rows]
@@ -246,7 +247,7 @@ class ModuleRecords:
 
     def first_difference(self) -> ModuleDifference | None:
         """Return the first module whose input, output or gradient differs, in the order of execution."""
-        return next(self._apart(), None) or next(self._forward(), None) or next(self._backward(), None)
+        return next(chain(self._parameters_of_ranks(), self._forward(), self._backward()), None)
 
     @property
     def _sides(self) -> tuple[Sequence[ModuleRecord], Sequence[ModuleRecord]]:
@@ -258,32 +259,32 @@ class ModuleRecords:
         """The record in which a difference is attributed: a script can do other things on one worker."""
         return self.ranks[0]
 
-    def _apart(self) -> Iterator[ModuleDifference]:
+    def _parameters_of_ranks(self) -> Iterator[ModuleDifference]:
         """Yield the top-level calls whose parameters differ between the ranks, if all ranks make the call."""
         for calls in zip(*(record.calls for record in self.ranks if self.are_replicas), strict=False):
             if len({(call.name, call.kind, call.number, len(call.parameters)) for call in calls}) > 1:
                 return
-            first, *others = (np.array(call.parameters) for call in calls)
-            value = max((relative(one, first) for one in others), default=0.0)
+            first, *vectors = (np.array(call.parameters) for call in calls)
+            value = max((relative(vector, first) for vector in vectors), default=0.0)
             if value > EQUAL:
                 yield ModuleDifference(calls[0], "forward", "parameters", value, EQUAL)
 
     def _forward(self) -> Iterator[ModuleDifference]:
         for key in self.reference.by_key:
-            found = self._measured(self._forward_distance(key, side) for side in self._sides)
-            if found is not None:
-                yield self._of_value(self._first_rank.by_key[key], *found)
+            measured = self._measured(self._forward_distance(key, side) for side in self._sides)
+            if measured is not None:
+                yield self._of_value(self._first_rank.by_key[key], *measured)
 
     def _backward(self) -> Iterator[ModuleDifference]:
         numbers = {number for _, number in self.reference.gradients_by_key}
         scales = {number: [self._scales(number, side) for side in self._sides] for number in numbers}
         for key, number in self.reference.gradients_by_key:
-            found = self._measured(
+            measured = self._measured(
                 self._gradient_distance(key, number, side, scale)
                 for side, scale in zip(self._sides, scales[number], strict=True)
             )
-            if found is not None:
-                yield self._of_gradient(self._first_rank.by_key[key], *found)
+            if measured is not None:
+                yield self._of_gradient(self._first_rank.by_key[key], *measured)
 
     def _measured(self, distances: Iterator[float | None]) -> tuple[float, float] | None:
         """Return the deviation of the ranks and the allowed one, if it is larger than that.
@@ -340,28 +341,30 @@ class ModuleRecords:
 
     def _of_gradient(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
         """Return the difference of a gradient, which the module that received the tensor has computed."""
-        given = [self._first_rank.calls[one.call] for one in self._same_tensor(value) if one.role == "input"]
-        found = self._common([call for call in given if call.index in self._differentiated])
-        if found is None:
-            found = self._first_rank.calls[min(one.call for one in self._same_tensor(value))]
-            if found.parent is None:
-                return ModuleDifference(found, "backward", "loss", deviation, allowed)
-            around = self._first_rank.calls[found.parent]  # its own code has used the tensor
+        receivers = [
+            self._first_rank.calls[alias.call] for alias in self._same_tensor(value) if alias.role == "input"
+        ]
+        module_call = self._common([call for call in receivers if call.index in self._differentiated])
+        if module_call is None:
+            module_call = self._first_rank.calls[min(alias.call for alias in self._same_tensor(value))]
+            if module_call.parent is None:
+                return ModuleDifference(module_call, "backward", "loss", deviation, allowed)
+            around = self._first_rank.calls[module_call.parent]  # its own code has used the tensor
             return ModuleDifference(around, "backward", "gradient of part", deviation, allowed)
-        return ModuleDifference(found, "backward", "gradient", deviation, allowed)
+        return ModuleDifference(module_call, "backward", "gradient", deviation, allowed)
 
     def _same_tensor(self, value: Value) -> list[Value]:
         """Return all inputs and outputs that are one tensor."""
-        return [one for one in self._first_rank.values if one.tensor == value.tensor]
+        return [candidate for candidate in self._first_rank.values if candidate.tensor == value.tensor]
 
     @cached_property
     def _differentiated(self) -> set[int]:
         """Calls with an output that has a gradient."""
-        with_gradient = {one.tensor for one in self._first_rank.gradients}
+        with_gradient = {gradient.tensor for gradient in self._first_rank.gradients}
         return {
-            one.call
-            for one in self._first_rank.values
-            if one.role == "output" and one.tensor in with_gradient
+            value.call
+            for value in self._first_rank.values
+            if value.role == "output" and value.tensor in with_gradient
         }
 
     def _path(self, call: int) -> list[int]:
@@ -372,12 +375,12 @@ class ModuleRecords:
     def _common(self, calls: Sequence[Call]) -> Call | None:
         """Return the innermost of nested calls; of calls beside each other, the one around all of them."""
         paths = [self._path(call.index) for call in calls]
-        paths = [one for one in paths if not any(one == other[: len(one)] != other for other in paths)]
+        paths = [path for path in paths if not any(path == longer[: len(path)] != longer for longer in paths)]
         if not paths:
             return None
         shared = paths[-1]  # backward executes the last one first
         for path in paths:
-            if common := [one for one, other in zip(shared, path, strict=False) if one == other]:
+            if common := [call for call, parallel in zip(shared, path, strict=False) if call == parallel]:
                 shared = common
         return self._first_rank.calls[shared[-1]]
 
@@ -392,26 +395,29 @@ def _gradients_of(
     """Return the gradient of a value on one worker and on all ranks; None if a rank has none."""
     shards = []
     for record in (reference, *records):
-        found = record.gradients_by_key.get((key, backward))
-        if found is None:
+        gradient = record.gradients_by_key.get((key, backward))
+        if gradient is None:
             return None
-        shards.append(Shard(found.summary, record.samples(record.by_key[key])))
+        shards.append(Shard(gradient.summary, record.samples(record.by_key[key])))
     return shards[0], shards[1:]
 
 
 def _first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
     """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
-    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
-    return _first_parameter(comparison, step, record, (first, others), [EQUAL] * len(first))
+    first, *gradients = [_of_parameters(rank_step.gradient) for rank_step in comparison.run.of_ranks(step)]
+    return _first_parameter(comparison, step, record, (first, gradients), [EQUAL] * len(first))
 
 
 def _differ_between_ranks(comparison: Comparison, step: int) -> bool:
     """Return whether the gradients of some parameters differ between the ranks, but not of all."""
-    first, *others = [_of_parameters(one.gradient) for one in comparison.run.of_ranks(step)]
-    if any(len(other) != len(first) for other in others):
+    first, *gradients = [_of_parameters(rank_step.gradient) for rank_step in comparison.run.of_ranks(step)]
+    if any(len(gradient) != len(first) for gradient in gradients):
         return False
-    equal = [one for k, one in enumerate(first) if all(relative(o[k], one) <= EQUAL for o in others)]
-    return any(one.any() for one in equal)
+    are_equal = (
+        all(relative(gradient[k], vector) <= EQUAL for gradient in gradients) and vector.any()
+        for k, vector in enumerate(first)
+    )
+    return any(are_equal)
 
 
 def _first_from_reference(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
@@ -435,13 +441,13 @@ def _first_parameter(
     usual, compared = gradients
     reference = comparison.reference
     held = dict(enumerate(reference.facts.parameters)).get(reference.at(step).optimizer, [])
-    if {len(one) for one in (usual, allowed, *compared)} != {len(held)}:
+    if {len(vectors) for vectors in (usual, allowed, *compared)} != {len(held)}:
         return None
-    values = [max(relative(one[k], usual[k]) for one in compared) for k in range(len(held))]
-    other = [k for k, value in enumerate(values) if value > allowed[k]]
-    if not other or len(other) == sum(bool(one.any()) for one in usual):
+    values = [max(relative(vectors[k], usual[k]) for vectors in compared) for k in range(len(held))]
+    differing = [k for k, value in enumerate(values) if value > allowed[k]]
+    if not differing or len(differing) == sum(bool(vector.any()) for vector in usual):
         return None
-    last = other[-1]
+    last = differing[-1]
     model, _, name = held[last].name.partition(": ")
     call = _owner(record, model, name)
     if call is None:
@@ -465,28 +471,28 @@ def _owner(record: ModuleRecord, model: str, parameter: str) -> Call | None:
 
 
 def with_module(
-    found: Sequence[Finding], comparison: Comparison, recorded: Callable[[int], Comparison]
+    findings: Sequence[Finding], comparison: Comparison, recorded: Callable[[int], Comparison]
 ) -> list[Finding]:
     """Return findings, the gravest one with the module that differs first, if its cause is not known.
 
     Args:
-        found: the findings, the gravest first.
+        findings: the findings, the gravest first.
         comparison: the runs that were compared.
         recorded: runs the script again up to a step, and records the modules of that step.
     """
-    if not found or found[0].step is None:
-        return list(found)
-    first, *others = found
-    difference = None
+    if not findings or findings[0].step is None:
+        return list(findings)
+    first, *further = findings
+    step, difference = findings[0].step, None
     if first.cause in _OF_VALUES:
-        difference = _of_values(found[0].step, recorded(found[0].step))
-    elif first.cause == "mean-of-means" and len(set(comparison.run.counts(found[0].step))) == 1:
-        difference = _of_values(found[0].step, recorded(found[0].step))
+        difference = _of_values(step, recorded(step))
+    elif first.cause == "mean-of-means" and len(set(comparison.run.counts(step))) == 1:
+        difference = _of_values(step, recorded(step))
         if difference is not None and difference.is_outside:  # the loop computes the loss, as the cause says
             difference = None
-    elif first.cause in _BETWEEN_RANKS and _differ_between_ranks(comparison, found[0].step):
-        difference = _between_ranks(found[0].step, recorded(found[0].step))
-    return [first if difference is None else _named(first, difference), *others]
+    elif first.cause in _BETWEEN_RANKS and _differ_between_ranks(comparison, step):
+        difference = _between_ranks(step, recorded(step))
+    return [first if difference is None else _named(first, difference), *further]
 
 
 def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
@@ -494,7 +500,7 @@ def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
     if reference is None:
         return None
     (control,), epsilon = again.control.modules, again.reference.facts.epsilon
-    are_replicas = not differ(one.before for one in again.run.of_ranks(step))
+    are_replicas = not differ(rank_step.before for rank_step in again.run.of_ranks(step))
     records = ModuleRecords(reference, control, again.run.modules, epsilon, are_replicas=are_replicas)
     return records.first_difference() or _first_from_reference(again, step, reference)
 
@@ -523,15 +529,15 @@ def _named(finding: Finding, difference: ModuleDifference) -> Finding:
     file, line = place = call.called if difference.is_outside else call.place
     deviation = f"{part} deviates by {difference.value:.1e}, rounding explains {difference.allowed:.1e}"
     if difference.is_outside:
-        what = f"No module differs before the call of {name} at {file}:{line}: {deviation}."
+        statement = f"No module differs before the call of {name} at {file}:{line}: {deviation}."
     else:
-        what = (
+        statement = (
             f"The first module that differs is {name} ({call.kind}, {file}:{line}), in {difference.phase}: "
             f"{deviation}."
         )
     return replace(
         finding,
-        message=f"{finding.message} {what}",
+        message=f"{finding.message} {statement}",
         place=place,
         module="" if difference.is_outside else name,
         phase=difference.phase,

@@ -111,7 +111,9 @@ class ModuleRecorder:
             number=self._numbers[root, name],
             place=_forward_of(module) or called,
             called=called,
-            parameters=[] if parent else sketch(one for one in module.parameters() if not one.is_meta),
+            parameters=[]
+            if parent
+            else sketch(parameter for parameter in module.parameters() if not parameter.is_meta),
         )
         self._calls += 1
         self._numbers[root, name] += 1

@@ -81,7 +81,7 @@ class Probe(Listener):
         self._before = 0  # number of backwards before the current optimizer step
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
-        self._calls_of_training = _CallsOfTraining(lambda one: self.model_of(one) is not None)
+        self._calls_of_training = _CallsOfTraining(lambda model: self.model_of(model) is not None)
         self._eval_call: tuple[nn.Module, list[float]] | None = None
         """The module and sample keys of the current call in evaluation mode."""
         self._device = _CPU  # device of the last model called
@@ -128,7 +128,9 @@ class Probe(Listener):
         """Return the number of the trained model that has the parameters of a module; None without one."""
         first = next(module.parameters(), None)
         models = enumerate(self._modules.values())
-        return next((k for k, model in models if any(one is first for one in model.parameters())), None)
+        return next(
+            (k for k, model in models if any(parameter is first for parameter in model.parameters())), None
+        )
 
     def end(self, ended: str, message: str = "") -> None:
         """Write how the script ended."""
@@ -183,8 +185,11 @@ class Probe(Listener):
         self._step.passes = self._passes_before
         if id(module) not in self._modules:
             self._modules[id(module)] = module
-            untrained = (*module.buffers(), *(one for one in module.parameters() if not one.requires_grad))
-            self.facts.buffers += sketch(one for one in untrained if not one.is_meta)
+            untrained = (
+                *module.buffers(),
+                *(tensor for tensor in module.parameters() if not tensor.requires_grad),
+            )
+            self.facts.buffers += sketch(tensor for tensor in untrained if not tensor.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
 
@@ -210,7 +215,7 @@ class Probe(Listener):
         if self._fetched is not None:  # a GAN draws noise between two backwards
             self._fetched = RngState.now(self._device)
         # Read after backward: only then the loss of a replicated script is that of the global batch.
-        self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
+        self._step.losses += [float(loss.detach()) for loss in losses if loss.numel() == 1]
         self._step.backwards += 1
         if self._noise is not None:
             self._disturb(self._noise)
@@ -231,12 +236,14 @@ class Probe(Listener):
         self._finish_step()
 
     def _of_modules(self) -> list[Tensor]:
-        return [one for module in self._modules.values() for one in module.parameters()]
+        return [parameter for module in self._modules.values() for parameter in module.parameters()]
 
     def _disturb(self, noise: torch.Generator) -> None:
         """Add noise of the size of rounding errors to all gradients."""
-        found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
-        for parameter in {id(one): one for one in found}.values():
+        parameters = self._of_modules() + [
+            parameter for optimizer in self._made for parameter in parameters_of(optimizer)
+        ]
+        for parameter in {id(parameter): parameter for parameter in parameters}.values():
             if parameter.grad is not None:
                 add_rounding(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
@@ -299,9 +306,9 @@ class Probe(Listener):
         }
         groups = enumerate(optimizer.param_groups)
         held = [
-            OptimizerParameter(names.get(id(one), ""), tuple(one.shape), k)
+            OptimizerParameter(names.get(id(parameter), ""), tuple(parameter.shape), k)
             for k, group in groups
-            for one in group["params"]
+            for parameter in group["params"]
         ]
         lists += [[]] * (index - len(lists)) + [held]
         self.facts.same_batch = _ranks_of_same_batch(self._modules.values())
@@ -437,29 +444,31 @@ class _CallsOfTraining:
         """Add the samples of a call without gradients."""
         self._since_step.setdefault((model, model.training), []).extend(keys)
         if ref(model) not in self._at_first and not self._is_trained(model):
-            self._at_first[ref(model)] = sketch(one for one in model.parameters() if not one.is_meta)
+            self._at_first[ref(model)] = sketch(
+                parameter for parameter in model.parameters() if not parameter.is_meta
+            )
 
     def of_untrained_models(self) -> list[float]:
         """Return sketches of the parameters of all models that are never trained, at their first call."""
-        found: list[float] = []
+        sketches: list[float] = []
         for weak, numbers in self._at_first.items():
             model = weak()
             if model is None or not self._is_trained(model):  # trained ones are kept alive
-                found += numbers
-        return found
+                sketches += numbers
+        return sketches
 
     def remove_from(self, step: Step) -> None:
         """Remove these calls from the evaluations before a step that has all samples since the last one."""
         calls, self._since_step = self._since_step, {}
         trained = {id(model) for model, _ in calls if self._is_trained(model)}
-        own = [
+        of_training = [
             (id(model), keys)
             for (model, is_training), keys in calls.items()
             if is_training or id(model) not in trained
         ]
-        called = {model for model, _ in own}
+        called = {model for model, _ in of_training}
         self._always = called if self._always is None else self._always & called
-        removed = _rounded(key for model, keys in own if model in self._always for key in keys)
+        removed = _rounded(key for model, keys in of_training if model in self._always for key in keys)
         played = _rounded(key for (_, is_training), keys in calls.items() if is_training for key in keys)
         used = _rounded(step.samples)
         is_new = 2 * len(played - self._trained_on) > len(played)
@@ -495,9 +504,9 @@ def _ranks_of_same_batch(models: Iterable[nn.Module]) -> list[int]:
 def _data_dimensions(model: nn.Module) -> dict[int, int]:
     """Return the number of leading mesh dimensions over which `fully_shard` shards each parameter, by id."""
     return {
-        id(one.sharded_param): one.mesh_info.mesh.ndim
+        id(sharded.sharded_param): sharded.mesh_info.mesh.ndim
         for module in model.modules()
-        for one in _sharded_parameters(module)
+        for sharded in _sharded_parameters(module)
     }
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.once_script import run_launched, run_once, without_ranks
@@ -74,9 +74,8 @@ class TracedRun:
     double: bool = False  # whether the script computes in double precision, whatever it asks for
     # gives the folders that a distributed script lists another order on each rank
     order: ShuffledListings | None = None
-    own_hashes: bool = (
-        False  # whether each rank is a fresh interpreter, which orders sets of texts its own way
-    )
+    # whether each rank is a fresh interpreter, which orders sets of texts its own way
+    own_hashes: bool = False
     modules_of: int | None = None  # step whose module calls are recorded, if any
 
     def run(self) -> RunRecord:
@@ -127,6 +126,11 @@ class TracedRun:
     def _starts_helpers(self) -> bool:
         """Whether the worker that runs a serial script starts the others, as `Decision.has_helpers`."""
         return self.kind == "serial" and (self.options.device == "cpu" or not can_have_accelerators())
+
+    @property
+    def _disables_features(self) -> bool:
+        """Whether rank-dependent features of a distributed script are disabled."""
+        return self.neutral not in (None, "serial")
 
     def _filled(self) -> Program:
         """Return the program with this number of workers in its flags."""
@@ -198,7 +202,7 @@ class TracedRun:
             stop=partial(self._stop, rank),
             printed=stdout.text,
             disturb=self.disturb,
-            within=self._within(),
+            within=global_batch_norm if self._disables_features else nullcontext,
         )
         probe.changed_files = files
         _KEPT.append(probe)
@@ -218,7 +222,7 @@ class TracedRun:
             return ending
 
         with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
-            if self.neutral not in (None, "serial"):
+            if self._disables_features:
                 stack.enter_context(rank_features_disabled(partial(setattr, probe.facts, "own_stream")))
             if self.double:
                 stack.enter_context(in_double_precision())
@@ -245,11 +249,6 @@ class TracedRun:
             return run_launched(probed, options=options)
         with own_device(self.options), without_ranks(), writing_to(self._folder_of(rank)), fixed_seeds(SEED):
             return probed()
-
-    def _within(self) -> Callable[[], AbstractContextManager[Any]]:
-        if self.neutral in (None, "serial"):
-            return nullcontext
-        return global_batch_norm
 
     def _observers(self, probe: Probe) -> list[Observer]:
         """Return what observes a rank: nothing where gradients are disturbed or features disabled."""
@@ -280,8 +279,8 @@ class TracedRun:
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""
         (self._folder_of(rank) / "stopped").touch()
-        others = [self._folder_of(other) / "stopped" for other in range(self._recording)]
-        holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
+        marks = [self._folder_of(k) / "stopped" for k in range(self._recording)]
+        holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=0.05)
         os._exit(0)
 
 

@@ -117,13 +117,12 @@ class ProgressLine:
 
     file: int | None  # descriptor of the terminal; None for no line
     title: str  # begins the line
-    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
     _shown_s: float = field(init=False, default=float("-inf"))
     _began_s: float | None = field(init=False, default=None)  # time at the end of the first step
 
     def show(self, step: int, total: int | None = None) -> None:
         """Show the number of a finished step, from 0, and the time left if the `total` is known."""
-        now = self.clock()
+        now = time.monotonic()
         self._began_s = now if self._began_s is None else self._began_s
         if self.file is None or now - self._shown_s < _PAUSE_S:
             return

@@ -36,7 +36,7 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
             first.setdefault(key, note)
             if trace.facts.rank not in ranks.setdefault(key, []):
                 ranks[key].append(trace.facts.rank)
-    seen = {(one.cause, one.place) for one in known}
+    seen = {(finding.cause, finding.place) for finding in known}
     return [
         Finding(
             cause=cast("NoteCode", note.code),
@@ -65,7 +65,7 @@ def several_writers(run: RunRecord) -> list[Finding]:
         return []
     names = [os.path.relpath(path) for path in common]
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    ranks = sorted({rank for found in common.values() for rank in found})
+    ranks = sorted({rank for writing in common.values() for rank in writing})
     return [
         Finding(
             cause="several-writers",
@@ -127,27 +127,31 @@ INCONCLUSIVE = ("unseeded", "unseeded-data")
 """Causes after which no comparison is possible."""
 
 
-def other_samples(one: RunRecord, again: RunRecord) -> int | None:
+def other_samples(reference: RunRecord, again: RunRecord) -> int | None:
     """Return the first step in which two runs of one script use different samples."""
-    steps = range(min(one.steps, again.steps))
-    return next((step for step in steps if not same_samples(one.samples(step), again.samples(step))), None)
+    steps = range(min(reference.steps, again.steps))
+    return next(
+        (step for step in steps if not same_samples(reference.samples(step), again.samples(step))), None
+    )
 
 
 def baseline_findings(reference: RunRecord, control: RunRecord) -> list[Finding]:
     """Return the faults of the script on one worker, from a run and one with disturbed gradients."""
-    found = _unrepeatable(reference, control)
+    findings = _unrepeatable(reference, control)
     losses = np.array([reference.losses(step)[0] for step in range(reference.steps)])
     if not np.any(losses):
-        found.append(
+        findings.append(
             _script_fault("zero-loss", "the loss is zero in all steps, so equal runs prove nothing.", 0)
         )
     known = [step for step in range(reference.steps) if reference.at(step).losses]
     nan = [step for step in known if np.isnan(reference.at(step).losses).any()]
     if nan and nan[-1] == known[-1]:
-        found.append(_script_fault("nan-loss", "the last loss is NaN, so equal runs prove nothing.", nan[0]))
+        findings.append(
+            _script_fault("nan-loss", "the last loss is NaN, so equal runs prove nothing.", nan[0])
+        )
     if reference.facts.repeated_epochs:
-        found.append(_script_fault("no-set-epoch", REPEATED_EPOCHS))
-    return found
+        findings.append(_script_fault("no-set-epoch", REPEATED_EPOCHS))
+    return findings
 
 
 def _unrepeatable(reference: RunRecord, control: RunRecord) -> list[Finding]:
@@ -165,8 +169,11 @@ def _unrepeatable(reference: RunRecord, control: RunRecord) -> list[Finding]:
                 "unseeded", f"of two runs on one worker one has {steps}, the other 0 steps. {_SEED}", 0
             )
         ]
-    found = [one for one in beginning(reference, control) if not one.is_rounding]
-    return [_different_start(max(found, key=lambda one: one.value), reference, control)] if found else []
+    deviations = [deviation for deviation in beginning(reference, control) if not deviation.is_rounding]
+    if not deviations:
+        return []
+    largest = max(deviations, key=lambda deviation: deviation.value)
+    return [_different_start(largest, reference, control)]
 
 
 def _script_fault(cause: Cause, message: str, step: int | None = None) -> Finding:
@@ -175,10 +182,10 @@ def _script_fault(cause: Cause, message: str, step: int | None = None) -> Findin
 
 def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) -> Finding:
     """Return the finding that two runs start from different values."""
-    what = most.quantity
-    if what == "loss":
-        one, other = (run.at(0).losses[:1] for run in (reference, control))
-        what = f"losses, {one[0] if one else 'none'} and {other[0] if other else 'none'}"
+    quantity = most.quantity
+    if quantity == "loss":
+        usual, again = (run.at(0).losses[:1] for run in (reference, control))
+        quantity = f"losses, {usual[0] if usual else 'none'} and {again[0] if again else 'none'}"
     # A kernel of lower accuracy gives half of a type's digits; another seed gives none.
     is_small = most.value <= math.sqrt(reference.facts.epsilon) and not is_half(reference)
     advice = (
@@ -189,7 +196,7 @@ def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) 
     )
     return Finding(
         cause="unsteady" if is_small else "unseeded",
-        message=f"two runs on one worker start with different {what}: the relative difference is "
+        message=f"two runs on one worker start with different {quantity}: the relative difference is "
         f"{most.value:.1e}, rounding explains {most.allowed:.1e}. {advice}",
         workers=1,
         step=0,

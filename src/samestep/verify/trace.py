@@ -119,8 +119,8 @@ class Trace:
 
     def evaluations(self) -> list[Sequence[float]]:
         """Return the sample keys of each evaluation: of the calls between two steps, if any."""
-        found = [*(step.evaluated for step in self.steps), self.facts.evaluated]
-        return [keys for keys in found if keys]
+        evaluations = [*(step.evaluated for step in self.steps), self.facts.evaluated]
+        return [keys for keys in evaluations if keys]
 
 
 class Writer:
@@ -246,17 +246,19 @@ class ModuleRecord:
     @cached_property
     def first_values(self) -> dict[int, Value]:
         """The first value that has each tensor."""
-        found: dict[int, Value] = {}
+        first: dict[int, Value] = {}
         for value in self.values:
             if value.tensor is not None:
-                found.setdefault(value.tensor, value)
-        return found
+                first.setdefault(value.tensor, value)
+        return first
 
     @cached_property
     def gradients_by_key(self) -> dict[tuple[Key, int], Gradient]:
         """The gradients by the key of the tensor's first value, and the backward."""
         first = self.first_values
-        return {(self.key(first[one.tensor]), one.backward): one for one in self.gradients}
+        return {
+            (self.key(first[gradient.tensor]), gradient.backward): gradient for gradient in self.gradients
+        }
 
 
 def read_modules(path: Path) -> ModuleRecord:

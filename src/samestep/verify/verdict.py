@@ -140,8 +140,8 @@ _VERDICTS: dict[Gravity, Verdict] = {
 
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that findings lead to."""
-    found = {finding.gravity for finding in findings}
-    return next((verdict for gravity, verdict in _VERDICTS.items() if gravity in found), "same")
+    gravities = {finding.gravity for finding in findings}
+    return next((verdict for gravity, verdict in _VERDICTS.items() if gravity in gravities), "same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,9 +174,9 @@ def on_first_gradient(outputs: Any, act: Callable[[], None]) -> None:
                 hooks.pop().remove()
             act()
 
-    for _, one in leaves(outputs):
-        if one.requires_grad:
-            hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
+    for _, tensor in leaves(outputs):
+        if tensor.requires_grad:
+            hooks.append(tensor.register_hook(on_gradient))  # type: ignore[no-untyped-call]
 
 
 def in_words(place: Place | None) -> str:

@@ -156,14 +156,15 @@ class TrainingModeInEvaluation(Check):
 def _is_random_or_batch(module: nn.Module) -> bool:
     """Return whether dropout or batch norm are active; a momentum of None computes new statistics."""
     return any(
-        (isinstance(one, Dropout) and one.p > 0) or (isinstance(one, BatchNorm) and one.momentum is not None)
-        for one in module.modules()
-        if one.training
+        (isinstance(part, Dropout) and part.p > 0)
+        or (isinstance(part, BatchNorm) and part.momentum is not None)
+        for part in module.modules()
+        if part.training
     )
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    return any(_part_depends_on_mode(one) for one in module.modules())
+    return any(_part_depends_on_mode(part) for part in module.modules())
 
 
 def _part_depends_on_mode(part: nn.Module) -> bool:

@@ -88,13 +88,13 @@ class LoaderGenerators(Check):
         """See `Check.notes`."""
         workers: dict[tuple[str, Any], set[int]] = defaultdict(set)
         places: dict[tuple[str, Place | None], list[int]] = {}
-        for loader, name, states, worker, found in self._received():
-            place = None if found is None else (str(found[0]), int(found[1]))
+        for loader, name, states, worker, line in self._received():
+            place = None if line is None else (str(line[0]), int(line[1]))
             group = workers[name, (loader, *states)]
             group.add(worker)
             if len(group) > 1:
                 places[name, place] = sorted(group)
-        for (name, place), alike in places.items():
+        for (name, place), numbers in places.items():
             remedy = (
                 "Seed it with torch.initial_seed() in worker_init_fn, or not at all"
                 if name in _OF_PROCESS
@@ -102,7 +102,7 @@ class LoaderGenerators(Check):
             )
             yield Note(
                 "loader-workers-draw-same",
-                f"Workers {', '.join(map(str, alike))} of a DataLoader draw the same random numbers from "
+                f"Workers {', '.join(map(str, numbers))} of a DataLoader draw the same random numbers from "
                 f"{name}{in_words(place)}. {remedy}.",
                 place,
             )
@@ -119,22 +119,22 @@ class LoaderGenerators(Check):
 
 def generators_in(dataset: Any) -> Generators:
     """Return the random generators that a data set can draw from, by name: its own, and the process's."""
-    found: Generators = {}
-    _search(dataset, type(dataset).__name__, found, set(), _DEEPEST)
+    generators: Generators = {}
+    _search(dataset, type(dataset).__name__, generators, set(), _DEEPEST)
     python, numpy = random._inst, np.random.mtrand._rand  # noqa: SLF001
-    return found | dict(zip(_OF_PROCESS, (python, numpy, torch.default_generator), strict=True))
+    return generators | dict(zip(_OF_PROCESS, (python, numpy, torch.default_generator), strict=True))
 
 
-def _search(value: Any, name: str, found: Generators, seen: set[int], depth: int) -> None:
+def _search(value: Any, name: str, generators: Generators, seen: set[int], depth: int) -> None:
     if id(value) in seen or not depth or isinstance(value, _WITHOUT):
         return
     seen.add(id(value))
     if isinstance(value, _KINDS):
         if not isinstance(value, random.SystemRandom):
-            found.setdefault(name, value)
+            generators.setdefault(name, value)
         return
     for key, part in _parts(value):
-        _search(part, f"{name}.{key}", found, seen, depth - 1)
+        _search(part, f"{name}.{key}", generators, seen, depth - 1)
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -187,7 +187,7 @@ def _place_of(dataset: Any) -> Place | None:
 
 def _file_of(kind: type) -> str:
     """Return the file of a class's methods; "<" for a class without any."""
-    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
+    codes = (getattr(member, "__code__", None) for member in vars(kind).values())
     return next((code.co_filename for code in codes if code is not None), "<")
 
 
@@ -255,8 +255,8 @@ class SamplerEpochs(Check):
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
         for passes in self._passes.values():
-            trained = [one for one in passes if one.is_trained]
-            if any(_have_one_order(trained[0], one) for one in trained[1:]):
+            trained = [epoch for epoch in passes if epoch.is_trained]
+            if any(_have_one_order(trained[0], epoch) for epoch in trained[1:]):
                 first = trained[0]
                 yield Note(
                     "same-order-in-epochs",

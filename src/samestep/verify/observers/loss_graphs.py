@@ -33,27 +33,27 @@ class LossArguments(Check):
     """Inspects the end of the graph of each loss; hooks of the losses would break `torch.jit.script`."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, Place | None], str] = {}
+        self._texts: dict[tuple[str, Place | None], str] = {}
 
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
-        roots = [one.grad_fn for one in losses if one.grad_fn is not None]
+        roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
         for operation, before in islice(_edges(roots), _MOST_NODES):
-            found = _WRONG.get((operation.name(), before.name()))
-            if found is not None:
-                loss, activation, wanted = found
+            wrong = _WRONG.get((operation.name(), before.name()))
+            if wrong is not None:
+                loss, activation, wanted = wrong
                 text = f"gives the result of {activation} to {loss}. Give it the {wanted}."
-                self._found.setdefault(("softmax-before-loss", current_place()), text)
+                self._texts.setdefault(("softmax-before-loss", current_place()), text)
             elif operation.name() in _DISTANCES and _is_broadcast(before):
                 text = (
                     "compares each output with each target: their shapes are (N, 1) and (N,). Give both "
                     "the same shape."
                 )
-                self._found.setdefault(("loss-broadcast", current_place()), text)
+                self._texts.setdefault(("loss-broadcast", current_place()), text)
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
-        for (code, place), text in self._found.items():
+        for (code, place), text in self._texts.items():
             yield Note(code, f"The loss of the backward{in_words(place)} {text}", place)
 
 
@@ -77,12 +77,12 @@ def _is_broadcast(operation: Any) -> bool:
     """Return whether an operation expands N values, as a vector or a column, to N x N."""
     if operation.name() != "ExpandBackward0":
         return False
-    given, made = (
-        [int(one) for one in sizes]
+    before, after = (
+        [int(size) for size in sizes]
         for sizes in (operation._saved_self_sym_sizes, operation._input_metadata[0].shape)  # noqa: SLF001
     )
-    size = made[0]
-    return made == [size, size] and given in ([size], [size, 1]) and size >= _LEAST_SAMPLES
+    size = after[0]
+    return after == [size, size] and before in ([size], [size, 1]) and size >= _LEAST_SAMPLES
 
 
 _MOST_OF_DIVISORS = 32  # operations of a graph that are inspected, those next to the loss first
@@ -93,11 +93,11 @@ _MEAN = 1
 def loss_divisors(losses: Sequence[Tensor]) -> list[float]:
     """Return the divisors in the graphs of losses, from the loss on; before backward, which frees them."""
     roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
-    found: list[float] = []
+    divisors: list[float] = []
     for node in islice(_operations(roots), _MOST_OF_DIVISORS):
         with suppress(RuntimeError):  # an earlier backward has freed what it saves
-            found += _divisor(node)
-    return found
+            divisors += _divisor(node)
+    return divisors
 
 
 def _operations(roots: Sequence[Any]) -> Iterator[Any]:

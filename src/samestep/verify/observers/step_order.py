@@ -50,17 +50,21 @@ class _StepGradients:
 
     def gradients(self) -> dict[int, Tensor]:
         """Return the gradients by the parameter's id."""
-        return {id(one): one.grad for one in parameters_of(self.optimizer) if one.grad is not None}
+        return {
+            id(parameter): parameter.grad
+            for parameter in parameters_of(self.optimizer)
+            if parameter.grad is not None
+        }
 
     def versions(self) -> dict[int, _Version]:
         """Return the memory and version of each gradient; a value cannot change with neither changing."""
-        return {number: version(one) for number, one in self.gradients().items()}
+        return {number: version(gradient) for number, gradient in self.gradients().items()}
 
     def note_zeros(self) -> None:
         """Record that a gradient of the last step is zero or missing by now."""
         if self.after and self.is_kept is not False:
-            found = self.gradients()
-            if any(is_zero(found.get(number)) for number in self.after):
+            gradients = self.gradients()
+            if any(is_zero(gradients.get(number)) for number in self.after):
                 self.is_kept = False
 
 
@@ -77,57 +81,59 @@ class GradientZeroing(Check):
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
         del losses
-        for one in self._steps.values():
-            one.before_backward = one.versions()
-            if one.is_kept is None:
-                one.is_kept = all(one.before_backward.get(key) == found for key, found in one.after.items())
-            one.note_zeros()
+        for state in self._steps.values():
+            state.before_backward = state.versions()
+            if state.is_kept is None:
+                state.is_kept = all(
+                    state.before_backward.get(key) == left for key, left in state.after.items()
+                )
+            state.note_zeros()
 
     def after_backward(self) -> None:
         """See `Check.after_backward`."""
-        for one in self._steps.values():
-            if one.versions() != one.before_backward:
-                one.is_reached = True
-                one.is_thrown_away = False
-                one.is_live = not all(is_zero(gradient) for gradient in one.gradients().values())
+        for state in self._steps.values():
+            if state.versions() != state.before_backward:
+                state.is_reached = True
+                state.is_thrown_away = False
+                state.is_live = not all(is_zero(gradient) for gradient in state.gradients().values())
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Check.before_step`."""
-        one = self._steps.setdefault(id(optimizer), _StepGradients(optimizer))
-        one.place = current_place()
-        one.note_zeros()
-        is_empty = all(is_zero(gradient) for gradient in one.gradients().values())
-        one.is_thrown_away = one.is_live and is_empty
+        state = self._steps.setdefault(id(optimizer), _StepGradients(optimizer))
+        state.place = current_place()
+        state.note_zeros()
+        is_empty = all(is_zero(gradient) for gradient in state.gradients().values())
+        state.is_thrown_away = state.is_live and is_empty
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Check.after_step`; a closure may have run backwards inside of the step."""
-        one = self._steps[id(optimizer)]
-        one.thrown_away += one.is_thrown_away
-        one.used += not one.is_thrown_away and one.is_reached
-        if one.is_reached:
-            one.accumulated = one.accumulated + 1 if one.after and one.is_kept else 0
-            one.is_accumulating |= one.accumulated >= _LEAST_IN_SUCCESSION
-        one.after = {key: version(value) for key, value in one.gradients().items() if not is_zero(value)}
-        one.is_kept, one.is_reached, one.is_live = None, False, False
+        state = self._steps[id(optimizer)]
+        state.thrown_away += state.is_thrown_away
+        state.used += not state.is_thrown_away and state.is_reached
+        if state.is_reached:
+            state.accumulated = state.accumulated + 1 if state.after and state.is_kept else 0
+            state.is_accumulating |= state.accumulated >= _LEAST_IN_SUCCESSION
+        state.after = {key: version(value) for key, value in state.gradients().items() if not is_zero(value)}
+        state.is_kept, state.is_reached, state.is_live = None, False, False
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
-        for one in self._steps.values():
-            name = f"{type(one.optimizer).__name__}{in_words(one.place)}"
-            if one.is_accumulating:
+        for state in self._steps.values():
+            name = f"{type(state.optimizer).__name__}{in_words(state.place)}"
+            if state.is_accumulating:
                 yield Note(
                     "gradients-not-zeroed",
                     f"The gradients at the step of {name} include those of the steps before: nothing zeroes "
                     "them. Call zero_grad in each step, before backward or after step.",
-                    one.place,
+                    state.place,
                 )
-            elif one.thrown_away >= _LEAST_IN_SUCCESSION and not one.used:
+            elif state.thrown_away >= _LEAST_IN_SUCCESSION and not state.used:
                 yield Note(
                     "gradients-thrown-away",
-                    f"The gradients were zero at {counted(one.thrown_away, 'step')} of {name}, though a "
+                    f"The gradients were zero at {counted(state.thrown_away, 'step')} of {name}, though a "
                     "backward had computed them. Call zero_grad before backward or after step, not "
                     "between them.",
-                    one.place,
+                    state.place,
                 )
 
 
@@ -199,17 +205,21 @@ class LossScaling(Check):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        found = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         limit = float(args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
         clip = current_place(), limit
-        self._clipped |= {id(one): clip for one in found}
-        return original(found, *args, **kwargs)
+        self._clipped |= {id(parameter): clip for parameter in clipped}
+        return original(clipped, *args, **kwargs)
 
     def _note_clips(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Record clips of an optimizer's scaled gradients; a limit above the scale may be scaled itself."""
         if not scaler.is_enabled() or id(optimizer) in self._unscaled:
             return
-        clips = [self._clipped[id(one)] for one in parameters_of(optimizer) if id(one) in self._clipped]
+        clips = [
+            self._clipped[id(parameter)]
+            for parameter in parameters_of(optimizer)
+            if id(parameter) in self._clipped
+        ]
         scale = scaler.get_scale() if clips else 1.0
         self._early_clips |= {place: None for place, limit in clips if limit < scale != 1.0}
 
@@ -220,8 +230,8 @@ class LossScaling(Check):
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Check.before_step`; a fused optimizer is called also for a step that it skips."""
-        found = getattr(optimizer, "found_inf", None)
-        self._has_stepped = found is None or is_zero(found)
+        overflow = getattr(optimizer, "found_inf", None)
+        self._has_stepped = overflow is None or is_zero(overflow)
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
@@ -289,10 +299,10 @@ class ScheduleOrder(Check):
 
     def _note_step(self, schedule: LRScheduler) -> None:
         place = current_place()
-        found = self._schedules.setdefault(id(schedule), _Schedule(place, self._has_backward))
-        found.steps += 1
-        found.early += not self._steps
-        found.is_repeated |= self._steps > 0 and place == found.place
+        record = self._schedules.setdefault(id(schedule), _Schedule(place, self._has_backward))
+        record.steps += 1
+        record.early += not self._steps
+        record.is_repeated |= self._steps > 0 and place == record.place
 
     def after_backward(self) -> None:
         """See `Check.after_backward`."""
@@ -305,14 +315,14 @@ class ScheduleOrder(Check):
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
-        for one in self._schedules.values():
-            is_regular = one.is_after_backward or one.is_repeated
-            if one.early == 1 and is_regular and one.steps <= self._steps + 1:
+        for schedule in self._schedules.values():
+            is_regular = schedule.is_after_backward or schedule.is_repeated
+            if schedule.early == 1 and is_regular and schedule.steps <= self._steps + 1:
                 yield Note(
                     "schedule-before-optimizer",
-                    f"The schedule steps{in_words(one.place)} before the optimizer, so the first learning "
-                    "rate is never used. Call its step after the optimizer's.",
-                    one.place,
+                    f"The schedule steps{in_words(schedule.place)} before the optimizer, so the first "
+                    "learning rate is never used. Call its step after the optimizer's.",
+                    schedule.place,
                 )
 
 
