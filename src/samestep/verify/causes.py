@@ -53,6 +53,9 @@ _OTHER_COMBINATION = (
     "the ranks combine numbers in that evaluation, but not to this result. Sum counts over the ranks, not "
     "means, and divide once by the number of all samples."
 )
+_SCALE = 1e-3
+"""Largest relative deviation of a gradient from a multiple of the reference's: above rounding, and below the
+distance of two such multiples."""
 _OF_ORDER = ("no-set-epoch", "other-order")
 """Faults of samples that change no number of samples, and so no length of an epoch."""
 
@@ -310,13 +313,13 @@ def _scale(comparison: Comparison) -> Finding | None:
     if here.shape != usual.shape or not usual.any():
         return None
     factor = float(here @ usual / (usual @ usual))
-    if abs(factor - 1) < 1e-3 or not factor or relative(here / factor, usual) > 1e-3:
+    if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > _SCALE:
         return None
     factor, where = _before_clipping(comparison, step, factor)
     cause: Cause
-    if abs(factor - size) < 1e-3 * size:
+    if abs(factor - size) < _SCALE * size:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
-    elif abs(factor * size - 1) < 1e-3:
+    elif abs(factor * size - 1) < _SCALE:
         cause, why = "divided-twice", ": it is averaged twice"
         advice = "Divide neither loss nor gradients by the number of workers: something else does already."
     else:
@@ -329,7 +332,7 @@ def _scale(comparison: Comparison) -> Finding | None:
 def _before_clipping(comparison: Comparison, step: int, factor: float) -> tuple[float, str]:
     """Return the scale of a gradient before `clip_grad_norm_` has changed it, and words for that."""
     here, usual = comparison.run.at(step).unclipped, comparison.reference.at(step).unclipped
-    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < 1e-3 * factor:
+    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < _SCALE * factor:
         return factor, ""
     return here / usual, " before it is clipped"
 
@@ -427,8 +430,7 @@ def _is_loss_only(comparison: Comparison) -> bool:
     has_gradients = any(comparison.reference.at(step).gradient for step in range(comparison.steps))
     if comparison.run.runs_once or not has_gradients:
         return False
-    differing = {deviation.quantity for deviation in comparison.deviations if not deviation.is_rounding}
-    return differing == {"loss"}
+    return {deviation.quantity for deviation in comparison.unexplained} == {"loss"}
 
 
 def _first_differing(comparison: Comparison, name: str, steps: Iterable[int]) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from samestep.verify.run_record import RunRecord, Vector, relative, same_samples
+from samestep.verify.run_record import RunRecord, relative, same_samples
 from samestep.verify.verdict import Cause, Finding
 
 Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
@@ -145,7 +145,7 @@ def _loss_deviation(run: RunRecord, reference: RunRecord, step: int, total_of: C
 
 def _gradient_norm(run: RunRecord, reference: RunRecord, step: int) -> float:
     here, usual = run.at(step).gradient_norm, reference.at(step).gradient_norm
-    return 0.0 if np.isnan(here) else relative(_number(here), _number(usual))
+    return 0.0 if np.isnan(here) else relative(np.array([here]), np.array([usual]))
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -158,10 +158,6 @@ MEASURES: Mapping[str, Measure] = {
     "update": lambda run, reference, step: relative(run.update(step), reference.update(step)),
     "parameters": lambda run, reference, step: relative(run.parameters(step), reference.parameters(step)),
 }
-
-
-def _number(value: float) -> Vector:
-    return np.array([value])
 
 
 @dataclass(frozen=True)
@@ -197,6 +193,11 @@ class Comparison:
         ]
 
     @cached_property
+    def unexplained(self) -> Sequence[Deviation]:
+        """Deviations that rounding does not explain."""
+        return [deviation for deviation in self.deviations if not deviation.is_rounding]
+
+    @cached_property
     def first(self) -> Deviation | None:
         """The first deviation that rounding does not explain."""
         return self.first_of(None)
@@ -220,12 +221,8 @@ class Comparison:
 
     def first_of(self, quantity: str | None) -> Deviation | None:
         """Return the first deviation of a quantity, or of any, that rounding does not explain."""
-        unexplained = (
-            deviation
-            for deviation in self.deviations
-            if quantity in (None, deviation.quantity) and not deviation.is_rounding
-        )
-        return next(unexplained, None)
+        matching = (deviation for deviation in self.unexplained if quantity in (None, deviation.quantity))
+        return next(matching, None)
 
     @cached_property
     def other_samples(self) -> int | None:
@@ -237,11 +234,7 @@ class Comparison:
         """
         if is_half(self.reference) and (step := self._other_keys()) is not None:
             return step
-        numeric = {
-            deviation.step
-            for deviation in self.deviations
-            if not deviation.is_rounding and deviation.quantity in _BEFORE_UPDATE
-        }
+        numeric = {deviation.step for deviation in self.unexplained if deviation.quantity in _BEFORE_UPDATE}
         for step in sorted(numeric):
             if not same_samples(self.run.samples(step), self.reference.samples(step)):
                 is_first = self.first is not None and step <= self.first.step

@@ -402,12 +402,6 @@ def _gradients_of(
     return shards[0], shards[1:]
 
 
-def _first_between_ranks(comparison: Comparison, step: int, record: ModuleRecord) -> ModuleDifference | None:
-    """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
-    first, *gradients = [_of_parameters(rank_step.gradient) for rank_step in comparison.run.of_ranks(step)]
-    return _first_parameter(comparison, step, record, (first, gradients), [EQUAL] * len(first))
-
-
 def _differ_between_ranks(comparison: Comparison, step: int) -> bool:
     """Return whether the gradients of some parameters differ between the ranks, but not of all."""
     first, *gradients = [_of_parameters(rank_step.gradient) for rank_step in comparison.run.of_ranks(step)]
@@ -506,8 +500,12 @@ def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
 
 
 def _between_ranks(step: int, again: Comparison) -> ModuleDifference | None:
+    """Return the first parameter whose gradient differs between the ranks, in the order of backward."""
     reference = _reference(step, again)
-    return None if reference is None else _first_between_ranks(again, step, reference)
+    if reference is None:
+        return None
+    first, *gradients = [_of_parameters(rank_step.gradient) for rank_step in again.run.of_ranks(step)]
+    return _first_parameter(again, step, reference, (first, gradients), [EQUAL] * len(first))
 
 
 def _reference(step: int, again: Comparison) -> ModuleRecord | None:

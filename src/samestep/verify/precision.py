@@ -14,7 +14,7 @@ from samestep.hooks import verify_declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison
-from samestep.verify.verdict import Finding
+from samestep.verify.verdict import Finding, faults_of
 
 _OF_VALUES = ("gradient", "gradient-norm", "loss", "update", "parameters")
 """Causes that rounding can have, when it grows by more than the disturbed run shows."""
@@ -30,22 +30,21 @@ _UNCHANGED = ("__get__", "copy_", "__setitem__", "__set__", "backward")
 
 def may_be_rounding(comparison: Comparison, findings: Sequence[Finding]) -> bool:
     """Return whether all faults of a run are deviations that rounding in single precision can have."""
-    faults = [finding for finding in findings if finding.kind == "fault"]
+    faults = faults_of(findings)
     least, most = _SINGLE
     is_single = least < comparison.reference.facts.epsilon < most
-    return (
-        is_single and bool(faults) and all(finding.cause in (*_OF_VALUES, *_OF_PRINTS) for finding in faults)
-    )
+    return is_single and bool(faults) and all(fault.cause in (*_OF_VALUES, *_OF_PRINTS) for fault in faults)
 
 
 def decided_in_double(findings: Sequence[Finding], double: Comparison | None) -> list[Finding]:
     """Return the findings of a run after its repetition in double precision; None if that failed."""
     if double is None:
+        failed = "Its repetition in double precision failed, so rounding is not excluded."
         return [
-            _with(finding, "Its repetition in double precision failed, so rounding is not excluded.")
+            replace(finding, message=f"{finding.message} {failed}") if finding.kind == "fault" else finding
             for finding in findings
         ]
-    fault = next(finding for finding in findings if finding.kind == "fault")
+    fault = faults_of(findings)[0]
     last = double.steps if fault.step is None else fault.step
     disputed = [deviation.value for deviation in double.deviations if deviation.step <= last]
     worst = max(disputed, default=np.inf)
@@ -67,10 +66,6 @@ def decided_in_double(findings: Sequence[Finding], double: Comparison | None) ->
         kind="note",
     )
     return [*(finding for finding in findings if finding.kind != "fault"), statement]
-
-
-def _with(finding: Finding, text: str) -> Finding:
-    return replace(finding, message=f"{finding.message} {text}") if finding.kind == "fault" else finding
 
 
 @contextmanager

@@ -19,7 +19,9 @@ LEAST_STEPS = 20
 LEAST_STEPS_UNEVALUATED = 200
 """Steps of a run that has reached two epochs, but no evaluation."""
 LEAST_STEPS_OF_SLOW_SCRIPTS = 5
+"""Steps of a run whose time is over; fewer show no change of samples or of learning rates."""
 MOST_STEPS = 1000
+"""Steps of a run that reaches no second epoch; its records stay small."""
 
 
 class RunLength(Protocol):

@@ -93,22 +93,17 @@ def _in_double(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _signs(count: int) -> Tensor:
-    drawn = torch.randint(0, 2, (count,), generator=_generator(), dtype=torch.int8, device="cpu")
+    drawn = torch.randint(0, 2, (count,), generator=own_generator(0), dtype=torch.int8, device="cpu")
     return drawn.mul_(2).sub_(1)
 
 
 @lru_cache(maxsize=256)
 def _weights(count: int) -> Tensor:
-    return torch.rand(count, generator=_generator(), dtype=torch.float64, device="cpu").add_(0.5)
-
-
-def _generator() -> torch.Generator:
-    """Return a separate generator so that the state of the script's generator does not change."""
-    return own_generator(0)
+    return torch.rand(count, generator=own_generator(0), dtype=torch.float64, device="cpu").add_(0.5)
 
 
 def own_generator(number: int) -> torch.Generator:
-    """Return a generator of `verify`; those of one number draw the same."""
+    """Return a generator of `verify`, beside those of the script; those of one number draw the same."""
     return torch.Generator().manual_seed(_OWN_SEEDS[number])
 
 
@@ -129,4 +124,4 @@ def _rows(values: Tensor, dim: int) -> Rows:
 
 @lru_cache(maxsize=16)
 def _directions(width: int) -> Tensor:
-    return torch.randn(width, PROJECTIONS, generator=_generator(), dtype=torch.float64, device="cpu")
+    return torch.randn(width, PROJECTIONS, generator=own_generator(0), dtype=torch.float64, device="cpu")

@@ -138,6 +138,11 @@ _VERDICTS: dict[Gravity, Verdict] = {
 """Verdict of the gravest finding, the gravest first."""
 
 
+def faults_of(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the faults among some findings."""
+    return [finding for finding in findings if finding.kind == "fault"]
+
+
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that findings lead to."""
     gravities = {finding.gravity for finding in findings}

@@ -59,7 +59,7 @@ from samestep.verify.script_findings import (
     other_samples,
     several_writers,
 )
-from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
+from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row, faults_of
 
 Print = Callable[[str], None]
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
@@ -161,15 +161,13 @@ class Verification:
         self._missing |= not_compared(comparison)
         if not findings and (nothing := nothing_compared(comparison)) is not None:
             findings = [nothing]
-        differs = any(finding.kind == "fault" for finding in findings)
         exceptions: list[Finding] = []
-        if differs and run.failure is None:
+        if faults_of(findings) and run.failure is None:
             findings, exceptions = self._without(_exceptions(comparison), size, findings)
         if may_be_rounding(comparison, findings):
-            findings = decided_in_double(
-                findings, self._repeated(size, neutral=bool(exceptions), double=True)
-            )
-        if not exceptions and run.failure is None and any(finding.kind == "fault" for finding in findings):
+            double = self._repeated(size, neutral=bool(exceptions), double=True)
+            findings = decided_in_double(findings, double)
+        if not exceptions and run.failure is None and faults_of(findings):
             findings = with_module(findings, comparison, partial(self._recorded, size, neutral=False))
         return Row(
             workers=size,
@@ -190,11 +188,11 @@ class Verification:
         order = None if self.script.kind == "serial" else ShuffledListings(rank_of_process)
         comparison = self._compared(reference, self._run(self.script, size, "", order=order), control)
         listed = comparison.run.listed
-        faults = [finding.cause for finding in causes(comparison) if finding.kind == "fault"]
+        faults = [finding.cause for finding in faults_of(causes(comparison))]
         if not (listed and faults):
             return comparison, []
         same = self._compared(reference, self._run(self.script, size, "folders in one order"), control)
-        if faults == [finding.cause for finding in causes(same) if finding.kind == "fault"]:
+        if faults == [finding.cause for finding in faults_of(causes(same))]:
             return same, []
         return same, [folder_order(comparison, listed)]
 
@@ -231,8 +229,8 @@ class Verification:
         if not exceptions:
             return findings, []
         still = with_module(causes(repeated), repeated, partial(self._recorded, size, neutral=True))
-        remains = any(finding.kind == "fault" for finding in still)
-        result = "the other differences remain without it" if remains else "without it the runs are the same"
+        same, differs = "without it the runs are the same", "the other differences remain without it"
+        result = differs if faults_of(still) else same
         exceptions = [replace(finding, message=f"{finding.message}; {result}.") for finding in exceptions]
         return [*still, *exceptions], exceptions
 

@@ -15,7 +15,7 @@ from samestep.verify.observers.check import Check, in_words
 from samestep.verify.trace import Note, Place
 
 _MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first
-_LEAST_SAMPLES = 2
+_LEAST_SAMPLES = 2  # a single sample has the same result with and without the broadcast
 _WRONG = {
     ("LogSoftmaxBackward0", "SoftmaxBackward0"): ("cross_entropy", "softmax", "logits"),
     ("NllLossBackward0", "SoftmaxBackward0"): ("nll_loss", "softmax", "log_softmax"),
